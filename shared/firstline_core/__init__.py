@@ -1,0 +1,1 @@
+"""The language that both tiers speak: types, protocol, runtimes, bundles, routing, telemetry."""

@@ -1,0 +1,77 @@
+"""Time as a parameter, so that every policy can be replayed on a simulated clock."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where time comes from. Durations use `monotonic_s`; `wall_s` is only ever shown or stored."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since an arbitrary start; never goes backwards."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since the Unix epoch, as far as this machine knows."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SimulatedClock:
+    """Time that moves only when `advance` is called, and wakes sleepers in order."""
+
+    def __init__(self, start_s: float = 0.0, wall_start_s: float = 1_800_000_000.0) -> None:
+        self._now_s = start_s
+        self._wall_offset_s = wall_start_s - start_s
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = 0
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def wall_s(self) -> float:
+        return self._now_s + self._wall_offset_s
+
+    async def sleep(self, seconds: float) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._order += 1
+        heapq.heappush(self._sleepers, (self._now_s + seconds, self._order, woken))
+        await woken
+
+    @property
+    def sleepers(self) -> int:
+        """How many tasks wait on this clock."""
+        return sum(not woken.done() for _, _, woken in self._sleepers)
+
+    async def advance(self, seconds: float) -> None:
+        """Moves time forward, letting each sleeper run at the moment it asked for."""
+        end_s = self._now_s + seconds
+        while self._sleepers and self._sleepers[0][0] <= end_s:
+            self._now_s, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                woken.set_result(None)
+            # A woken task may sleep again before `end_s`; let it run until it waits.
+            for _ in range(10):
+                await asyncio.sleep(0)
+        self._now_s = end_s
+
+
+SYSTEM_CLOCK = SystemClock()

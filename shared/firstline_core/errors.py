@@ -1,0 +1,148 @@
+"""Every failure Firstline names, as one tree. No status codes here: `protocol/http.py` maps them.
+
+    FirstlineError
+    ├── RequestError              the caller's to mend; never retried
+    │   ├── InvalidTensorError        a tensor, image or body that does not say what it must
+    │   ├── UnknownModelError         no such model or version here
+    │   ├── UnknownAnswerError        no answer under this id for this principal
+    │   ├── ModelMismatchError        the tiers do not run the same bundle
+    │   ├── PayloadTooLargeError      over a limit that the message names
+    │   └── UnauthorizedError         no valid token
+    ├── CapacityError             come back later; `retry_after_s` says when
+    │   ├── QueueFullError
+    │   ├── DeadlineExceededError
+    │   └── NotReadyError             starting, draining, or the model is not loaded
+    ├── LinkError                 between the tiers
+    │   ├── LinkDownError
+    │   ├── RemoteTimeoutError
+    │   └── ProtocolError             the far side answered, but not in our language
+    ├── RuntimeFailure            a model that does not load or run
+    │   ├── ModelLoadError
+    │   └── InferenceError
+    ├── UpdateError               a bundle that must not be used
+    │   └── IntegrityError            bytes differ from the manifest's sha256
+    └── ConfigError               a setting that makes no sense, with file and line
+
+Adapters translate foreign exceptions once, with `raise ... from`. Only a process's outermost loops catch
+`Exception`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FirstlineError(Exception):
+    """A failure with a sentence for a person and a code for a program.
+
+    Attributes:
+        code: stable, lower_snake_case; part of the wire format.
+        retryable: whether the same call may succeed later, unchanged.
+        message: one sentence that says what was wrong, where, and what to do.
+        retry_after_s: seconds after which a retry makes sense, where known.
+    """
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(FirstlineError):
+    code = "invalid_request"
+
+
+class InvalidTensorError(RequestError):
+    code = "invalid_tensor"
+
+
+class UnknownModelError(RequestError):
+    code = "unknown_model"
+
+
+class UnknownAnswerError(RequestError):
+    code = "unknown_answer"
+
+
+class ModelMismatchError(RequestError):
+    code = "model_mismatch"
+
+
+class PayloadTooLargeError(RequestError):
+    code = "payload_too_large"
+
+
+class UnauthorizedError(RequestError):
+    code = "unauthorized"
+
+
+class CapacityError(FirstlineError):
+    code = "unavailable"
+    retryable = True
+
+
+class QueueFullError(CapacityError):
+    code = "queue_full"
+
+
+class DeadlineExceededError(CapacityError):
+    code = "deadline_exceeded"
+
+
+class NotReadyError(CapacityError):
+    code = "not_ready"
+
+
+class LinkError(FirstlineError):
+    code = "link_error"
+    retryable = True
+
+
+class LinkDownError(LinkError):
+    code = "link_down"
+
+
+class RemoteTimeoutError(LinkError):
+    code = "remote_timeout"
+
+
+class ProtocolError(LinkError):
+    code = "protocol_error"
+
+
+class RuntimeFailure(FirstlineError):  # noqa: N818 (a plain `RuntimeError` would shadow the builtin)
+    code = "runtime_failure"
+
+
+class ModelLoadError(RuntimeFailure):
+    code = "model_load_failed"
+
+
+class InferenceError(RuntimeFailure):
+    code = "inference_failed"
+
+
+class UpdateError(FirstlineError):
+    code = "update_refused"
+
+
+class IntegrityError(UpdateError):
+    code = "integrity"
+
+
+class ConfigError(FirstlineError):
+    code = "config"
+
+
+def _leaves(root: type[FirstlineError]) -> dict[str, type[FirstlineError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _leaves(child)
+    return found
+
+
+BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
+"""Every class by its code, so that a client can raise what the server raised."""

@@ -1,0 +1,254 @@
+"""What a request and an answer are, on both tiers and over every transport. No I/O, no wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import InvalidTensorError
+
+# Open Inference Protocol V2 datatypes and the numpy dtypes that carry them. BYTES elements are `bytes`.
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+_DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A named array. The first axis counts rows; the datatype follows from the array's dtype.
+
+    Args:
+        name: the input's or output's name in the bundle.
+        array: C-contiguous, little-endian, of a dtype in `DATATYPES`; an object array holds `bytes`.
+    """
+
+    name: str
+    array: Array
+
+    @property
+    def datatype(self) -> str:
+        try:
+            return _DATATYPE_OF[self.array.dtype]
+        except KeyError:
+            raise InvalidTensorError(
+                f"Tensor '{self.name}' has dtype {self.array.dtype}, which V2 cannot carry; "
+                f"use one of {', '.join(DATATYPES)}."
+            ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        return Tensor(self.name, self.array[list(rows)])
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a model takes or gives: `shape` has -1 where a size is free."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Tier(StrEnum):
+    """Who computed an answer."""
+
+    EDGE = "edge"
+    CACHE = "cache"
+    CLOUD = "cloud"
+
+
+class Status(StrEnum):
+    FINAL = "final"  # nothing better will come
+    PROVISIONAL = "provisional"  # a correction, or a terminal `expired`, will follow under this id
+    EXPIRED = "expired"  # the promised correction did not come in time; the provisional answer stands
+
+
+class Route(StrEnum):
+    AUTO = "auto"
+    EDGE = "edge"
+    CLOUD = "cloud"
+
+
+class Privacy(StrEnum):
+    ANY = "any"
+    LOCAL_ONLY = "local_only"  # never sent, audited, hedged, queued or put into telemetry
+
+
+class Wait(StrEnum):
+    FINAL = "final"
+    FIRST = "first"
+
+
+class Reason(StrEnum):
+    """Why this tier answered: a closed list, safe to count by."""
+
+    CONFIDENT = "confident"  # the edge score reached the threshold
+    UNCERTAIN = "uncertain"  # it did not, so the full model answered or will
+    HEAVY = "heavy"  # over this device's limits, or a model that it does not hold
+    REQUESTED = "requested"  # the caller's `route` or `wait` said so
+    LOCAL_ONLY = "local_only"  # the caller's `privacy` said so
+    LINK_DOWN = "link_down"
+    DEADLINE = "deadline"  # the full model's answer would come, or came, too late
+    BUDGET = "budget"
+    OUTBOX_FULL = "outbox_full"  # the link is down and no correction can be promised
+    CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output that the caller named; `binary` is None where the request's default holds."""
+
+    name: str
+    binary: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """One inference request, already free of its transport.
+
+    Args:
+        model: the bundle's name.
+        inputs: at least one tensor; all share the first axis, the rows.
+        request_id: minted by Firstline where the request enters.
+        version: the bundle's version, or "" for the current one.
+        id: the client's own, only echoed.
+        outputs: those asked for; empty means all.
+        binary_output: whether outputs travel as binary unless they say otherwise.
+        deadline_s: on the receiving tier's monotonic clock; None means no deadline.
+        full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
+        principal: who asked, as the transport authenticated them.
+    """
+
+    model: str
+    inputs: tuple[Tensor, ...]
+    request_id: str
+    version: str = ""
+    id: str = ""
+    outputs: tuple[RequestedOutput, ...] = ()
+    binary_output: bool = False
+    route: Route = Route.AUTO
+    privacy: Privacy = Privacy.ANY
+    wait: Wait = Wait.FINAL
+    deadline_s: float | None = None
+    full_model_digest: str = ""
+    principal: str = ""
+
+    @property
+    def rows(self) -> int:
+        return self.inputs[0].shape[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of payload: the tensors' own, or of the encoded elements for BYTES."""
+        return sum(
+            sum(map(len, tensor.array.flat)) if tensor.array.dtype.hasobject else tensor.array.nbytes
+            for tensor in self.inputs
+        )
+
+    def take(self, rows: Sequence[int]) -> InferRequest:
+        """The same request for some of its rows, in the order given."""
+        return replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at answering: `outcome` is "ok" or an error's code."""
+
+    tier: Tier
+    outcome: str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """How one row of a batch was answered."""
+
+    tier: Tier
+    reason: Reason
+    status: Status
+    certified: bool
+    confidence: float | None
+    model_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What every answer says of itself. Of several rows it is the summary; `rows` has each.
+
+    Args:
+        status: provisional if any row is.
+        certified: covered by a valid certificate or computed by the full model; for a batch, every row.
+        durable: the promise of a correction is fsynced.
+        tier: of a batch, the farthest that answered a row.
+        confidence: the edge score in [0, 1], the lowest of a batch; None where the edge model did not run.
+        model_digest: of the model that answered (of a batch, the farthest tier's).
+    """
+
+    request_id: str
+    status: Status
+    certified: bool
+    durable: bool
+    tier: Tier
+    reason: Reason
+    confidence: float | None
+    model_digest: str
+    attempts: tuple[Attempt, ...] = ()
+    rows: tuple[RowAnswer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """Outputs, and what the answer says of itself; `answer` is None only from a server not Firstline's."""
+
+    model: str
+    version: str
+    outputs: tuple[Tensor, ...]
+    id: str = ""
+    answer: Answer | None = None
+
+    def output(self, name: str) -> Array:
+        """The output's array.
+
+        Raises:
+            InvalidTensorError: the answer has no such output.
+        """
+        for tensor in self.outputs:
+            if tensor.name == name:
+                return tensor.array
+        names = ", ".join(tensor.name for tensor in self.outputs)
+        raise InvalidTensorError(f"The answer has no output '{name}'; it has: {names}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What V2's model metadata says."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    labels: tuple[str, ...] = field(default=())
