@@ -1,0 +1,19 @@
+"""A file of a bundle, by path and digest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+# Relative, forward slashes, no part that starts with a dot: a manifest cannot reach out of its directory.
+RelativePath = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")]
+
+
+class Artefact(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the bundle. It may be absent on a device that does not need it; present, it is checked."""
+
+    file: RelativePath
+    sha256: Sha256
+    size_bytes: Annotated[int, Meta(ge=0)]

@@ -1,0 +1,183 @@
+"""What a bundle declares: `manifest.json`, format 1. Structure and digests only; files are `bundle/store.py`'s.
+
+A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
+because a change of any of them changes what may be trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.steps import Graph, PostStep, PreStep
+from firstline_core.errors import IntegrityError
+from firstline_core.types import TensorSpec
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model and the processing that belongs to it.
+
+    Attributes:
+        id: unique in the bundle, e.g. "edge-int8" or "full".
+        runtime: which runtime loads it.
+        precision: as measured on the artefact, for people ("fp32", "int8").
+        preprocess: from the bundle's input to the model's, in order.
+        postprocess: from the model's output to the bundle's, in order.
+        input: the model's input by name; "" where it has one.
+        output: the model's output by name; "" where it has one.
+        measured: figures that someone measured on this artefact, e.g. {"accuracy": 0.97}.
+    """
+
+    id: Name
+    artefact: Artefact
+    runtime: Literal["onnx", "tflite"]
+    precision: str
+    preprocess: tuple[PreStep, ...] = ()
+    postprocess: tuple[PostStep, ...] = ()
+    input: str = ""
+    output: str = ""
+    measured: dict[str, float] = {}
+
+    @property
+    def digest(self) -> str:
+        """sha256 over everything that can change this model's outputs: its bytes and its processing."""
+        said = msgspec.json.encode(
+            [
+                self.artefact.sha256,
+                self.runtime,
+                self.preprocess,
+                self.postprocess,
+                self.input,
+                self.output,
+            ]
+        )
+        return hashlib.sha256(said).hexdigest()
+
+
+class Score(Struct, frozen=True, forbid_unknown_fields=True):
+    """How sure the edge model is: higher means keep. `graph` scores by an ONNX graph of the bundle's own.
+
+    Attributes:
+        kind: see `routing/confidence.py`.
+        temperature: divides the logarithms of the probabilities before scoring; 1 leaves them as they are.
+        graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
+    """
+
+    kind: Literal["max_probability", "margin", "entropy", "graph"] = "max_probability"
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    graph: Artefact | None = None
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an edge answer is kept: if and only if its score is at least `threshold`."""
+
+    score: Score = Score()
+    threshold: float = 1.0
+
+
+class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bundle's input as clients see it. BYTES [-1] means encoded images, one a row."""
+
+    name: str
+    datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
+    shape: tuple[int, ...]
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A bundle's declaration. `version` is monotonic and is the V2 model version.
+
+    Attributes:
+        task: "classification": the output is `probabilities` FP32 [-1, classes] in the order of `labels`.
+        edge: variants in order of preference; a device takes the first that it can load.
+        full: the full model, where the bundle has one.
+    """
+
+    name: Name
+    version: Annotated[int, Meta(ge=1)]
+    labels: tuple[str, ...]
+    input: InputSpec
+    edge: tuple[Model, ...]
+    full: Model | None = None
+    policy: Policy = Policy()
+    task: Literal["classification"] = "classification"
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        ids = [model.id for model in self.models]
+        if not ids:
+            raise ValueError("a bundle needs an edge variant or a full model")
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"model ids must differ, got {', '.join(ids)}")
+        if len(self.labels) < 2:
+            raise ValueError("a classifier needs at least two labels")
+        if (self.policy.score.kind == "graph") != (self.policy.score.graph is not None):
+            raise ValueError("policy.score.graph goes with kind 'graph', and only with it")
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (*self.edge, self.full) if self.full is not None else self.edge
+
+    @property
+    def artefacts(self) -> tuple[Artefact, ...]:
+        """Every file that the manifest names."""
+        files = [model.artefact for model in self.models]
+        files += [
+            step.artefact
+            for model in self.models
+            for step in (*model.preprocess, *model.postprocess)
+            if isinstance(step, Graph)
+        ]
+        if self.policy.score.graph is not None:
+            files.append(self.policy.score.graph)
+        return tuple(dict.fromkeys(files))
+
+    @property
+    def input_spec(self) -> TensorSpec:
+        return TensorSpec(self.input.name, self.input.datatype, self.input.shape)
+
+    @property
+    def output_spec(self) -> TensorSpec:
+        return TensorSpec("probabilities", "FP32", (-1, len(self.labels)))
+
+    @property
+    def full_digest(self) -> str:
+        """The full model's digest, or "" where the bundle names none."""
+        return self.full.digest if self.full is not None else ""
+
+
+def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
+    """Reads a manifest strictly: unknown fields and a format newer than ours are refused.
+
+    Args:
+        text: the file's bytes.
+        where: named in errors.
+
+    Raises:
+        IntegrityError: not JSON, not a manifest, or a format that this version does not read.
+    """
+    if len(text) > MANIFEST_LIMIT_BYTES:
+        raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
+    try:
+        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
+        if found is not None and msgspec.json.decode(found) != FORMAT:
+            raise IntegrityError(
+                f"{where} has format {bytes(found).decode()}; this version of Firstline reads format {FORMAT}."
+            )
+        return msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's file form: indented JSON, so that people can read and compare it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

@@ -1,0 +1,71 @@
+"""The declared processing steps: data, hashed with the model. `bundle/processing.py` carries them out.
+
+Order and meaning follow what model cards say: decode, crop, resize, scale, layout; then softmax and label offset.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from firstline_core.bundle.artefact import Artefact
+
+Positive = Annotated[int, Meta(ge=1, le=16384)]
+
+
+class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
+    """JPEG or PNG bytes to pixels, uint8. Pixels that arrive decoded pass (converted to `mode`)."""
+
+    mode: Literal["RGB", "L"] = "RGB"
+
+
+class CenterCrop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="center_crop"):
+    """The central square whose side is `fraction` of the image's short side."""
+
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resize"):
+    """To width x height pixels, antialiased. Squashes: crop before it where the ratio matters."""
+
+    width: Positive
+    height: Positive
+    filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+
+
+class Scale(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="scale"):
+    """(x - mean) / std as FP32, one value for all channels or one a channel (last axis)."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (255.0,)
+
+
+class Layout(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="layout"):
+    """Axis order for the model; before it images are NHWC."""
+
+    to: Literal["NHWC", "NCHW"]
+
+
+class Flatten(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="flatten"):
+    """[n, ...] to [n, everything else]."""
+
+
+class Softmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="softmax"):
+    """Logits to probabilities over the last axis."""
+
+
+class LabelOffset(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="label_offset"):
+    """Drops the first `offset` columns, e.g. the background class of models with 1,001 outputs."""
+
+    offset: Positive = 1
+
+
+class Graph(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="graph"):
+    """An ONNX graph with one input and one output, a file of the bundle."""
+
+    artefact: Artefact
+
+
+PreStep = Decode | CenterCrop | Resize | Scale | Layout | Flatten | Graph
+PostStep = Softmax | LabelOffset | Graph

@@ -1,0 +1,80 @@
+"""Scores: how sure the edge model is of its own answer. A higher score always means "keep"."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import InvalidTensorError
+
+Probabilities = NDArray[np.float32]
+Scores = NDArray[np.float32]
+
+Kind = Literal["max_probability", "margin", "entropy"]
+
+
+def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
+    """Temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") of finished probabilities.
+
+    softmax(log p / T) equals softmax(logits / T), so it needs no logits. A quantised softmax rounds its tails to
+    zero; they are lifted to 1e-7, which keeps the logarithm finite and the order as it was.
+
+    Args:
+        probabilities: (n, classes) in [0, 1]; rows need not sum to 1.
+        temperature: above 1 flattens, below 1 sharpens, 1 only normalises the rows.
+
+    Returns:
+        (n, classes) float32, rows sum to 1.
+    """
+    logarithms = np.log(np.maximum(probabilities, 1e-7, dtype=np.float32)) / np.float32(temperature)
+    logarithms -= logarithms.max(axis=-1, keepdims=True)
+    exponentials = np.exp(logarithms)
+    tempered: Probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return tempered
+
+
+def max_probability(probabilities: Probabilities) -> Scores:
+    """The likeliest class's probability, (n,) in [0, 1]."""
+    best: Scores = probabilities.max(axis=-1)
+    return best
+
+
+def margin(probabilities: Probabilities) -> Scores:
+    """Gap between the two likeliest classes, (n,) in [0, 1]; 0 for a tie."""
+    top = np.partition(probabilities, -2, axis=-1)[:, -2:]
+    gap: Scores = top[:, 1] - top[:, 0]
+    return gap
+
+
+def entropy(probabilities: Probabilities) -> Scores:
+    """One minus the entropy over log(classes), (n,) in [0, 1]; 0 for a uniform row."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
+    certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
+    return np.clip(certainty, 0.0, 1.0).astype(np.float32)
+
+
+_SCORES = {"max_probability": max_probability, "margin": margin, "entropy": entropy}
+
+
+def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) -> Scores:
+    """Scores each row after temperature scaling.
+
+    Args:
+        kind: which score.
+        probabilities: (n, classes) float32.
+        temperature: see `temper`.
+
+    Returns:
+        (n,) float32 in [0, 1]; higher means keep.
+
+    Raises:
+        InvalidTensorError: not a matrix, or fewer than two classes.
+    """
+    if probabilities.ndim != 2 or probabilities.shape[1] < 2:
+        raise InvalidTensorError(
+            f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
+        )
+    return _SCORES[kind](temper(probabilities, temperature))

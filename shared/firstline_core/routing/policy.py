@@ -1,0 +1,74 @@
+"""The routing policy: a pure function of evidence. `before` the edge model runs, and `after`.
+
+Nothing here knows a link, a cache or a clock: what they found out is in the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firstline_core.errors import RequestError
+from firstline_core.types import Privacy, Reason, Route, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one request before the edge model runs.
+
+    Args:
+        holds_model: this device has an edge variant of the bundle loaded.
+        size_bytes: payload of the request.
+        limit_bytes: the largest payload that this device takes on itself.
+    """
+
+    route: Route
+    privacy: Privacy
+    holds_model: bool
+    size_bytes: int
+    limit_bytes: int
+
+    @property
+    def heavy(self) -> bool:
+        return not self.holds_model or self.size_bytes > self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which tier answers, and why. `tier` is EDGE or CLOUD."""
+
+    tier: Tier
+    reason: Reason
+
+
+def before(evidence: Evidence) -> Decision | None:
+    """Decides what needs no look at the edge model's answer; None where the answer must be seen.
+
+    Raises:
+        RequestError: a request that no tier may answer: heavy, yet bound to this device.
+    """
+    if evidence.heavy and (evidence.privacy is Privacy.LOCAL_ONLY or evidence.route is Route.EDGE):
+        bound = "privacy=local_only" if evidence.privacy is Privacy.LOCAL_ONLY else "route=edge"
+        cause = (
+            f"its payload of {evidence.size_bytes} bytes is over this device's limit of {evidence.limit_bytes}"
+            if evidence.holds_model
+            else "this device holds no edge variant of the model"
+        )
+        raise RequestError(f"The request asks for {bound}, but {cause}; send it without {bound}.")
+    if evidence.privacy is Privacy.LOCAL_ONLY:
+        if evidence.route is Route.CLOUD:
+            raise RequestError("privacy=local_only and route=cloud exclude each other; drop one of them.")
+        return Decision(Tier.EDGE, Reason.LOCAL_ONLY)
+    if evidence.heavy:
+        return Decision(Tier.CLOUD, Reason.HEAVY)
+    if evidence.route is Route.CLOUD:
+        return Decision(Tier.CLOUD, Reason.REQUESTED)
+    if evidence.route is Route.EDGE:
+        return Decision(Tier.EDGE, Reason.REQUESTED)
+    return None
+
+
+def after(score: float, threshold: float) -> Decision:
+    """Keeps an edge answer if and only if its score is at least the threshold; NaN is never kept."""
+    if score >= threshold:
+        return Decision(Tier.EDGE, Reason.CONFIDENT)
+    return Decision(Tier.CLOUD, Reason.UNCERTAIN)
