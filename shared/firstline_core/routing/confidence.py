@@ -53,7 +53,8 @@ def entropy(probabilities: Probabilities) -> Scores:
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
     certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
-    return np.clip(certainty, 0.0, 1.0).astype(np.float32)
+    clipped: Scores = np.clip(certainty, 0.0, 1.0).astype(np.float32)
+    return clipped
 
 
 _SCORES = {"max_probability": max_probability, "margin": margin, "entropy": entropy}
