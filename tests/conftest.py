@@ -1,0 +1,64 @@
+"""What every test may ask for: a real broker, and the models and images beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, find_mosquitto
+
+BrokerStarter = Callable[..., Broker]
+
+_CHECKOUT = Path(__file__).parents[1]
+
+
+def _shared_data() -> Path:
+    return Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("mosquitto") is not None and find_mosquitto() is None:
+        _require_mosquitto()
+    if item.get_closest_marker("shared_data") is not None and not _shared_data().is_dir():
+        pytest.skip(f"no models and images in {_shared_data()} (FIRSTLINE_SHARED_DATA names another folder)")
+
+
+def _require_mosquitto() -> None:
+    message = "mosquitto is not installed: `apt-get install mosquitto`"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message, pytrace=False)  # a green CI must mean that MQTT was tried
+    pytest.skip(message)
+
+
+@pytest.fixture
+def start_mosquitto(tmp_path: Path) -> Iterator[BrokerStarter]:
+    """A function that starts a `Broker` (its arguments but the folder) and stops it after the test."""
+    if find_mosquitto() is None:
+        _require_mosquitto()
+    with ExitStack() as running:
+        count = 0
+
+        def start(**arguments: Any) -> Broker:
+            nonlocal count
+            count += 1
+            return running.enter_context(Broker(tmp_path / f"broker-{count}", **arguments))
+
+        yield start
+
+
+@pytest.fixture
+def mosquitto(start_mosquitto: BrokerStarter) -> Broker:
+    """A running broker that lets anybody in: `.host`, `.port`, `.stop()`, `.start()` on the same port."""
+    return start_mosquitto()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of third-party models and images (`FIRSTLINE_SHARED_DATA`, else ../shared/data)."""
+    if not _shared_data().is_dir():
+        pytest.skip(f"no models and images in {_shared_data()} (FIRSTLINE_SHARED_DATA names another folder)")
+    return _shared_data()
