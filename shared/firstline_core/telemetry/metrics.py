@@ -1,0 +1,71 @@
+"""Metrics that both tiers count alike, for Prometheus. Labels come from closed lists only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from firstline_core.errors import FirstlineError
+from firstline_core.types import InferResponse
+
+# Seconds; from a cache hit (tens of microseconds) to a request that waits for its deadline.
+LATENCY_BUCKETS_S = (
+    0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+
+
+class RequestMetrics:
+    """Counts answers, errors and latencies of one process.
+
+    Args:
+        process: "edge" or "gateway", the prefix of every metric: `firstline_edge_requests_total`.
+    """
+
+    def __init__(self, process: str) -> None:
+        self.registry = CollectorRegistry()
+        self._prefix = f"firstline_{process}"
+        self._answers = Counter(
+            f"{self._prefix}_requests_total",
+            "Answered requests by the tier that answered, the reason and the status.",
+            ("tier", "reason", "status"),
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
+        )
+        self._latency = Histogram(
+            f"{self._prefix}_request_seconds",
+            "Time from a request's arrival to its first answer, by the tier that answered.",
+            ("tier",),
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def observe(self, response: InferResponse, seconds: float) -> None:
+        """Counts one answer."""
+        answer = response.answer
+        if answer is not None:
+            self._answers.labels(answer.tier, answer.reason, answer.status).inc()
+            self._latency.labels(answer.tier).observe(seconds)
+
+    def error(self, error: FirstlineError) -> None:
+        """Counts one refusal or failure."""
+        self._errors.labels(error.code).inc()
+
+    def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Adds a value that is read whenever somebody asks, e.g. the outbox's depth."""
+        Gauge(f"{self._prefix}_{name}", description, registry=self.registry).set_function(read)
+
+    def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
+        """Adds a counter; label values must come from a closed list."""
+        return Counter(f"{self._prefix}_{name}", description, labels, registry=self.registry)
+
+    def histogram(self, name: str, description: str, buckets: Sequence[float]) -> Histogram:
+        """Adds a histogram."""
+        return Histogram(f"{self._prefix}_{name}", description, buckets=buckets, registry=self.registry)
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition text and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
