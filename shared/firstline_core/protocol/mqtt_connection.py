@@ -1,0 +1,405 @@
+"""One MQTT 5 connection, from CONNECT to its loss. The only file that imports paho; nothing of it leaves here.
+
+paho is driven by the event loop itself (`add_reader`), not by a thread of its own: no lock, no hop between threads
+on the way of an answer. Each connection is a fresh paho client, so nothing of a lost one is sent again behind the
+caller's back: a publication that was not acknowledged fails, and whoever sent it decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt import MQTTException
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from firstline_core.errors import (
+    CapacityError,
+    ConfigError,
+    FirstlineError,
+    LinkDownError,
+    PayloadTooLargeError,
+    ProtocolError,
+    QueueFullError,
+    UnauthorizedError,
+)
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
+
+_MISC_INTERVAL_S = 1.0  # how often paho looks at its keepalive
+_NO_SUBSCRIBER = 0x10
+_PACKET_OVERHEAD_BYTES = 16  # fixed header, topic length, packet id, properties length
+# Packet ids have 16 bits; far fewer in flight keeps a broker's own limit ("receive maximum", 65535) out of sight.
+_IN_FLIGHT = 1024
+_NOT_MQTT = (ValueError, LookupError, struct.error, MQTTException)
+
+
+class Connection:
+    """One connection.
+
+    Args:
+        settings: where to, and how.
+        will: published by the broker when the connection is lost without a goodbye.
+        clean_start: forget what the broker kept for this client id.
+        session_expiry_s: how long the broker keeps subscriptions and messages after a loss.
+        on_message: called on the event loop for each message; acknowledging is left to `Message.ack`.
+    """
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        *,
+        will: Publication | None,
+        clean_start: bool,
+        session_expiry_s: int,
+        on_message: Callable[[Message], None],
+    ) -> None:
+        self._settings = settings
+        self._will = will
+        self._session_expiry_s = session_expiry_s
+        self._clean_start = clean_start
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._maximum_packet_bytes: int | None = None
+        self._socket: Any = None
+        self._connecting = False
+        self._closed = False
+        self._misc: asyncio.Task[None] | None = None
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+
+    @property
+    def alive(self) -> bool:
+        return self._ready.done() and not self.lost.done() and not self._closed
+
+    async def open(self) -> None:
+        """Connects and waits for the broker's greeting.
+
+        Raises:
+            LinkDownError: unreachable, or the broker did not greet us in time.
+            UnauthorizedError: it refused our name or password.
+            ConfigError: a certificate file that cannot be used.
+        """
+        self._paho = self._make_client()
+        properties = _empty_properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = self._session_expiry_s
+        properties.ReceiveMaximum = self._settings.receive_maximum
+        properties.MaximumPacketSize = self._settings.maximum_packet_bytes
+        where = self._settings.address
+        self._connecting = True
+        try:
+            # Name look-up, TCP and TLS block: off the event loop with them.
+            await asyncio.to_thread(
+                self._paho.connect,
+                self._settings.host,
+                self._settings.port,
+                self._settings.keepalive_s,
+                clean_start=self._clean_start,
+                properties=properties,
+            )
+        except ssl.SSLError as error:
+            raise LinkDownError(f"The MQTT broker at {where} and this client do not agree on TLS: {error}.") from error
+        except OSError as error:
+            raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
+        finally:
+            self._connecting = False
+        self._misc = asyncio.create_task(self._look_after_keepalive())
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await self._ready
+        except TimeoutError:
+            raise LinkDownError(f"{where} accepts connections, but does not greet us as an MQTT broker does.") from None
+
+    async def publish(self, publication: Publication) -> bool:
+        """Returns when the broker has acknowledged (QoS 1), or the bytes are written (QoS 0).
+
+        Returns:
+            False if the broker says that nobody subscribes to the topic; brokers need not say so.
+
+        Raises:
+            LinkDownError: the connection was lost before the acknowledgement.
+            PayloadTooLargeError: larger than the broker takes.
+            UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
+        """
+        if not self.alive:
+            raise self._not_connected()
+        properties = _properties_of(publication, PacketTypes.PUBLISH)
+        self._check_size(publication, properties)
+        try:
+            info = self._paho.publish(
+                publication.topic, publication.payload, publication.qos, publication.retain, properties
+            )
+        except ValueError as error:
+            raise ProtocolError(f"'{publication.topic}' cannot be published: {error}.") from error
+        if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            raise QueueFullError(f"{_IN_FLIGHT} publications wait for the MQTT broker at {self._settings.address}.")
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise self._not_connected()
+        code: ReasonCode = await self._answer(info.mid)
+        if code.is_failure:
+            raise _refusal(code, f"the publication on '{publication.topic}'")
+        return code.value != _NO_SUBSCRIBER
+
+    async def subscribe(self, topic_filter: str) -> None:
+        """Subscribes at QoS 1; returns at the broker's consent.
+
+        Raises:
+            LinkDownError: the connection was lost first.
+            UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
+        """
+        if not self.alive:
+            raise self._not_connected()
+        # A shared subscription must not ask for noLocal (section 3.8.3.1), so none does.
+        try:
+            _, mid = self._paho.subscribe(topic_filter, options=SubscribeOptions(qos=1))
+        except ValueError as error:
+            raise ProtocolError(f"'{topic_filter}' is no topic filter: {error}.") from error
+        if mid is None:
+            raise self._not_connected()
+        codes: list[ReasonCode] = await self._answer(mid)
+        if codes[0].is_failure:
+            raise _refusal(codes[0], f"the subscription to '{topic_filter}'")
+
+    async def close(self) -> None:
+        """Says goodbye (so that no will is published) and ends the connection."""
+        if self.alive:
+            self._paho.disconnect()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await asyncio.shield(self.lost)
+        self._closed = True
+        self._lose("closed by us")
+        if self._misc is not None:
+            self._misc.cancel()
+        if self._socket is not None:
+            self._forget_socket(None, None, self._socket)
+
+    def _make_client(self) -> paho.Client:
+        settings, will = self._settings, self._will
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=settings.client_id,
+            protocol=MQTTProtocolVersion.MQTTv5,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.connect_timeout = settings.connect_timeout_s
+        client.max_inflight_messages_set(_IN_FLIGHT)
+        client.max_queued_messages_set(_IN_FLIGHT)
+        if settings.username:
+            client.username_pw_set(settings.username, settings.password)
+        if settings.tls_ca_file is not None:
+            client.tls_set_context(_tls_context(settings))
+        if will is not None:
+            properties = _properties_of(will, PacketTypes.WILLMESSAGE)
+            client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+        client.on_socket_open = self._on_socket_open
+        client.on_socket_close = self._forget_socket
+        client.on_socket_register_write = self._on_register_write
+        client.on_socket_unregister_write = self._on_unregister_write
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_publish = lambda _c, _u, mid, code, _p: self._settle(mid, code)
+        client.on_subscribe = lambda _c, _u, mid, codes, _p: self._settle(mid, codes)
+        client.on_message = self._on_paho_message
+        return client
+
+    # paho's calls. `connect` runs in a thread, so what it triggers is handed over to the loop.
+
+    def _on_socket_open(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
+        if isinstance(opened, socket.socket):
+            # Nagle's algorithm holds a small packet back until the last one is acknowledged: 40 ms a round trip.
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                # A cut cable is noticed by what stays unacknowledged, not after a quarter of an hour.
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._settings.keepalive_s * 1000)
+
+        self._socket = opened
+        self._loop.call_soon_threadsafe(self._watch, opened)
+
+    def _watch(self, opened: Any) -> None:
+        if self._closed:  # given up while the thread was still connecting
+            self._forget_socket(None, None, opened)
+            opened.close()
+        elif self._socket is opened:
+            self._loop.add_reader(opened, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            self._paho.loop_read()
+            # TLS may have decrypted more than paho read; the descriptor will not tell of it.
+            while self._socket is not None and getattr(self._socket, "pending", int)() > 0:
+                self._paho.loop_read()
+        except _NOT_MQTT as error:
+            self._lose(f"the broker sent what is not MQTT 5: {error!r}")
+
+    def _on_register_write(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
+        # Most packets fit the socket's buffer, so try first and ask to be called back only where one did not.
+        if self._connecting:
+            self._loop.call_soon_threadsafe(self._flush, opened)
+        else:
+            self._loop.call_soon(self._flush, opened)
+
+    def _flush(self, opened: Any) -> None:
+        if self._socket is opened and not self._closed:
+            self._paho.loop_write()
+            if self._socket is opened and self._paho.want_write():
+                self._loop.add_writer(opened, self._paho.loop_write)
+
+    def _on_unregister_write(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
+        if opened.fileno() >= 0:
+            self._loop.remove_writer(opened)
+
+    def _forget_socket(self, _client: object, _userdata: object, opened: Any) -> None:
+        self._socket = None
+        if opened.fileno() >= 0:
+            self._loop.remove_reader(opened)
+            self._loop.remove_writer(opened)
+
+    def _on_connect(
+        self, _client: paho.Client, _userdata: object, _flags: object, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        if self._ready.done():
+            return
+        if code.is_failure:
+            self._ready.set_exception(_refusal(code, "the connection"))
+            return
+        self._maximum_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+        self._ready.set_result(None)
+
+    def _on_disconnect(
+        self, _client: paho.Client, _userdata: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        self._lose(str(code))
+
+    def _on_paho_message(self, client: paho.Client, _userdata: object, received: paho.MQTTMessage) -> None:
+        properties = received.properties
+        mid, qos, acknowledged = received.mid, received.qos, False
+
+        def ack() -> None:
+            nonlocal acknowledged
+            if not acknowledged and not self.lost.done():
+                acknowledged = True
+                client.ack(mid, qos)
+
+        try:
+            topic = received.topic
+        except UnicodeDecodeError:
+            ack()  # nobody can have subscribed to it
+            return
+        self._on_message(
+            Message(
+                topic=topic,
+                payload=bytes(received.payload),
+                properties=dict(getattr(properties, "UserProperty", ())),
+                response_topic=getattr(properties, "ResponseTopic", ""),
+                correlation_data=getattr(properties, "CorrelationData", b""),
+                expiry_s=getattr(properties, "MessageExpiryInterval", None),
+                retain=received.retain,
+                qos=qos,
+                ack=ack,
+            )
+        )
+
+    # Waiting for the broker's answers.
+
+    async def _answer(self, mid: int) -> Any:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        # paho writes on the loop's next turn, so no answer can have come before this line.
+        self._waiting[mid] = answer
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(mid, None)
+
+    def _settle(self, mid: int, result: object) -> None:
+        answer = self._waiting.pop(mid, None)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
+
+    def _lose(self, why: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(why)
+        for waiting in (*self._waiting.values(), self._ready):
+            if not waiting.done():
+                waiting.set_exception(
+                    LinkDownError(f"The connection to the MQTT broker at {self._settings.address} was lost ({why}).")
+                )
+        self._waiting.clear()
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # seen, even if nobody awaits it any more
+
+    async def _look_after_keepalive(self) -> None:
+        while not self.lost.done():
+            if self._paho.loop_misc() != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                self._lose("no sign of life within the keepalive time")
+            await asyncio.sleep(_MISC_INTERVAL_S)
+
+    def _not_connected(self) -> LinkDownError:
+        return LinkDownError(f"Not connected to the MQTT broker at {self._settings.address}.")
+
+    def _check_size(self, publication: Publication, properties: Properties) -> None:
+        if self._maximum_packet_bytes is None:
+            return
+        size_bytes = len(publication.payload) + len(publication.topic.encode()) + len(properties.pack())  # type: ignore[no-untyped-call]
+        size_bytes += _PACKET_OVERHEAD_BYTES
+        if size_bytes > self._maximum_packet_bytes:
+            raise PayloadTooLargeError(
+                f"The publication on '{publication.topic}' has {size_bytes} bytes; the MQTT broker at "
+                f"{self._settings.address} takes at most {self._maximum_packet_bytes}."
+            )
+
+
+def _empty_properties(packet_type: int) -> Properties:
+    return Properties(packet_type)  # type: ignore[no-untyped-call]
+
+
+def _properties_of(publication: Publication, packet_type: int) -> Properties:
+    properties = _empty_properties(packet_type)
+    if publication.properties:
+        properties.UserProperty = list(publication.properties.items())
+    if publication.response_topic:
+        properties.ResponseTopic = publication.response_topic
+    if publication.correlation_data:
+        properties.CorrelationData = publication.correlation_data
+    if publication.expiry_s is not None:
+        properties.MessageExpiryInterval = publication.expiry_s
+    return properties
+
+
+def _refusal(code: ReasonCode, what: str) -> FirstlineError:
+    """The broker's reason code (MQTT 5, section 2.4) in our words."""
+    message = f"The MQTT broker refused {what}: {code}."
+    match code.value:
+        case 0x86 | 0x87 | 0x8A | 0x8C:  # bad user name or password, not authorised, banned, bad authentication
+            return UnauthorizedError(message)
+        case 0x88 | 0x89 | 0x96 | 0x97 | 0x9F:  # unavailable, busy, rate too high, quota exceeded
+            return CapacityError(message)
+        case 0x95:
+            return PayloadTooLargeError(message)
+        case _:
+            return ProtocolError(message)
+
+
+def _tls_context(settings: MqttSettings) -> ssl.SSLContext:
+    system = str(settings.tls_ca_file) == "system"
+    try:
+        context = ssl.create_default_context(cafile=None if system else settings.tls_ca_file)
+        if settings.tls_certificate_file is not None:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = [settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file]
+        named = ", ".join(str(file) for file in files if file is not None)
+        raise ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
+    return context
