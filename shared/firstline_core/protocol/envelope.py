@@ -1,0 +1,181 @@
+"""Requests and answers as MQTT messages: the V2 body is the payload, what HTTP says in headers are user properties.
+
+| user property                   | on       |                                                                   |
+|---------------------------------|----------|-------------------------------------------------------------------|
+| inference-header-content-length | both     | bytes of JSON before the binary tensors; absent where all is JSON |
+| model-version                   | request  | the bundle's version; absent for the current one                  |
+| deadline-ms                     | request  | what is left of the deadline, never a time of day                 |
+| status                          | answer   | "ok", or the code of an error                                     |
+| traceparent                     | both     | W3C trace context, where there is one                             |
+
+An error's payload is `{"error": sentence, "code": code}`, as over HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from firstline_core.errors import FirstlineError, InvalidTensorError, ProtocolError
+from firstline_core.protocol.http_errors import error_body, error_from
+from firstline_core.protocol.mqtt_messages import Message, Publication
+from firstline_core.protocol.oip import (
+    DEFAULT_LIMITS,
+    Encoded,
+    Limits,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from firstline_core.types import InferRequest, InferResponse
+
+HEADER_LENGTH = "inference-header-content-length"
+MODEL_VERSION = "model-version"
+DEADLINE_MS = "deadline-ms"
+STATUS = "status"
+TRACEPARENT = "traceparent"
+
+OK = "ok"
+
+
+def request_publication(
+    request: InferRequest,
+    *,
+    topic: str,
+    response_topic: str,
+    correlation_data: bytes,
+    now_s: float,
+    traceparent: str = "",
+) -> Publication:
+    """A request to publish. The broker may drop it once its deadline is past: expiry is that, in whole seconds.
+
+    Args:
+        request: its `binary_output` decides the form of the answer.
+        topic: from `Topics.request`.
+        response_topic: where the answer is awaited.
+        correlation_data: brings the answer back to its request.
+        now_s: on the clock of `request.deadline_s`.
+
+    Raises:
+        InvalidTensorError: an input that V2 cannot carry.
+    """
+    encoded = encode_request(request, binary=True, now_s=now_s)
+    properties = _properties(encoded, traceparent)
+    expiry_s = None
+    if request.version:
+        properties[MODEL_VERSION] = request.version
+    if request.deadline_s is not None:
+        left_s = max(0.0, request.deadline_s - now_s)
+        properties[DEADLINE_MS] = str(math.ceil(left_s * 1000))
+        expiry_s = max(1, math.ceil(left_s))
+    return Publication(
+        topic=topic,
+        payload=encoded.body,
+        properties=properties,
+        response_topic=response_topic,
+        correlation_data=correlation_data,
+        expiry_s=expiry_s,
+    )
+
+
+def read_request(
+    message: Message, model: str, *, now_s: float, principal: str, limits: Limits = DEFAULT_LIMITS
+) -> InferRequest:
+    """The request in a message. Its `request_id` is kept: only devices, whom the broker knows, publish these.
+
+    The deadline is the earliest of those that the message states: the expiry also counts the time that the
+    message spent with the broker, though only in whole seconds.
+
+    Args:
+        message: from a request topic.
+        model: from that topic.
+        now_s: on this tier's monotonic clock.
+        principal: the device of the topic, which the broker authorised.
+
+    Raises:
+        RequestError: the message does not say what it must; `InvalidTensorError`, `PayloadTooLargeError`.
+    """
+    request = decode_request(
+        model,
+        message.payload,
+        _whole_number(message, HEADER_LENGTH),
+        version=message.properties.get(MODEL_VERSION, ""),
+        now_s=now_s,
+        principal=principal,
+        trust_request_id=True,
+        limits=limits,
+    )
+    deadline_ms = _whole_number(message, DEADLINE_MS)
+    ends_s = [
+        request.deadline_s,
+        None if deadline_ms is None else now_s + deadline_ms / 1000,
+        None if message.expiry_s is None else now_s + message.expiry_s,
+    ]
+    return replace(request, deadline_s=min((end_s for end_s in ends_s if end_s is not None), default=None))
+
+
+def response_publication(
+    request: InferRequest,
+    response: InferResponse,
+    *,
+    topic: str,
+    correlation_data: bytes = b"",
+    expiry_s: int | None = None,
+    traceparent: str = "",
+) -> Publication:
+    """An answer to publish, never retained.
+
+    Raises:
+        InvalidTensorError: the request names an output that there is not.
+    """
+    encoded = encode_response(request, response)
+    properties = {STATUS: OK} | _properties(encoded, traceparent)
+    return Publication(topic, encoded.body, properties, correlation_data=correlation_data, expiry_s=expiry_s)
+
+
+def error_publication(
+    error: FirstlineError, *, topic: str, correlation_data: bytes, expiry_s: int | None = None
+) -> Publication:
+    """A refusal to publish."""
+    properties = {STATUS: error.code}
+    return Publication(topic, error_body(error), properties, correlation_data=correlation_data, expiry_s=expiry_s)
+
+
+def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
+    """The answer in a message.
+
+    Raises:
+        FirstlineError: the one that the sender published.
+        ProtocolError: the message is neither an answer nor an error.
+    """
+    status = message.properties.get(STATUS)
+    if status is None:
+        raise ProtocolError(f"A message on '{message.topic}' has no user property '{STATUS}'.")
+    if status != OK:
+        error = error_from(500, message.payload)
+        if error.code != status:
+            raise ProtocolError(f"A message on '{message.topic}' has status '{status}', but its payload differs.")
+        raise error
+    try:
+        header_length = _whole_number(message, HEADER_LENGTH)
+    except InvalidTensorError as fault:
+        raise ProtocolError(fault.message) from fault
+    return decode_response(message.payload, header_length, limits)
+
+
+def _properties(encoded: Encoded, traceparent: str) -> dict[str, str]:
+    properties = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
+    if traceparent:
+        properties[TRACEPARENT] = traceparent
+    return properties
+
+
+def _whole_number(message: Message, name: str) -> int | None:
+    text = message.properties.get(name)
+    if text is None:
+        return None
+    # 15 digits are more than any body or wait, and keep int() from work without end.
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise InvalidTensorError(f"The user property '{name}' is {text[:40]!r}; give a whole number.")
+    return int(text)
