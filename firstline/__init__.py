@@ -1,0 +1,13 @@
+"""Firstline: a small model answers on the device, a full model answers for the rest.
+
+This package is the face: the client, the command line, the workbench and the demo.
+"""
+
+from __future__ import annotations
+
+from firstline.calls import Prediction
+from firstline.client import AsyncClient, Client
+from firstline_core.errors import FirstlineError
+from firstline_core.types import Answer, InferResponse
+
+__all__ = ["Answer", "AsyncClient", "Client", "FirstlineError", "InferResponse", "Prediction"]

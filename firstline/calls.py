@@ -1,0 +1,247 @@
+"""Every call of the REST API as two pure halves: the request to send, and what its response means. No I/O.
+
+Both clients are thin over this, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import orjson
+from numpy.typing import ArrayLike
+
+from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.protocol import answer as answers
+from firstline_core.protocol import http, oip
+from firstline_core.types import (
+    DATATYPES,
+    Answer,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Privacy,
+    RequestedOutput,
+    Route,
+    Tensor,
+    TensorSpec,
+    Wait,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request before it is sent."""
+
+    method: str
+    path: str
+    content: bytes = b""
+    headers: Mapping[str, str] | None = None
+    params: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A classifier's answer in words.
+
+    Attributes:
+        label: the likeliest class.
+        score: its probability.
+        top: the likeliest classes with their probabilities, best first.
+        answer: who answered and why, whether it is final, and the `request_id` to ask for a correction by.
+    """
+
+    label: str
+    score: float
+    top: tuple[tuple[str, float], ...]
+    model: str
+    version: str
+    answer: Answer
+
+
+class Wishes(TypedDict, total=False):
+    """What a caller may ask of any request.
+
+    Attributes:
+        route: auto, edge or cloud.
+        privacy: any, or local_only for what must not leave the device.
+        wait: final, or first for the fastest usable answer.
+        timeout_ms: after which an answer is worth nothing; the edge then gives what it has.
+    """
+
+    route: Route | Literal["auto", "edge", "cloud"]
+    privacy: Privacy | Literal["any", "local_only"]
+    wait: Wait | Literal["final", "first"]
+    timeout_ms: float
+
+
+def infer(
+    model: str,
+    inputs: Mapping[str, ArrayLike | bytes | Sequence[bytes]],
+    wishes: Wishes,
+    *,
+    version: str = "",
+    client_id: str = "",
+    outputs: Sequence[str] = (),
+) -> Call:
+    """A V2 request in binary.
+
+    Raises:
+        InvalidTensorError: an input is not an array that V2 can carry.
+    """
+    request = InferRequest(
+        model=model,
+        inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
+        request_id="",
+        id=client_id,
+        outputs=tuple(RequestedOutput(name) for name in outputs),
+        binary_output=True,
+        route=_choice(Route, "route", wishes.get("route", Route.AUTO)),
+        privacy=_choice(Privacy, "privacy", wishes.get("privacy", Privacy.ANY)),
+        wait=_choice(Wait, "wait", wishes.get("wait", Wait.FINAL)),
+        deadline_s=wishes["timeout_ms"] / 1000 if "timeout_ms" in wishes else None,
+    )
+    encoded = oip.encode_request(request, now_s=0.0)
+    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded))
+
+
+def read_infer(response: httpx.Response) -> InferResponse:
+    """The tensors and what the answer says of itself."""
+    _check(response)
+    return oip.decode_response(response.content, http.header_length(response.headers))
+
+
+def infer_file(model: str, file: Path | bytes, wishes: Wishes) -> Call:
+    """An encoded image, or JSON, as the body.
+
+    Raises:
+        InvalidTensorError: the file cannot be read.
+    """
+    try:
+        content = file if isinstance(file, bytes) else file.read_bytes()
+    except OSError as error:
+        raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
+    params: dict[str, str] = {key: str(wishes[key]) for key in ("route", "privacy", "wait") if key in wishes}
+    if "timeout_ms" in wishes:
+        params["timeout"] = str(round(wishes["timeout_ms"] * 1000))
+    path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
+    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE}, params)
+
+
+def read_prediction(response: httpx.Response) -> Prediction:
+    """The label, and what the answer says of itself."""
+    found = _json(response)
+    try:
+        return Prediction(
+            label=found["label"],
+            score=float(found["score"]),
+            top=tuple((entry["label"], float(entry["probability"])) for entry in found["top"]),
+            model=found["model"],
+            version=found["version"],
+            answer=answers.from_dict(found),
+        )
+    except (KeyError, TypeError, ValueError, InvalidTensorError) as error:
+        raise ProtocolError(f"{response.url} did not answer as a Firstline server does: {error}.") from error
+
+
+def answer(request_id: str) -> Call:
+    """The latest answer under an id, as tensors."""
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
+
+
+def metadata(model: str, version: str = "") -> Call:
+    return Call("GET", _v2(model, version))
+
+
+def read_metadata(response: httpx.Response) -> ModelMetadata:
+    """What the model takes and gives."""
+    found = _json(response)
+    try:
+        return ModelMetadata(
+            name=found["name"],
+            versions=tuple(found.get("versions", ())),
+            platform=found.get("platform", ""),
+            inputs=tuple(_spec(spec) for spec in found["inputs"]),
+            outputs=tuple(_spec(spec) for spec in found["outputs"]),
+            labels=tuple(found.get("labels", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
+
+
+def ready() -> Call:
+    return Call("GET", "/v2/health/ready")
+
+
+def read_ready(response: httpx.Response) -> bool:
+    """False while the server says so; any other refusal is raised."""
+    if response.status_code == httpx.codes.BAD_REQUEST:
+        return False
+    _check(response)
+    return True
+
+
+def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
+    """What httpx raises, as ours: the one place where a client translates them."""
+    if isinstance(error, httpx.TimeoutException):
+        return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
+    if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
+        return ProtocolError(f"{url} did not speak HTTP: {error}.")
+    return LinkDownError(f"{url} cannot be reached: {error}. Is the server running, and is the address right?")
+
+
+def _v2(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
+    if isinstance(value, bytes):
+        value = [value]
+    if isinstance(value, list | tuple) and value and all(isinstance(element, bytes) for element in value):
+        elements = np.empty(len(value), dtype=np.object_)
+        elements[:] = value
+        return Tensor(name, elements)
+    array = np.ascontiguousarray(value)
+    if array.dtype not in DATATYPES.values():
+        raise InvalidTensorError(
+            f"Input '{name}' has dtype {array.dtype}, which V2 cannot carry; "
+            f"use bytes or one of {', '.join(str(dtype) for dtype in DATATYPES.values())}."
+        )
+    return Tensor(name, array)
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
+
+
+def _spec(found: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(found["name"], found["datatype"], tuple(found["shape"]))
+
+
+def _check(response: httpx.Response) -> None:
+    if response.status_code != httpx.codes.OK:
+        raise http.error_from(response.status_code, response.content, response.headers)
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    _check(response)
+    try:
+        found = orjson.loads(response.content)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"{response.url} did not answer in JSON.") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"{response.url} did not answer with a JSON object.")
+    return found

@@ -1,0 +1,207 @@
+"""The application developer's way in: `Client` and `AsyncClient`, the same calls against either tier."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+import httpx
+from numpy.typing import ArrayLike
+
+from firstline import calls
+from firstline.calls import Call, Prediction, Wishes
+from firstline_core.errors import RemoteTimeoutError
+from firstline_core.types import InferResponse, ModelMetadata, Status
+
+Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+class Client:
+    """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
+
+    Args:
+        url: where the tier listens.
+        token: for a tier that wants one.
+        timeout_s: the longest wait for one response (seconds).
+
+    Every method raises the server's own error as its class in `firstline_core.errors`, and `LinkDownError`,
+    `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
+    """
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._http = httpx.Client(base_url=url, headers=_headers(token), timeout=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> InferResponse:
+        """Runs the model on tensors.
+
+        Args:
+            model: the bundle's name.
+            inputs: by name; arrays with rows on the first axis, or bytes (one or a list) for encoded images.
+            version: "" for the current one.
+            id: your own, echoed.
+            outputs: those wanted; all by default.
+            **wishes: see `Wishes`.
+        """
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_infer(self._send(call))
+
+    def infer_file(
+        self,
+        model: str,
+        file: Path | bytes,
+        **wishes: Unpack[Wishes],
+    ) -> Prediction:
+        """Runs the model on an encoded image (its bytes, or its path) and answers in words."""
+        call = calls.infer_file(model, file, wishes)
+        return calls.read_prediction(self._send(call))
+
+    def answer(self, request_id: str) -> InferResponse:
+        """The latest answer under an id of yours: the correction, once there is one.
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+        """
+        return calls.read_infer(self._send(calls.answer(request_id)))
+
+    def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """Asks until the answer under an id is no longer provisional.
+
+        Raises:
+            RemoteTimeoutError: it still was after `timeout_s`.
+        """
+        end_s = time.monotonic() + timeout_s
+        while True:
+            found = self.answer(request_id)
+            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
+                return found
+            _check_time(request_id, end_s, timeout_s)
+            time.sleep(_POLL_S)
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """What a model takes and gives."""
+        return calls.read_metadata(self._send(calls.metadata(model, version)))
+
+    def ready(self) -> bool:
+        """Whether the tier answers requests."""
+        return calls.read_ready(self._send(calls.ready()))
+
+    def _send(self, call: Call) -> httpx.Response:
+        try:
+            return self._http.request(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            )
+        except httpx.HTTPError as error:
+            raise calls.link_error(error, str(self._http.base_url)) from error
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same calls, awaited."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._http = httpx.AsyncClient(base_url=url, headers=_headers(token), timeout=timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> InferResponse:
+        """See `Client.infer`."""
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_infer(await self._send(call))
+
+    async def infer_file(
+        self,
+        model: str,
+        file: Path | bytes,
+        **wishes: Unpack[Wishes],
+    ) -> Prediction:
+        """See `Client.infer_file`."""
+        call = calls.infer_file(model, file, wishes)
+        return calls.read_prediction(await self._send(call))
+
+    async def answer(self, request_id: str) -> InferResponse:
+        """See `Client.answer`."""
+        return calls.read_infer(await self._send(calls.answer(request_id)))
+
+    async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """See `Client.wait_for_final`."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            found = await self.answer(request_id)
+            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
+                return found
+            _check_time(request_id, end_s, timeout_s)
+            await asyncio.sleep(_POLL_S)
+
+    async def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """See `Client.metadata`."""
+        return calls.read_metadata(await self._send(calls.metadata(model, version)))
+
+    async def ready(self) -> bool:
+        """See `Client.ready`."""
+        return calls.read_ready(await self._send(calls.ready()))
+
+    async def _send(self, call: Call) -> httpx.Response:
+        try:
+            return await self._http.request(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            )
+        except httpx.HTTPError as error:
+            raise calls.link_error(error, str(self._http.base_url)) from error
+
+
+def _check_time(request_id: str, end_s: float, timeout_s: float) -> None:
+    if time.monotonic() >= end_s:
+        raise RemoteTimeoutError(f"The answer {request_id} was still provisional after {timeout_s} s; ask again later.")

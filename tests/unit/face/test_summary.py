@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from firstline.demo.summary import KINDS, Record, percentiles_ms, summarise
+from firstline_core.types import Status, Tier
+
+
+def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = False) -> Record:
+    return Record("7", offline, label=label, tier=tier, status=Status.FINAL, ms=ms, settled=True)
+
+
+def test_the_summary_counts_first_answers_and_judges_last_ones() -> None:
+    corrected = Record(
+        "7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL, ms=3.0, last_label="7", settled=True
+    )
+    records = [answered(Tier.EDGE, ms=1.0), answered(Tier.EDGE, "9", ms=2.0), answered(Tier.CLOUD), corrected]
+    summary = summarise(records, edge_only=0.5, cloud_only=1.0, bytes_sent=99)
+    assert summary["requests"] == sum(summary["answers"].values()) == 4
+    assert summary["answers"] == {"edge": 2, "cache": 0, "cloud": 1, "provisional": 1}
+    assert summary["accuracy"]["tiered"] == 0.75
+    assert summary["latency_ms"]["edge"]["p50"] == 1.5
+    assert summary["latency_ms"]["cache"] == {"p50": None, "p99": None}
+    assert summary["offline"] == {"answered": 1, "corrected": 1}
+    assert summary["lost"] == 0
+    assert set(summary["latency_ms"]) == set(KINDS)
+
+
+def test_an_unanswered_request_and_a_broken_promise_are_lost() -> None:
+    unanswered = Record("7", True)
+    broken = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL)
+    summary = summarise([unanswered, broken], edge_only=0, cloud_only=0, bytes_sent=0)
+    assert summary["lost"] == 2
+    assert summary["accuracy"]["tiered"] == 0
+    assert summary["offline"] == {"answered": 1, "corrected": 0}
+
+
+def test_percentiles_are_those_of_the_sample() -> None:
+    assert percentiles_ms([float(ms) for ms in range(101)]) == {"p50": 50.0, "p99": pytest.approx(99.0)}
