@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
@@ -18,9 +19,17 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunningTier:
+    """A tier's process and the address where it answers."""
+
+    url: str
+    process: asyncio.subprocess.Process
+
+
 @asynccontextmanager
-async def tier(module: str, config: Path, log: Path) -> AsyncIterator[str]:
-    """Runs `python -m module run`, yields the URL that it reports when it is ready, and stops it.
+async def tier(module: str, config: Path, log: Path) -> AsyncIterator[RunningTier]:
+    """Runs `python -m module run`, yields it when it says that it is ready, and stops it.
 
     Args:
         module: "firstline_gateway" or "firstline_edge".
@@ -38,7 +47,7 @@ async def tier(module: str, config: Path, log: Path) -> AsyncIterator[str]:
             url: str = json.loads(line)["url"]
         except (TimeoutError, ValueError, KeyError) as error:
             raise ConfigError(f"{module} did not start. It said: {_last_words(log)}") from error
-        yield url
+        yield RunningTier(url, process)
 
 
 @asynccontextmanager
