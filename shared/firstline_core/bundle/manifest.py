@@ -49,6 +49,12 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     measured: dict[str, float] = {}
 
     @property
+    def artefacts(self) -> tuple[Artefact, ...]:
+        """Every file that this model needs."""
+        steps = (*self.preprocess, *self.postprocess)
+        return (self.artefact, *(step.artefact for step in steps if isinstance(step, Graph)))
+
+    @property
     def digest(self) -> str:
         """sha256 over everything that can change this model's outputs: its bytes and its processing."""
         said = msgspec.json.encode(
@@ -130,13 +136,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
         """Every file that the manifest names."""
-        files = [model.artefact for model in self.models]
-        files += [
-            step.artefact
-            for model in self.models
-            for step in (*model.preprocess, *model.postprocess)
-            if isinstance(step, Graph)
-        ]
+        files = [artefact for model in self.models for artefact in model.artefacts]
         if self.policy.score.graph is not None:
             files.append(self.policy.score.graph)
         return tuple(dict.fromkeys(files))

@@ -1,0 +1,260 @@
+"""A loaded model with its processing: the bundle's input in, probabilities out. Sync, and safe from several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.bundle.processing import Step, compile_postprocess, compile_preprocess
+from firstline_core.bundle.steps import Decode, Graph
+from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.trial import trial_input
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
+from firstline_core.routing import confidence
+from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.types import Array, Tensor, TensorSpec
+
+Probabilities = NDArray[np.float32]
+Scorer = Callable[[Probabilities], NDArray[np.float32]]
+
+
+class LoadedModel:
+    """One model of a bundle, ready to run. `load_model` makes it.
+
+    Attributes:
+        digest: of the model, see `Model.digest`.
+        labels: the bundle's, in the order of the probabilities' columns.
+        input: the model's own, which `prepare` makes rows for.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        manifest: Manifest,
+        runtime: Runtime,
+        pre: Callable[[Tensor], Array],
+        post: Step,
+        resources: ExitStack[None],
+    ) -> None:
+        self.model = model
+        self.digest = model.digest
+        self.labels = manifest.labels
+        self.runtime = runtime
+        self._spec = manifest.input
+        self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
+        self._pre, self._post = pre, post
+        self.input = _pick(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
+        self._output = _pick(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+        self._resources = resources
+
+    def prepare(self, tensor: Tensor) -> Array:
+        """Turns a bundle input into the model's input rows; what it returns, `run` can run.
+
+        Args:
+            tensor: as the manifest's input says; for encoded images also their pixels, UINT8
+                [rows, height, width, channels].
+
+        Raises:
+            InvalidTensorError: not this bundle's input; names the row where one is to blame.
+            PayloadTooLargeError: an image with too many pixels.
+        """
+        self._check(tensor)
+        rows = self._pre(tensor)
+        if not _fits(rows.shape, self.input.shape):
+            raise InvalidTensorError(
+                f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
+                f"takes {_sizes(self.input.shape[1:])}."
+            )
+        return rows
+
+    def run(self, rows: Array) -> Probabilities:
+        """Runs the model.
+
+        Args:
+            rows: from `prepare`; those of several requests may be put together.
+
+        Returns:
+            (n, classes) float32.
+
+        Raises:
+            InvalidTensorError: rows that `prepare` did not make.
+            InferenceError: the runtime failed, or gave something else than a probability a label and row.
+        """
+        found = self.runtime.run({self.input.name: rows})[self._output]
+        probabilities = self._post(found)
+        if probabilities.shape != (len(rows), len(self.labels)):
+            raise InferenceError(
+                f"Model '{self.model.id}' gave {list(probabilities.shape)} for {len(rows)} rows, but the bundle has "
+                f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
+            )
+        return cast(Probabilities, probabilities)
+
+    def predict(self, tensor: Tensor) -> Probabilities:
+        """`run(prepare(tensor))`: (n, classes) float32."""
+        return self.run(self.prepare(tensor))
+
+    def close(self) -> None:
+        """Frees the model and its graphs; calling it twice is harmless."""
+        self._resources.close()
+
+    def _check(self, tensor: Tensor) -> None:
+        spec = self._spec
+        if tensor.name != spec.name:
+            raise InvalidTensorError(f"The model's input is '{spec.name}', not '{tensor.name}'.")
+        if tensor.array.ndim == 0 or tensor.array.shape[0] == 0:
+            raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
+        if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
+            return  # pixels of any size: preprocessing checks their axes
+        if tensor.datatype != spec.datatype:
+            alternative = " (encoded images) or UINT8 pixels" if self._pixels_pass else ""
+            raise InvalidTensorError(
+                f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
+            )
+        if not _fits(tensor.shape, spec.shape) or spec.shape[0] not in (-1, tensor.shape[0]):
+            raise InvalidTensorError(
+                f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
+            )
+        if tensor.array.dtype.kind == "f":
+            finite = np.isfinite(tensor.array)
+            if not finite.all():
+                row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+                raise InvalidTensorError(f"Row {row} of input '{spec.name}' has NaN or infinity; send finite numbers.")
+
+
+def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
+    """Loads one model of the bundle with its processing, and runs it once so that a wrong declaration shows now.
+
+    Raises:
+        ModelLoadError: a file is absent or does not load, the steps do not fit, or the output is not one probability
+            a label.
+    """
+    if missing := bundle.missing(model):
+        raise ModelLoadError(f"Model '{model.id}' cannot be loaded: {bundle.path} has no {', '.join(missing)}.")
+    undo: ExitStack[None] = ExitStack()
+    with undo:
+        resources: ExitStack[None] = undo.enter_context(ExitStack())
+
+        def load_graph(step: Graph) -> Step:
+            graph = load_runtime(bundle.file(step.artefact), "onnx", options)
+            resources.callback(graph.close)
+            return _graph_step(graph, step.artefact.file)
+
+        runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
+        resources.callback(runtime.close)
+        loaded = LoadedModel(
+            model=model,
+            manifest=bundle.manifest,
+            runtime=runtime,
+            pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph),
+            post=compile_postprocess(model.postprocess, load_graph),
+            resources=resources,
+        )
+        _warm_up(loaded, bundle.manifest.input)
+        undo.pop_all()  # nothing failed, so the model keeps its resources
+    return loaded
+
+
+def load_edge(bundle: Bundle, options: RuntimeOptions) -> LoadedModel:
+    """Loads the first edge variant, in the manifest's order of preference, that is here and loads.
+
+    Raises:
+        ModelLoadError: none does; the message says why each did not.
+    """
+    reasons = []
+    for model in bundle.manifest.edge:
+        try:
+            return load_model(bundle, model, options)
+        except ModelLoadError as error:
+            reasons.append(f"{model.id}: {error.message}")
+    name = bundle.manifest.name
+    if not reasons:
+        raise ModelLoadError(f"Bundle '{name}' declares no edge variant.")
+    raise ModelLoadError(f"No edge variant of bundle '{name}' can be loaded. " + " ".join(reasons))
+
+
+def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
+    """The bundle's score: probabilities (n, classes) to (n,) float32, higher means keep.
+
+    Raises:
+        ModelLoadError: a score graph that is absent, does not load, or does not give one score a row.
+    """
+    declared = bundle.manifest.policy.score
+    if declared.kind != "graph" or declared.graph is None:
+        kind = cast(confidence.Kind, declared.kind)
+        return lambda probabilities: confidence.score(kind, probabilities, declared.temperature)
+    file = bundle.file(declared.graph)
+    if not file.is_file():
+        raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
+    graph = OnnxRuntime(file, providers=options.providers, threads=options.threads)
+    step = _graph_step(graph, declared.graph.file)
+
+    def score(probabilities: Probabilities) -> NDArray[np.float32]:
+        if declared.temperature != 1.0:
+            probabilities = confidence.temper(probabilities, declared.temperature)
+        found = step(probabilities)
+        if found.size != len(probabilities):
+            raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")
+        return found.reshape(-1).astype(np.float32, copy=False)
+
+    classes = len(bundle.manifest.labels)
+    try:
+        score(np.full((2, classes), 1 / classes, np.float32))
+    except (InferenceError, InvalidTensorError) as error:
+        graph.close()
+        raise ModelLoadError(f"Score graph {file} does not score {classes} classes: {error}") from error
+    return score
+
+
+def _graph_step(graph: Runtime, file: str) -> Step:
+    feed = _pick(graph.inputs, "", f"Graph {file}", "input", only=True).name
+    output = _pick(graph.outputs, "", f"Graph {file}", "output", only=True).name
+    return partial(_run_graph, graph, feed, output)
+
+
+def _run_graph(graph: Runtime, feed: str, output: str, array: Array) -> Array:
+    return graph.run({feed: array})[output]
+
+
+def _pick(specs: Sequence[TensorSpec], name: str, what: str, side: str, *, only: bool = False) -> TensorSpec:
+    """The input or output that the manifest names, or the only one."""
+    names = ", ".join(f"'{spec.name}'" for spec in specs)
+    if len(specs) > 1 and only:
+        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one.")
+    if not name and len(specs) == 1:
+        return specs[0]
+    for spec in specs:
+        if spec.name == name:
+            return spec
+    if not name:
+        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; name one of them as `{side}` in the manifest.")
+    raise ModelLoadError(f"{what} has no {side} '{name}'; it has {names}.")
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether the axes after the rows are as wanted, -1 meaning any."""
+    return len(shape) == len(wanted) and all(
+        want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
+    )
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join('any' if size < 0 else str(size) for size in shape)}]"
+
+
+def _warm_up(loaded: LoadedModel, spec: InputSpec) -> None:
+    """Runs zeros through processing and model. The first run also pays what runtimes put off until then."""
+    trial = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    try:
+        if trial is not None:
+            loaded.predict(trial)
+    except (InferenceError, RequestError) as error:
+        raise ModelLoadError(f"Model '{loaded.model.id}' fails on a trial run: {error}") from error

@@ -1,0 +1,221 @@
+"""Carries out a model's declared steps. They are compiled into one function when the model is loaded.
+
+Image steps (decode, centre crop, resize) run on one image after the other, so that a request never holds more than one
+decoded original; what they leave is stacked, and the other steps run on the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle import images
+from firstline_core.bundle.images import CHANNELS, PIXELS_LIMIT, ImageStep, Pixels
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.steps import (
+    CenterCrop,
+    Decode,
+    Flatten,
+    Graph,
+    LabelOffset,
+    Layout,
+    PostStep,
+    PreStep,
+    Resize,
+    Scale,
+    Softmax,
+)
+from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.types import Array, Tensor
+
+Step = Callable[[Array], Array]
+GraphLoader = Callable[[Graph], Step]
+
+
+def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader) -> Callable[[Tensor], Array]:
+    """Makes one function of a model's preprocessing: a checked bundle input to the model's input rows.
+
+    Args:
+        steps: in order; image steps come before all others.
+        spec: the bundle's input.
+        load_graph: makes a function of a graph step.
+
+    Raises:
+        ModelLoadError: steps that make no sense together, or for this input.
+    """
+    image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
+    array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
+    if list(steps) != [*image_steps, *array_steps]:
+        raise ModelLoadError(
+            "Preprocessing: decode, center_crop and resize come before scale, layout, flatten and graph."
+        )
+    decodes = [step for step in image_steps if isinstance(step, Decode)]
+    if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
+        raise ModelLoadError("Preprocessing: decode comes first, and once.")
+    if spec.datatype == "BYTES" and not decodes:
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is BYTES, so decode comes first.")
+    if spec.datatype not in {"BYTES", "UINT8"} and image_steps:
+        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; image steps need BYTES or UINT8.")
+    channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
+    apply = chain(_array_steps(array_steps, channels, load_graph))
+    if not image_steps:
+        return lambda tensor: apply(tensor.array)
+    mode = decodes[0].mode if decodes else None
+    pixels = _image_steps(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
+    return lambda tensor: apply(pixels(tensor))
+
+
+def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:
+    """Makes one function of a model's postprocessing: its output, (n, ...), to probabilities (n, classes) float32."""
+    functions: list[Step] = [_to_float_matrix]
+    for step in steps:
+        match step:
+            case Softmax():
+                functions.append(softmax)
+            case LabelOffset():
+                functions.append(_drop_columns(step.offset))
+            case Graph():
+                functions += [load_graph(step), _to_float_matrix]
+    return chain(functions)
+
+
+def chain(functions: Sequence[Step]) -> Step:
+    """The functions one after the other, as one."""
+    match functions:
+        case []:
+            return lambda array: array
+        case [only]:
+            return only
+
+    def apply(array: Array) -> Array:
+        for function in functions:
+            array = function(array)
+        return array
+
+    return apply
+
+
+def softmax(logits: Array) -> NDArray[np.float32]:
+    """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    np.exp(shifted, out=shifted)
+    shifted /= shifted.sum(axis=-1, keepdims=True)
+    return cast(NDArray[np.float32], shifted)
+
+
+def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:
+    functions: list[Step] = []
+    for position, step in enumerate(steps):
+        match step:
+            case Scale():
+                moved = any(isinstance(before, Layout | Flatten | Graph) for before in steps[:position])
+                functions.append(_scale(step, channels, moved=moved))
+            case Layout():
+                if step.to == "NCHW":
+                    functions.append(_to_channels_first)
+            case Flatten():
+                functions.append(_flatten)
+            case Graph():
+                functions.append(load_graph(step))
+    return functions
+
+
+def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None) -> Callable[[Tensor], Array]:
+    transform = images.transform(steps)
+
+    def one(element: bytes | Pixels, where: str) -> Pixels:
+        if isinstance(element, bytes):
+            image = images.decode(element, mode or "RGB", where)
+        else:
+            image = images.from_pixels(element)
+            image = images.convert(image, mode) if mode else image
+        return images.to_pixels(transform(image))
+
+    def run(tensor: Tensor) -> Array:
+        array = tensor.array
+        if not array.dtype.hasobject:
+            if array.ndim != 4 or array.shape[3] not in CHANNELS.values():
+                raise InvalidTensorError(
+                    f"Input '{tensor.name}' has shape {list(array.shape)}; pixels come as UINT8 "
+                    "[rows, height, width, 1 or 3]."
+                )
+            if not steps and (mode is None or array.shape[3] == CHANNELS[mode]):
+                return array
+        return _stack(tensor.name, list(array), one)
+
+    return run
+
+
+def _stack(name: str, elements: Sequence[bytes | Pixels], one: Callable[[bytes | Pixels, str], Pixels]) -> Array:
+    done: list[Pixels] = []
+    pixels = 0
+    for row, element in enumerate(elements):
+        found = one(element, f"Row {row} of input '{name}'")
+        pixels += found.shape[0] * found.shape[1]
+        if pixels > PIXELS_LIMIT:
+            raise PayloadTooLargeError(
+                f"Input '{name}' has more than {PIXELS_LIMIT} pixels by row {row}; send fewer or smaller images."
+            )
+        if done and found.shape != done[0].shape:
+            raise InvalidTensorError(
+                f"Row {row} of input '{name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
+                f"{done[0].shape[1]}x{done[0].shape[0]}; this model does not resize, so send images of one size."
+            )
+        done.append(found)
+    return done[0][None] if len(done) == 1 else np.stack(done)
+
+
+def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
+    """(x - mean) / std over the last axis, FP32."""
+    mean, std = (np.asarray(values, np.float32) for values in (step.mean, step.std))
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0)):
+        raise ModelLoadError("Preprocessing: scale needs finite numbers, and no std of 0.")
+    sizes = {mean.size, std.size}
+    if 0 in sizes or len(sizes - {1}) > 1:
+        raise ModelLoadError(
+            f"Preprocessing: scale has {mean.size} means and {std.size} stds; give one or one a channel."
+        )
+    wide = max(sizes)
+    if wide > 1 and moved:
+        raise ModelLoadError("Preprocessing: scale by channel comes before layout, flatten and graph.")
+    if wide > 1 and channels not in (-1, wide):
+        raise ModelLoadError(f"Preprocessing: scale has {wide} channels, but the input has {channels}.")
+    if wide == 1:  # scalars are faster than arrays of one
+        divisor, shift = np.float32(std.item()), np.float32(mean.item())
+        if shift == 0:
+            return lambda array: np.divide(array, divisor, dtype=np.float32)
+        return lambda array: _standardise(array, shift, divisor)
+
+    def scale(array: Array) -> Array:
+        if array.shape[-1] != wide:
+            raise InvalidTensorError(f"The input has {array.shape[-1]} channels, but the model is scaled for {wide}.")
+        return _standardise(array, mean, std)
+
+    return scale
+
+
+def _standardise(array: Array, mean: Array | np.float32, std: Array | np.float32) -> Array:
+    scaled = np.subtract(array, mean, dtype=np.float32)
+    scaled /= std
+    return scaled
+
+
+def _to_channels_first(array: Array) -> Array:
+    if array.ndim != 4:
+        raise InvalidTensorError(f"Layout NCHW needs [rows, height, width, channels], got {list(array.shape)}.")
+    return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+
+
+def _flatten(array: Array) -> Array:
+    return array.reshape(len(array), -1)
+
+
+def _drop_columns(count: int) -> Step:
+    return lambda array: array[:, count:]
+
+
+def _to_float_matrix(output: Array) -> Array:
+    return output.reshape(len(output), -1).astype(np.float32, copy=False)

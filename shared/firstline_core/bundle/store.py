@@ -1,0 +1,79 @@
+"""A bundle's directory: opens it and checks every file that is there against the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
+from firstline_core.errors import IntegrityError
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A directory whose files are what its manifest says. Files that a device does not need may be absent."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, artefact: Artefact) -> Path:
+        return self.path / artefact.file
+
+    def has(self, model: Model) -> bool:
+        """Whether every file that the model needs is here."""
+        return not self.missing(model)
+
+    def missing(self, model: Model) -> tuple[str, ...]:
+        """The model's files that are not here."""
+        return tuple(artefact.file for artefact in model.artefacts if not self.file(artefact).is_file())
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Reads the manifest and checks size and sha256 of every file that it names and that is present.
+
+    Raises:
+        IntegrityError: no manifest, or a file that is not what the manifest says, or that lies outside the directory.
+    """
+    manifest_path = path / MANIFEST_NAME
+    try:
+        root = path.resolve(strict=True)
+        _stay_inside(root, manifest_path)
+        with manifest_path.open("rb") as file:
+            text = file.read(MANIFEST_LIMIT_BYTES + 1)
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise IntegrityError(f"{manifest_path} cannot be read: {reason}; is {path} a bundle?") from error
+    manifest = parse_manifest(text, str(manifest_path))
+    for artefact in manifest.artefacts:
+        _check(root, path / artefact.file, artefact)
+    return Bundle(path, manifest)
+
+
+def _check(root: Path, file: Path, artefact: Artefact) -> None:
+    try:
+        if not file.exists() and not file.is_symlink():
+            return
+        _stay_inside(root, file)
+        if not file.is_file():
+            raise IntegrityError(f"{file} is not a file.")
+        with file.open("rb") as opened:
+            size_bytes = opened.seek(0, 2)
+            if size_bytes != artefact.size_bytes:
+                raise IntegrityError(
+                    f"{file} has {size_bytes} bytes, but the manifest says {artefact.size_bytes}; fetch it again."
+                )
+            opened.seek(0)
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise IntegrityError(f"{file} cannot be read: {reason}.") from error
+    if digest != artefact.sha256:
+        raise IntegrityError(f"{file} has sha256 {digest}, but the manifest says {artefact.sha256}; fetch it again.")
+
+
+def _stay_inside(root: Path, file: Path) -> None:
+    target = file.resolve()
+    if not target.is_relative_to(root):
+        raise IntegrityError(f"{file} is a link to {target}, outside the bundle; copy the file into the bundle.")

@@ -1,0 +1,66 @@
+"""What both runtimes ask of their feeds: the right names, shapes, row counts and kinds of number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import InvalidTensorError
+from firstline_core.types import Array, TensorSpec
+
+
+def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> None:
+    """Checks names, shapes and that all feeds have the same rows, at least one.
+
+    Raises:
+        InvalidTensorError: names the input and both shapes.
+    """
+    if len(feeds) != len(inputs) or any(spec.name not in feeds for spec in inputs):
+        raise InvalidTensorError(
+            f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
+        )
+    rows = None
+    for spec in inputs:
+        shape = feeds[spec.name].shape
+        # The first axis counts rows: a fixed batch size is the runtime's business, not the caller's.
+        fits = len(shape) == len(spec.shape) and all(
+            want in (-1, have) for want, have in zip(spec.shape[1:], shape[1:], strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(["rows", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
+            raise InvalidTensorError(f"Model input '{spec.name}' takes [{wanted}], but was fed {list(shape)}.")
+        if shape[0] == 0:
+            raise InvalidTensorError(f"Model input '{spec.name}' was fed no rows.")
+        if rows is not None and shape[0] != rows:
+            raise InvalidTensorError(f"Model input '{spec.name}' was fed {shape[0]} rows and another input {rows}.")
+        rows = shape[0]
+
+
+def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """The array in the model's dtype, C-contiguous, where that loses no meaning.
+
+    Floats may change their width and integers may become floats. Integers may change their width where every value
+    fits; floats do not silently become integers.
+
+    Raises:
+        InvalidTensorError: a cast that would lose meaning.
+    """
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    if dtype.kind == "f" and array.dtype.kind in "fiub":
+        return np.ascontiguousarray(array, dtype=dtype)
+    if dtype.kind in "iu" and array.dtype.kind in "iub":
+        limits = np.iinfo(dtype)
+        if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+            raise InvalidTensorError(
+                f"Model input '{name}' takes {dtype}, from {limits.min} to {limits.max}, but was fed values from "
+                f"{int(array.min())} to {int(array.max())}."
+            )
+        return np.ascontiguousarray(array, dtype=dtype)
+    raise InvalidTensorError(f"Model input '{name}' takes {dtype}, but was fed {array.dtype}.")
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,165 @@
+"""TFLite models, through ai-edge-litert or tflite-runtime: whichever builds an interpreter.
+
+The only file that imports either. Importing is no proof: tflite-runtime with numpy 2 imports well and fails when an
+interpreter is built.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.runtime.batches import Feeds, run_in_batches
+from firstline_core.runtime.feeds import cast_feed, check_feeds
+from firstline_core.types import DATATYPES, Array, TensorSpec
+
+_MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
+_DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items() if name != "BYTES"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """One input or output: where it is in the interpreter, and how its integers become real values.
+
+    real = (stored - zero_point) * scale (https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec);
+    `scale` is None where the stored values are the real ones.
+    """
+
+    spec: TensorSpec
+    index: int
+    dtype: np.dtype[Any]
+    scale: np.float32 | None
+    zero_point: np.float32
+
+    def store(self, array: Array) -> Array:
+        if self.scale is None or array.dtype == self.dtype:
+            return cast_feed(self.spec.name, array, self.dtype)
+        if array.dtype.kind not in "fiub":
+            raise InvalidTensorError(f"Model input '{self.spec.name}' takes FP32, but was fed {array.dtype}.")
+        stored = np.divide(array, self.scale, dtype=np.float32)
+        stored += self.zero_point
+        if not np.isfinite(stored).all():
+            raise InvalidTensorError(
+                f"Model input '{self.spec.name}' was fed NaN or infinity; it takes finite numbers."
+            )
+        limits = np.iinfo(self.dtype)
+        np.rint(stored, out=stored)
+        np.clip(stored, limits.min, limits.max, out=stored)
+        return stored.astype(self.dtype)
+
+    def real(self, stored: Array) -> Array:
+        if self.scale is None:
+            return stored
+        values: Array = (stored.astype(np.float32) - self.zero_point) * self.scale
+        return values
+
+
+class LiteRtRuntime:
+    """A `Runtime` over a TFLite interpreter, one run at a time: interpreters are not safe to share.
+
+    Batches run row by row. Resizing the input to the batch was measured to win nothing on convolutional models, and
+    models with a fixed batch refuse it.
+    """
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        """Loads the model.
+
+        Args:
+            path: a .tflite file.
+            threads: that one run may use; 0 leaves it to the interpreter.
+
+        Raises:
+            ModelLoadError: no interpreter is installed, or none loads the file.
+        """
+        try:
+            model = path.read_bytes()
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+        self._lock = threading.Lock()
+        self._interpreter, self.provider = _build(model, path, threads)
+        self._inputs = [_port(detail, path) for detail in self._interpreter.get_input_details()]
+        self._outputs = [_port(detail, path) for detail in self._interpreter.get_output_details()]
+        self.inputs = tuple(port.spec for port in self._inputs)
+        self.outputs = tuple(port.spec for port in self._outputs)
+        if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
+            raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and outputs.")
+        sizes = {spec.shape[0] for spec in self.inputs}
+        if len(sizes) > 1:
+            raise ModelLoadError(f"{path}: the inputs have batch sizes that differ: {sorted(sizes)}.")
+        self._batch = sizes.pop()
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        check_feeds(feeds, self.inputs)
+        stored = {port.spec.name: port.store(feeds[port.spec.name]) for port in self._inputs}
+        with self._lock:
+            found = run_in_batches(stored, self._batch, self._invoke)
+        return {port.spec.name: port.real(found[port.spec.name]) for port in self._outputs}
+
+    def _invoke(self, feeds: Feeds) -> dict[str, Array]:
+        interpreter = self._interpreter
+        if interpreter is None:
+            raise InferenceError("The model was closed; load it again.")
+        try:
+            for port in self._inputs:
+                interpreter.set_tensor(port.index, feeds[port.spec.name])
+            interpreter.invoke()
+            # get_tensor copies, so nothing refers to memory that the next run overwrites.
+            return {port.spec.name: interpreter.get_tensor(port.index) for port in self._outputs}
+        except (RuntimeError, ValueError) as error:
+            raise InferenceError(f"The TFLite interpreter failed: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._interpreter = None
+
+
+def _build(model: bytes, path: Path, threads: int) -> tuple[Any, str]:
+    """An interpreter with its tensors allocated, and the name of what built it.
+
+    The interpreter's own log goes to file descriptor 2; it has no switch.
+    """
+    causes = []
+    for name, module in _MODULES.items():
+        try:
+            create: Callable[..., Any] = import_module(module).Interpreter
+            interpreter = create(model_content=model, num_threads=threads or None)
+            interpreter.allocate_tensors()
+        except (ImportError, AttributeError, RuntimeError, ValueError) as error:
+            causes.append(f"{name}: {error}")
+        else:
+            return interpreter, f"tflite/{name}"
+    raise ModelLoadError(
+        f"{path}: no TFLite interpreter loads this model ({'; '.join(causes)}); "
+        "where one is missing: pip install 'firstline[litert]'."
+    )
+
+
+def _port(detail: Mapping[str, Any], path: Path) -> _Port:
+    dtype = np.dtype(detail["dtype"])
+    name, quantization = str(detail["name"]), detail["quantization_parameters"]
+    if dtype not in _DATATYPE_OF:
+        raise ModelLoadError(f"{path}: '{name}' has dtype {dtype}; inputs and outputs must be numbers.")
+    scales = quantization["scales"]
+    if len(scales) > 1:
+        raise ModelLoadError(f"{path}: '{name}' is quantised by channel; inputs and outputs need one scale.")
+    scaled = len(scales) == 1 and dtype.kind in "iu" and scales[0] > 0
+    shape = tuple(int(size) for size in detail["shape"])
+    # Free sizes are 1 in `shape`; the batch stays as allocated, because that is how it runs.
+    signature = detail.get("shape_signature", shape)
+    free = tuple(int(size) for size in signature) if len(signature) == len(shape) else shape
+    if any(size < 0 for size in free[1:]):
+        raise ModelLoadError(f"{path}: '{name}' has free sizes {list(free)}; only the first may be free.")
+    return _Port(
+        spec=TensorSpec(name, "FP32" if scaled else _DATATYPE_OF[dtype], shape),
+        index=int(detail["index"]),
+        dtype=dtype,
+        scale=np.float32(scales[0]) if scaled else None,
+        zero_point=np.float32(quantization["zero_points"][0]) if scaled else np.float32(0),
+    )

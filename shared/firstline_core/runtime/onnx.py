@@ -1,0 +1,176 @@
+"""ONNX Runtime. The only file that imports onnxruntime, and only when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.runtime.batches import Feeds, run_in_batches
+from firstline_core.runtime.external_data import has_external_data
+from firstline_core.runtime.feeds import cast_feed, check_feeds
+from firstline_core.types import DATATYPES, Array, TensorSpec
+
+_LOG_ERRORS_ONLY = 3
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+}
+
+
+class OnnxRuntime:
+    """A `Runtime` over an ONNX Runtime session. Sessions run from several threads at once."""
+
+    def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int) -> None:
+        """Loads the model and checks that the providers asked for really execute it.
+
+        Args:
+            path: a single-file ONNX model; weights in a second file are refused.
+            providers: execution providers by name, preferred first.
+            threads: that one run may use; 0 leaves it to ONNX Runtime (one a core).
+
+        Raises:
+            ModelLoadError: onnxruntime is missing, a provider is absent, or the file is no model that it can run.
+        """
+        ort = _onnxruntime()
+        self._failures = _failures(ort)
+        model = _read(path)
+        _check_available(ort, providers, path)
+        self._session: Any = self._open(ort, model, path, providers, threads)
+        self.provider: str = self._session.get_providers()[0]
+        self.inputs = tuple(_specs(self._session.get_inputs()))
+        # Sequences and maps (scikit-learn's ZipMap) are no tensors: nothing here could carry them.
+        self.outputs = tuple(_specs(node for node in self._session.get_outputs() if node.type in _DATATYPES))
+        unreadable = [
+            f"'{node.name}' ({node.type})" for node in self._session.get_inputs() if node.type not in _DATATYPES
+        ]
+        if unreadable or not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
+            raise ModelLoadError(
+                f"{path}: a model needs tensors of numbers with rows on the first axis as inputs and outputs"
+                + (f"; these inputs are not: {', '.join(unreadable)}." if unreadable else ".")
+            )
+        self._output_names = [spec.name for spec in self.outputs]
+        self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
+        self._batch = _fixed_batch(self.inputs, path)
+
+    def _open(self, ort: ModuleType, model: bytes, path: Path, providers: tuple[str, ...], threads: int) -> Any:
+        try:
+            session = ort.InferenceSession(model, _options(ort, threads), providers=list(providers))
+        except self._failures as error:
+            raise ModelLoadError(f"{path}: ONNX Runtime cannot load this model: {error}") from error
+        session.disable_fallback()  # else a provider that fails later is replaced by the CPU without a word
+        running = tuple(session.get_providers())
+        if running[: len(providers)] != providers:
+            raise ModelLoadError(
+                f"{path}: asked for {', '.join(providers)}, but ONNX Runtime fell back to {', '.join(running)}; "
+                "repair the provider's installation (drivers, libraries) or configure another."
+            )
+        return session
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        check_feeds(feeds, self.inputs)
+        ready = {name: cast_feed(name, feeds[name], dtype) for name, dtype in self._dtypes.items()}
+        if self._batch is None:
+            return self._run(ready)
+        return run_in_batches(ready, self._batch, self._run)
+
+    def _run(self, feeds: Feeds) -> dict[str, Array]:
+        session = self._session
+        if session is None:
+            raise InferenceError("The model was closed; load it again.")
+        try:
+            outputs = session.run(self._output_names, feeds)
+        except self._failures as error:
+            raise InferenceError(f"ONNX Runtime failed: {error}") from error
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ModelLoadError(
+            f"ONNX models need onnxruntime, which cannot be imported ({error}): pip install 'firstline[edge]'."
+        ) from error
+    module: ModuleType = onnxruntime
+    return module
+
+
+def _failures(ort: ModuleType) -> tuple[type[Exception], ...]:
+    """ONNX Runtime's exceptions share no base class, so they are collected."""
+    state = ort.capi.onnxruntime_pybind11_state
+    own = {found for found in vars(state).values() if isinstance(found, type) and issubclass(found, Exception)}
+    return (*own, RuntimeError, ValueError, TypeError)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        model = path.read_bytes()
+        external = has_external_data(model)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not an ONNX model: {error}.") from error
+    if external:
+        raise ModelLoadError(
+            f"{path} keeps weights in another file, which the bundle's digest does not cover; save the model as one "
+            "file (onnx.save with save_as_external_data=False)."
+        )
+    return model
+
+
+def _check_available(ort: ModuleType, providers: tuple[str, ...], path: Path) -> None:
+    available = ort.get_available_providers()
+    absent = [provider for provider in providers if provider not in available]
+    if absent or not providers:
+        raise ModelLoadError(
+            f"{path}: execution provider {', '.join(absent) or '(none)'} is configured, but this onnxruntime has: "
+            f"{', '.join(available)}."
+        )
+
+
+def _options(ort: ModuleType, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _LOG_ERRORS_ONLY
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # Spinning threads win microseconds and cost a whole core, which other models and a battery need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Weights live as long as the session: outside the arena they take their own size, not the next power of two.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    return options
+
+
+def _specs(nodes: Any) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            node.name,
+            _DATATYPES.get(node.type, node.type),
+            tuple(size if isinstance(size, int) else -1 for size in node.shape),
+        )
+        for node in nodes
+    ]
+
+
+def _fixed_batch(inputs: tuple[TensorSpec, ...], path: Path) -> int | None:
+    sizes = {spec.shape[0] for spec in inputs if spec.shape[0] > 0}
+    if len(sizes) > 1:
+        raise ModelLoadError(f"{path}: the inputs have fixed batch sizes that differ: {sorted(sizes)}.")
+    return sizes.pop() if sizes else None
