@@ -1,0 +1,117 @@
+# Firstline from a fresh checkout: `make demo` shows it, `make test` checks it, `make help` lists the rest.
+# Needs Python 3.11 to 3.13, make and a package index; everything it installs goes into .venv and .venv-*.
+
+PYTHON ?= python3.11
+TFLITE_PYTHON ?= python3.11
+PYTEST_ARGS ?= -q
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+UV := $(BIN)/uv
+LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+  --no-emit-index-url --no-emit-find-links --constraint requirements/constraints.txt $(UPGRADE)
+# The interpreter without a runtime for it (Python 3.12 and later, or none at all) leaves that environment out.
+TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
+
+# $(call install,ENVIRONMENT,LOCK): uv takes seconds; where only pip is set up to reach the index, pip does the same.
+define install
+$(UV) pip install --quiet --python $(1)/bin/python --require-hashes --requirement $(2) || \
+  $(BIN)/python -m pip --python $(1)/bin/python install --quiet --require-hashes --requirement $(2)
+endef
+# $(call install_project,ENVIRONMENT): this checkout, editable, by the build backend that the lock brought.
+define install_project
+$(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
+endef
+
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size clean
+
+help: ## list these targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
+	$(BIN)/firstline demo
+
+test: check mosquitto .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: .venv/test.stamp ## format, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/test.stamp ## let ruff format, and fix what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The tests start a broker of their own; without one they skip, and fail where CI=true.
+mosquitto:
+	@PATH="$$PATH:/usr/sbin"; if command -v mosquitto >/dev/null; then exit; fi; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
+	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends mosquitto; \
+	fi </dev/null || true; \
+	command -v mosquitto >/dev/null || echo 'mosquitto is not installed: the tests that need a broker are left out' >&2
+
+tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and numpy 1 (Python 3.11)
+	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$(grep -rl 'mark\.tflite' tests --include='test_*.py')
+
+clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with the Triton and KServe clients
+	$(BIN)/pytest $(PYTEST_ARGS) -m clients
+
+lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade for the newest versions)
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra workbench --group dev
+	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
+	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
+	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
+	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway
+	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
+	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
+	$(LOCK) --output-file requirements/clients.lock --group clients
+
+wheel: .venv/test.stamp ## build dist/firstline-*.whl
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+resolve: .venv/uv.stamp ## show that every extra has wheels for x86-64 and aarch64, Python 3.11 to 3.13
+	$(BIN)/python bench/resolve.py
+
+size: wheel ## measure what firstline[edge] takes on a device
+	$(BIN)/python bench/size.py dist/firstline-*.whl
+
+clean: ## remove the environments, the caches and what was built
+	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/uv.stamp: requirements/installer.lock
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+# The development lock holds all that the demo needs, in the same versions.
+.venv/test.stamp: requirements/dev.lock pyproject.toml .venv/uv.stamp
+	$(call install,.venv,$<)
+	$(call install_project,.venv)
+	touch $@ .venv/demo.stamp
+
+.venv/demo.stamp: requirements/demo.lock pyproject.toml .venv/uv.stamp
+	$(call install,.venv,$<)
+	$(call install_project,.venv)
+	touch $@
+
+.venv-tflite/stamp: requirements/tflite.lock pyproject.toml .venv/uv.stamp
+	[ -x .venv-tflite/bin/python ] || $(TFLITE_PYTHON) -m venv --without-pip .venv-tflite
+	$(call install,.venv-tflite,$<)
+	$(call install_project,.venv-tflite)
+	touch $@
+
+.venv-clients/stamp: requirements/clients.lock .venv/uv.stamp
+	[ -x .venv-clients/bin/python ] || $(PYTHON) -m venv --without-pip .venv-clients
+	$(call install,.venv-clients,$<)
+	touch $@
