@@ -1,0 +1,211 @@
+"""A V2 body as a JSON head and the tensors it lists: what requests and responses have in common.
+
+Tensors with `binary_data_size` follow the head as raw bytes, in their order, and use up the body exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol import tensors
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import DATATYPES, Tensor
+
+# Extensions of Triton's that would change the meaning of a request if they were passed over.
+_REFUSED_INPUT = {"shared_memory_region": "send the data in the body"}
+
+# What some JSON writers (Python's among them) put for numbers that are not finite.
+_NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A body; `header_length` counts the bytes of its JSON header, None where all of it is JSON."""
+
+    body: bytes
+    header_length: int | None
+
+
+def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
+    """Parsed JSON of bounded size; orjson bounds its depth.
+
+    Raises:
+        PayloadTooLargeError: more than `limits.json_bytes`.
+        InvalidTensorError: not JSON.
+    """
+    if len(text) > limits.json_bytes:
+        raise PayloadTooLargeError(
+            f"The JSON is {len(text)} bytes; at most {limits.json_bytes} are accepted. Send tensors as binary data."
+        )
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        hint = " JSON has no NaN and no Infinity: send such numbers as binary data." * bool(_NOT_JSON.search(text))
+        raise InvalidTensorError(f"The body is not valid JSON: {error}.{hint}") from error
+
+
+def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[str, Any], memoryview | None]:
+    """The JSON header, and the bytes after it; None where no header length says that there are any.
+
+    Raises:
+        InvalidTensorError: the header is not a JSON object of that length.
+        PayloadTooLargeError: the body or its header are over `limits`.
+    """
+    if len(body) > limits.body_bytes:
+        raise PayloadTooLargeError(f"The body is {len(body)} bytes; at most {limits.body_bytes} are accepted.")
+    view = memoryview(body)
+    if header_length is not None and not 0 < header_length <= len(body):
+        raise InvalidTensorError(
+            f"The inference header is said to be {header_length} bytes of a body of {len(body)}; give the "
+            "length of the JSON at the body's start."
+        )
+    head = parse_json(view[:header_length], limits)
+    if not isinstance(head, dict):
+        raise InvalidTensorError(f"The body's JSON is {shown(head)}; V2 takes an object with 'inputs' or 'outputs'.")
+    return head, None if header_length is None else view[header_length:]
+
+
+def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tensor, bool]]) -> Encoded:
+    """The body of `head` with the tensors of `entries` added under `key`.
+
+    Args:
+        head: everything but the tensors.
+        kind: "Input" or "Output", for messages.
+        key: "inputs" or "outputs".
+        entries: each tensor, and whether it travels as raw bytes.
+
+    Raises:
+        InvalidTensorError: a tensor cannot travel in this form.
+    """
+    described: list[dict[str, Any]] = []
+    blobs: list[bytes | memoryview] = []
+    for tensor, binary in entries:
+        where = f"{kind} {shown(tensor.name)}"
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        if binary:
+            blob = tensors.to_binary(where, tensor)
+            entry["parameters"] = {"binary_data_size": len(blob)}
+            blobs.append(blob)
+        else:
+            entry["data"] = tensors.to_json(where, tensor)
+        described.append(entry)
+    head[key] = described
+    text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not blobs:
+        return Encoded(text, None)
+    # JSON may end in spaces. They put the first tensor on an 8-byte boundary, so that it is read in place.
+    text += b" " * (-len(text) % 8)
+    return Encoded(b"".join([text, *blobs]), len(text))
+
+
+def decode_tensors(
+    kind: str, key: str, head: dict[str, Any], tail: memoryview | None, limits: Limits
+) -> tuple[Tensor, ...]:
+    """The tensors that `head` lists under `key`, read from JSON or from `tail`, which they use up.
+
+    Raises:
+        InvalidTensorError: an entry, or the bytes after the head, are not as V2 says.
+        PayloadTooLargeError: a declared size is over `limits`.
+    """
+    entries = head.get(key)
+    if not isinstance(entries, list) or not entries:
+        found_there = "missing" if entries is None else shown(entries)
+        raise InvalidTensorError(f"'{key}' is {found_there}; give an array of at least one tensor.")
+    if len(entries) > limits.tensors:
+        raise PayloadTooLargeError(f"'{key}' has {len(entries)} tensors; at most {limits.tensors} are accepted.")
+    found: dict[str, Tensor] = {}
+    elements = byte_elements = 0
+    offset = 0
+    for position, entry in enumerate(entries):
+        name = name_of(entry, f"{kind} {position}")
+        where = f"{kind} {shown(name)}"
+        if name in found:
+            raise InvalidTensorError(f"{where} is there twice; names must be unique.")
+        datatype = entry.get("datatype")
+        if not isinstance(datatype, str) or datatype not in DATATYPES:
+            raise InvalidTensorError(f"{where} has datatype {shown(datatype)}; use one of {', '.join(DATATYPES)}.")
+        shape = tensors.parse_shape(where, entry.get("shape"), limits)
+        elements += math.prod(shape)
+        byte_elements += math.prod(shape) if datatype == "BYTES" else 0
+        if elements > limits.elements or byte_elements > limits.byte_elements:
+            raise PayloadTooLargeError(
+                f"{where} brings the message over {limits.elements} elements, or over "
+                f"{limits.byte_elements} of BYTES; send fewer rows at a time."
+            )
+        size = _binary_size(where, entry, tail, offset)
+        if size is None or tail is None:
+            array = tensors.from_json(where, datatype, shape, entry.get("data"))
+        else:
+            array = tensors.from_binary(where, datatype, shape, tail[offset : offset + size])
+            offset += size
+        found[name] = Tensor(name, array)
+    if tail is not None and offset != len(tail):
+        raise InvalidTensorError(
+            f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
+            f"{key} must add up to the {len(tail)} bytes after the JSON header."
+        )
+    return tuple(found.values())
+
+
+def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, offset: int) -> int | None:
+    parameters = object_at(entry, "parameters", where)
+    for key, instead in _REFUSED_INPUT.items():
+        if key in parameters:
+            raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        if entry.get("data") is None:
+            raise InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
+        return None
+    if type(size) is not int or size < 0:
+        raise InvalidTensorError(f"{where} has 'binary_data_size' {shown(size)}; give a number of bytes.")
+    if entry.get("data") is not None:
+        raise InvalidTensorError(f"{where} has both 'data' and 'binary_data_size'; give only one of them.")
+    if tail is None:
+        raise InvalidTensorError(
+            f"{where} has 'binary_data_size', but the length of the JSON header did not come with the body; "
+            "send it as Inference-Header-Content-Length."
+        )
+    if size > len(tail) - offset:
+        raise InvalidTensorError(
+            f"{where} has 'binary_data_size' {size}, but {len(tail) - offset} bytes are left in the body; "
+            "send all of it, or correct the size."
+        )
+    return size
+
+
+def name_of(entry: object, where: str) -> str:
+    """The name of an entry of `inputs` or `outputs`.
+
+    Raises:
+        InvalidTensorError: it has none.
+    """
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name:
+        raise InvalidTensorError(f"{where} is {shown(entry)}; it must be an object with a 'name'.")
+    return name
+
+
+def object_at(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    """An optional object inside another, empty where it is absent.
+
+    Raises:
+        InvalidTensorError: there is something else.
+    """
+    value = holder.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidTensorError(f"{where} has '{key}' {shown(value)}; it must be an object.")
+    return value

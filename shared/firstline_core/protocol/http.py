@@ -1,0 +1,279 @@
+"""What V2 over HTTP is, without a framework: header names, statuses, and every reply as a plain value.
+
+Both tiers implement `DataPlane`; their web frameworks only carry `Reply` values to and fro. Bodies suit
+tritonclient, which looks at the status alone, and KServe's client, which reads the JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import AsyncIterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, error_from, header, status_of
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import Encoded, decode_request, encode_response
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
+
+__all__ = [
+    "BINARY_TYPE",
+    "CONTENT_TYPE",
+    "EXTENSIONS",
+    "HEADER_LENGTH",
+    "JSON_TYPE",
+    "RETRY_AFTER",
+    "DataPlane",
+    "Reply",
+    "decoded_body",
+    "error_body",
+    "error_from",
+    "error_reply",
+    "header",
+    "header_length",
+    "headers_for",
+    "infer_reply",
+    "json_reply",
+    "live_reply",
+    "model_metadata_reply",
+    "model_ready_reply",
+    "read_body",
+    "ready_reply",
+    "server_metadata_reply",
+    "status_of",
+]
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+CONTENT_TYPE = "Content-Type"
+JSON_TYPE = "application/json"
+BINARY_TYPE = "application/octet-stream"
+
+EXTENSIONS = ("binary_tensor_data",)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP response, before any framework has seen it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class DataPlane(Protocol):
+    """What a tier offers to every transport."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def server_name(self) -> str: ...
+    @property
+    def server_version(self) -> str: ...
+
+    async def infer(self, request: InferRequest) -> InferResponse: ...
+
+    def live(self) -> bool: ...
+
+    def ready(self) -> bool: ...
+
+    def model_ready(self, model: str, version: str) -> bool:
+        """Whether the model would answer now.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+        """
+        ...
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        """What the model takes and gives.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+        """
+        ...
+
+
+def error_reply(error: FirstlineError) -> Reply:
+    """The error as both clients and programs read it."""
+    status = status_of(error)
+    headers = {CONTENT_TYPE: JSON_TYPE}
+    if error.retry_after_s is not None:
+        headers[RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Reply(status, headers, error_body(error))
+
+
+def header_length(headers: Mapping[str, str]) -> int | None:
+    """Bytes of JSON at the start of the body; None where the header is absent, so that all of it is JSON.
+
+    Raises:
+        InvalidTensorError: the header is not a whole number.
+    """
+    value = header(headers, HEADER_LENGTH)
+    if value is None:
+        return None
+    # 18 digits are more than any body, and keep int() from work without end.
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise InvalidTensorError(f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header.")
+    return int(value)
+
+
+def headers_for(encoded: Encoded) -> dict[str, str]:
+    """The headers that tell a reader what a body is."""
+    if encoded.header_length is None:
+        return {CONTENT_TYPE: JSON_TYPE}
+    return {CONTENT_TYPE: BINARY_TYPE, HEADER_LENGTH: str(encoded.header_length)}
+
+
+async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
+    """A request's body, given up as soon as it is known to be too large.
+
+    Args:
+        chunks: as they arrive.
+        headers: for Content-Length, which spares the reading.
+        limits: `body_bytes` holds for the bytes on the wire here, and once more after decompression.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    declared = header(headers, "Content-Length")
+    too_large = PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
+    if declared is not None and declared.isascii() and declared.isdigit():
+        significant = declared.lstrip("0") or "0"
+        if len(significant) > 18 or int(significant) > limits.body_bytes:
+            raise too_large
+    parts: list[bytes] = []
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > limits.body_bytes:
+            raise too_large
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
+    """The body with its Content-Encoding undone.
+
+    Raises:
+        InvalidTensorError: an encoding other than gzip, deflate and identity, or a body that is not in it.
+        PayloadTooLargeError: over `limits.body_bytes`, before or after; no more than that is ever inflated.
+    """
+    encoding = (header(headers, "Content-Encoding") or "identity").lower()
+    if encoding == "identity":
+        return body
+    # HTTP's deflate is the zlib format (RFC 9110, section 8.4.1.2); 16 more window bits mean gzip.
+    window_bits = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+    if encoding not in window_bits:
+        raise InvalidTensorError(f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none.")
+    inflate = zlib.decompressobj(window_bits[encoding])
+    try:
+        plain = inflate.decompress(body, limits.body_bytes + 1)
+    except zlib.error as error:
+        raise InvalidTensorError(f"The body is not {encoding}, as its Content-Encoding says: {error}.") from error
+    if len(plain) > limits.body_bytes:
+        raise PayloadTooLargeError(f"The body inflates to more than {limits.body_bytes} bytes, the most accepted.")
+    if not inflate.eof or inflate.unused_data:
+        fault = "has bytes after its end" if inflate.eof else "is cut short"
+        raise InvalidTensorError(f"The {encoding} body {fault}; send one complete stream.")
+    return plain
+
+
+async def infer_reply(
+    plane: DataPlane,
+    model: str,
+    version: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    principal: str = "",
+    trust_request_id: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Reply:
+    """`POST /v2/models/{model}[/versions/{version}]/infer`.
+
+    Args:
+        plane: the tier that answers.
+        model: from the path, unquoted.
+        version: from the path, "" for the current one.
+        headers: of the request.
+        body: of the request, as it came.
+        principal: who asks, as the adapter authenticated them.
+        trust_request_id: for devices, whose escalations keep their id.
+        clock: `timeout` counts from its present.
+    """
+    try:
+        request = decode_request(
+            model,
+            decoded_body(headers, body, plane.limits),
+            header_length(headers),
+            version=version,
+            now_s=clock.monotonic_s(),
+            principal=principal,
+            trust_request_id=trust_request_id,
+            limits=plane.limits,
+        )
+        encoded = encode_response(request, await plane.infer(request))
+    except FirstlineError as error:
+        return error_reply(error)
+    return Reply(200, headers_for(encoded), encoded.body)
+
+
+def server_metadata_reply(plane: DataPlane) -> Reply:
+    """`GET /v2`."""
+    return json_reply({"name": plane.server_name, "version": plane.server_version, "extensions": EXTENSIONS})
+
+
+def live_reply(plane: DataPlane) -> Reply:
+    """`GET /v2/health/live`."""
+    live = plane.live()
+    return json_reply({"live": live}, 200 if live else 400)
+
+
+def ready_reply(plane: DataPlane) -> Reply:
+    """`GET /v2/health/ready`; V2 wants a 4xx while it is not."""
+    ready = plane.ready()
+    return json_reply({"ready": ready}, 200 if ready else 400)
+
+
+def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
+    """`GET /v2/models/{model}[/versions/{version}]/ready`."""
+    try:
+        ready = plane.model_ready(model, version)
+    except FirstlineError as error:
+        return error_reply(error)
+    return json_reply({"name": model, "ready": ready}, 200 if ready else 400)
+
+
+def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
+    """`GET /v2/models/{model}[/versions/{version}]`; `labels` is Firstline's own, there for classifiers."""
+    try:
+        metadata = plane.metadata(model, version)
+    except FirstlineError as error:
+        return error_reply(error)
+    described: dict[str, Any] = {
+        "name": metadata.name,
+        "versions": metadata.versions,
+        "platform": metadata.platform,
+        "inputs": [_spec(spec) for spec in metadata.inputs],
+        "outputs": [_spec(spec) for spec in metadata.outputs],
+    }
+    if metadata.labels:
+        described["labels"] = metadata.labels
+    return json_reply(described)
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """Any JSON value as a reply."""
+    return Reply(status, {CONTENT_TYPE: JSON_TYPE}, orjson.dumps(value))
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}

@@ -1,0 +1,100 @@
+"""Errors on the wire: the one error -> status table, the JSON body, and the way back for clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from firstline_core import errors
+from firstline_core.errors import FirstlineError
+
+RETRY_AFTER = "Retry-After"
+
+# The one error -> status table, with Triton's statuses. A class without a line takes its parent's.
+_STATUS: dict[type[FirstlineError], int] = {
+    errors.RequestError: 400,
+    errors.UnauthorizedError: 401,
+    errors.UnknownModelError: 404,
+    errors.UnknownAnswerError: 404,
+    errors.ModelMismatchError: 409,
+    errors.PayloadTooLargeError: 413,
+    errors.CapacityError: 503,
+    errors.LinkError: 503,
+    errors.DeadlineExceededError: 504,
+    errors.RemoteTimeoutError: 504,
+    FirstlineError: 500,
+}
+
+# The other way, for what a proxy or another server says without one of our codes.
+_BY_STATUS: dict[int, type[FirstlineError]] = {
+    401: errors.UnauthorizedError,
+    403: errors.UnauthorizedError,
+    404: errors.UnknownModelError,
+    408: errors.RemoteTimeoutError,
+    409: errors.ModelMismatchError,
+    413: errors.PayloadTooLargeError,
+    429: errors.QueueFullError,
+    502: errors.LinkError,
+    503: errors.CapacityError,
+    504: errors.RemoteTimeoutError,
+}
+
+_MESSAGE_CHARS = 1000
+
+
+def status_of(error: FirstlineError) -> int:
+    """The HTTP status of an error."""
+    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+
+
+def error_body(error: FirstlineError) -> bytes:
+    """`{"error": sentence, "code": code}`, with `retry_after_s` where it is known."""
+    body: dict[str, Any] = {"error": error.message, "code": error.code}
+    if error.retry_after_s is not None:
+        body["retry_after_s"] = error.retry_after_s
+    return orjson.dumps(body)
+
+
+def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FirstlineError:
+    """The error that a server's reply stands for: by its code, or else by its status.
+
+    Args:
+        status: any but 2xx.
+        body: read as `error_body` wrote it, where it is one.
+        headers: for Retry-After, in seconds; its date form is passed over.
+    """
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = None
+    if not isinstance(said, dict):
+        said = {}
+    code, message, wait_s = said.get("code"), said.get("error"), said.get("retry_after_s")
+    if not isinstance(message, str) or not message:
+        message = f"The server answered with HTTP status {status} and no reason."
+    retry_after_s: float | None = None
+    if isinstance(wait_s, int | float) and not isinstance(wait_s, bool) and wait_s >= 0:
+        retry_after_s = float(wait_s)
+    elif (after := header(headers or {}, RETRY_AFTER)) is not None and after.isascii() and after.isdigit():
+        retry_after_s = float(after)
+    kind = errors.BY_CODE.get(code) if isinstance(code, str) else None
+    return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
+
+
+def header(headers: Mapping[str, str], name: str) -> str | None:
+    """A header's value without its outer spaces, whatever the case of its name; None where it is absent."""
+    wanted = name.lower()
+    value = headers.get(wanted)  # ASGI servers lower them all
+    if value is None:
+        value = next((text for key, text in headers.items() if key.lower() == wanted), None)
+    return None if value is None else value.strip()
+
+
+def _kind_of(status: int) -> type[FirstlineError]:
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if 400 <= status < 500:
+        return errors.RequestError
+    return FirstlineError if status >= 500 else errors.ProtocolError

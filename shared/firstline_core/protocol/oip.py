@@ -1,0 +1,248 @@
+"""Open Inference Protocol V2: requests and responses to and from bytes, for HTTP and MQTT alike. No I/O.
+
+A body is JSON alone, or (Triton's binary tensor extension) a JSON header followed by the raw bytes of those
+tensors that carry `binary_data_size`, in their order; the header's length travels beside the body.
+
+    https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+    https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+
+Where JSON repeats a key, the last one holds (RFC 8259 leaves it open). A null counts as absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from firstline_core.errors import (
+    InvalidTensorError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RequestError,
+)
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import answer as answers
+from firstline_core.protocol import framing
+from firstline_core.protocol import parameters as asked
+from firstline_core.protocol.framing import Encoded
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import (
+    InferRequest,
+    InferResponse,
+    Privacy,
+    RequestedOutput,
+    Route,
+    Tensor,
+    Wait,
+)
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Encoded",
+    "Limits",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+]
+
+# Extensions of Triton's that would change the meaning of a request if they were passed over.
+_REFUSED_OUTPUT = {
+    "shared_memory_region": "take the data from the body",
+    "classification": "take the probabilities and sort them",
+}
+
+
+def decode_request(
+    model: str,
+    body: bytes,
+    header_length: int | None,
+    *,
+    version: str = "",
+    now_s: float = 0.0,
+    principal: str = "",
+    trust_request_id: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> InferRequest:
+    """The request that a body describes. Numeric binary inputs are read-only views of `body`.
+
+    Args:
+        model: the bundle's name, from the address or the topic; the body's own is ignored.
+        body: as it came, with any Content-Encoding undone.
+        header_length: bytes of JSON at its start; None means all.
+        version: the bundle's version, "" for the current one.
+        now_s: on this tier's monotonic clock; `timeout` counts from here.
+        principal: who asks, as the transport authenticated them.
+        trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise,
+            and where there is none, a new one is minted.
+        limits: held against the declared sizes before anything is allocated.
+
+    Raises:
+        InvalidTensorError: the body does not say what V2 says that it must.
+        PayloadTooLargeError: it asks for more than `limits` allow.
+    """
+    head, tail = framing.split(body, header_length, limits)
+    parameters = framing.object_at(head, "parameters", "The request")
+    inputs = framing.decode_tensors("Input", "inputs", head, tail, limits)
+    _check_rows(inputs, limits)
+    wishes = asked.preferences(parameters, now_s)
+    request_id = asked.text(parameters, "request_id") if trust_request_id else ""
+    return InferRequest(
+        model=model,
+        inputs=inputs,
+        request_id=_uuid(request_id) if request_id else new_request_id(),
+        version=version,
+        id=_echoed_id(head, limits),
+        outputs=_requested_outputs(head, limits),
+        binary_output=asked.flag(parameters, "binary_data_output") or False,
+        route=wishes.route,
+        privacy=wishes.privacy,
+        wait=wishes.wait,
+        deadline_s=wishes.deadline_s,
+        full_model_digest=asked.text(parameters, "full_model_digest"),
+        principal=principal,
+    )
+
+
+def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0) -> Encoded:
+    """The body that `decode_request` reads back; `model`, `version` and `principal` travel beside it.
+
+    Args:
+        request: outputs come back as its `binary_output` and `outputs` ask.
+        binary: whether the inputs travel as raw bytes or as JSON.
+        now_s: on the clock of `request.deadline_s`, whose remainder is sent.
+
+    Raises:
+        InvalidTensorError: an input cannot travel in this form.
+    """
+    parameters: dict[str, str | int | bool] = {}
+    if request.request_id:
+        parameters["request_id"] = request.request_id
+    if request.full_model_digest:
+        parameters["full_model_digest"] = request.full_model_digest
+    if request.binary_output:
+        parameters["binary_data_output"] = True
+    if request.route is not Route.AUTO:
+        parameters["route"] = request.route.value
+    if request.privacy is not Privacy.ANY:
+        parameters["privacy"] = request.privacy.value
+    if request.wait is not Wait.FINAL:
+        parameters["wait"] = request.wait.value
+    if request.deadline_s is not None:
+        parameters["timeout"] = asked.timeout_us(request.deadline_s, now_s)
+    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    if parameters:
+        head["parameters"] = parameters
+    if request.outputs:
+        head["outputs"] = [
+            {"name": output.name} | ({} if output.binary is None else {"parameters": {"binary_data": output.binary}})
+            for output in request.outputs
+        ]
+    return framing.assemble(head, "Input", "inputs", [(tensor, binary) for tensor in request.inputs])
+
+
+def decode_response(body: bytes, header_length: int | None, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
+    """The response that a body describes; `answer` is None where the server is not Firstline.
+
+    Raises:
+        ProtocolError: the body does not say what V2 says that it must, or is over `limits`. The caller
+            cannot mend that, so it is no `RequestError`.
+    """
+    try:
+        head, tail = framing.split(body, header_length, limits)
+        return InferResponse(
+            model=asked.text(head, "model_name"),
+            version=asked.text(head, "model_version"),
+            outputs=framing.decode_tensors("Output", "outputs", head, tail, limits),
+            id=asked.text(head, "id"),
+            answer=answers.from_parameters(framing.object_at(head, "parameters", "The response")),
+        )
+    except RequestError as error:
+        raise ProtocolError(f"The server's response cannot be read. {error.message}") from error
+
+
+def encode_response(request: InferRequest, response: InferResponse) -> Encoded:
+    """The body of a response, with the outputs that the request named, in its order and form.
+
+    Raises:
+        InvalidTensorError: the request names an output that there is not, or asks for JSON where only
+            binary data can hold a value (not finite, or not UTF-8).
+    """
+    head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        head["id"] = response.id
+    if response.answer is not None:
+        head["parameters"] = answers.to_parameters(response.answer)
+    wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
+    by_name = {tensor.name: tensor for tensor in response.outputs}
+    for output in wanted:
+        if output.name not in by_name:
+            raise InvalidTensorError(
+                f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
+            )
+    chosen = [
+        (by_name[output.name], request.binary_output if output.binary is None else output.binary) for output in wanted
+    ]
+    return framing.assemble(head, "Output", "outputs", chosen)
+
+
+def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
+    entries = head.get("outputs")
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise InvalidTensorError(f"'outputs' is {shown(entries)}; give an array of names, or leave it out.")
+    if len(entries) > limits.tensors:
+        raise PayloadTooLargeError(f"'outputs' has {len(entries)} names; at most {limits.tensors} are accepted.")
+    found: dict[str, RequestedOutput] = {}
+    for position, entry in enumerate(entries):
+        name = framing.name_of(entry, f"Requested output {position}")
+        where = f"Requested output {shown(name)}"
+        if name in found:
+            raise InvalidTensorError(f"{where} is there twice; name each output once.")
+        parameters = framing.object_at(entry, "parameters", where)
+        for key, instead in _REFUSED_OUTPUT.items():
+            if key in parameters:
+                raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+        found[name] = RequestedOutput(name, asked.flag(parameters, "binary_data"))
+    return tuple(found.values())
+
+
+def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
+    first = inputs[0]
+    for tensor in inputs:
+        where = f"Input {shown(tensor.name)}"
+        if not tensor.shape or tensor.shape[0] == 0:
+            raise InvalidTensorError(
+                f"{where} has shape {list(tensor.shape)}; the first axis counts rows, and must be at least 1."
+            )
+        if tensor.shape[0] > limits.rows:
+            raise PayloadTooLargeError(
+                f"{where} has {tensor.shape[0]} rows; at most {limits.rows} are accepted in one request."
+            )
+        if tensor.shape[0] != first.shape[0]:
+            raise InvalidTensorError(
+                f"{where} has {tensor.shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all inputs "
+                "share the first axis."
+            )
+
+
+def _echoed_id(head: dict[str, Any], limits: Limits) -> str:
+    value = asked.text(head, "id")
+    if len(value) > limits.id_chars:
+        raise PayloadTooLargeError(f"'id' is {len(value)} characters; at most {limits.id_chars} are accepted.")
+    return value
+
+
+def _uuid(request_id: str) -> str:
+    try:
+        canonical = str(UUID(request_id))
+    except ValueError:
+        canonical = ""
+    if canonical != request_id.lower():
+        raise InvalidTensorError(
+            f"Parameter 'request_id' is {shown(request_id)}; use a UUID such as "
+            "01890a5d-ac96-774b-bcce-b302099a8057, or leave it out."
+        )
+    return canonical

@@ -1,0 +1,118 @@
+"""What a caller may ask for beside the tensors: route, privacy, wait and timeout, in JSON or in a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from firstline_core.errors import InvalidTensorError
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import Privacy, Route, Wait
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+_US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """How the caller wants to be served."""
+
+    route: Route
+    privacy: Privacy
+    wait: Wait
+    deadline_s: float | None
+
+
+def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
+    """Reads what it knows and leaves the rest: clients send parameters of other servers too.
+
+    Args:
+        parameters: V2's request `parameters`; a null value counts as absent.
+        now_s: on this tier's monotonic clock; `timeout` counts from here.
+
+    Raises:
+        InvalidTensorError: a known parameter has a value that it cannot take; the message lists those.
+    """
+    return Preferences(
+        route=_choice(parameters, "route", Route.AUTO),
+        privacy=_choice(parameters, "privacy", Privacy.ANY),
+        wait=_choice(parameters, "wait", Wait.FINAL),
+        deadline_s=_deadline_s(parameters, now_s),
+    )
+
+
+def from_query(query: Mapping[str, str]) -> dict[str, object]:
+    """Query parameters as `preferences` takes them.
+
+    An unknown name is refused here, unlike in V2: the short way is ours alone, and a misspelt
+    `privacy` must not let an image leave the device.
+
+    Raises:
+        InvalidTensorError: a name that is not known.
+    """
+    known = ("route", "privacy", "wait", "timeout")
+    for name in query:
+        if name not in known:
+            raise InvalidTensorError(f"Query parameter {shown(name)} is unknown; use {', '.join(known)}.")
+    parameters: dict[str, object] = dict(query)
+    timeout = query.get("timeout")
+    # 20 digits hold every unsigned 64-bit number, and keep int() from work without end.
+    if timeout is not None and timeout.isascii() and timeout.isdigit() and len(timeout) <= 20:
+        parameters["timeout"] = int(timeout)
+    return parameters
+
+
+def timeout_us(deadline_s: float, now_s: float) -> int:
+    """What is left until a deadline, in microseconds, as `timeout` carries it: at least 1, for 0 means none."""
+    return max(1, int((deadline_s - now_s) * _US_PER_S))
+
+
+def flag(parameters: Mapping[str, object], key: str) -> bool | None:
+    """A true or false parameter, None where it is absent.
+
+    Raises:
+        InvalidTensorError: any other value.
+    """
+    value = parameters.get(key)
+    if value is None or isinstance(value, bool):
+        return value
+    raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use true or false.")
+
+
+def text(parameters: Mapping[str, object], key: str) -> str:
+    """A string parameter, "" where it is absent.
+
+    Raises:
+        InvalidTensorError: any other value.
+    """
+    value = parameters.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use a string.")
+    return value
+
+
+def _choice(parameters: Mapping[str, object], key: str, default: _Choice) -> _Choice:
+    value = parameters.get(key)
+    if value is None:
+        return default
+    kind = type(default)
+    try:
+        return kind(value)  # type: ignore[arg-type]  # any other type is a ValueError too
+    except ValueError:
+        raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use one of {', '.join(kind)}.") from None
+
+
+def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
+    value = parameters.get("timeout")
+    if value is None or (value == 0 and type(value) is int):
+        return None
+    if type(value) is not int or value < 0:
+        raise InvalidTensorError(
+            f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none."
+        )
+    return now_s + value / _US_PER_S

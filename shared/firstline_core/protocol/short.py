@@ -1,0 +1,229 @@
+"""The short way in, for people with a file and no tensors: an image or JSON as the body, labels in the answer.
+
+`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=`, the same on both tiers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import answer as answers
+from firstline_core.protocol import parameters as asked
+from firstline_core.protocol import tensors
+from firstline_core.protocol.framing import parse_json
+from firstline_core.protocol.http import CONTENT_TYPE, DataPlane, Reply, decoded_body, error_reply, header, json_reply
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+
+PROBABILITIES = "probabilities"
+TOP = 5
+
+
+async def short_reply(
+    plane: DataPlane,
+    model: str,
+    headers: Mapping[str, str],
+    query: Mapping[str, str],
+    body: bytes,
+    *,
+    principal: str = "",
+    clock: Clock = SYSTEM_CLOCK,
+) -> Reply:
+    """`POST /firstline/v1/models/{model}/infer`, answered in JSON.
+
+    Args:
+        plane: the tier that answers.
+        model: from the path, unquoted.
+        headers: of the request.
+        query: of the request, unquoted.
+        body: of the request, as it came.
+        principal: who asks, as the adapter authenticated them.
+        clock: `timeout` counts from its present.
+    """
+    try:
+        metadata = plane.metadata(model, "")
+        request = request_from_file(
+            model,
+            metadata,
+            decoded_body(headers, body, plane.limits),
+            header(headers, CONTENT_TYPE) or "",
+            query,
+            now_s=clock.monotonic_s(),
+            principal=principal,
+            limits=plane.limits,
+        )
+        return json_reply(reply_from(await plane.infer(request), metadata.labels))
+    except FirstlineError as error:
+        return error_reply(error)
+
+
+def request_from_file(
+    model: str,
+    metadata: ModelMetadata,
+    body: bytes,
+    content_type: str,
+    query: Mapping[str, str],
+    *,
+    now_s: float = 0.0,
+    principal: str = "",
+    limits: Limits = DEFAULT_LIMITS,
+) -> InferRequest:
+    """The request that a bare body means to this model.
+
+    A model whose first input is BYTES takes the body as one element, as it is. Any other takes JSON: an
+    array of numbers, with or without the axis of rows, or an object of such arrays by input.
+
+    Args:
+        model: the bundle's name.
+        metadata: its inputs.
+        body: with any Content-Encoding undone.
+        content_type: only multipart is told apart; curl and tritonclient send none, or a wrong one.
+        query: `route`, `privacy`, `wait`, `timeout` in microseconds.
+        now_s: on this tier's monotonic clock; `timeout` counts from here.
+        principal: who asks.
+        limits: as for V2.
+
+    Raises:
+        InvalidTensorError: the body or the query do not say what they must.
+        PayloadTooLargeError: the body is over `limits`.
+    """
+    if len(body) > limits.body_bytes:
+        raise PayloadTooLargeError(f"The body is {len(body)} bytes; at most {limits.body_bytes} are accepted.")
+    if not body:
+        raise InvalidTensorError("The body is empty; send the file itself as the body.")
+    if content_type.lower().startswith("multipart/"):
+        raise InvalidTensorError(
+            "The body is a multipart form; send the file itself as the body, as `curl --data-binary @FILE` does."
+        )
+    wishes = asked.preferences(asked.from_query(query), now_s)
+    inputs = (
+        (_file_tensor(metadata, body),)
+        if metadata.inputs[0].datatype == "BYTES"
+        else _json_tensors(metadata, body, limits)
+    )
+    return InferRequest(
+        model=model,
+        inputs=inputs,
+        request_id=new_request_id(),
+        route=wishes.route,
+        privacy=wishes.privacy,
+        wait=wishes.wait,
+        deadline_s=wishes.deadline_s,
+        principal=principal,
+    )
+
+
+def reply_from(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]:
+    """The answer in words, as JSON values.
+
+    Args:
+        response: of a classifier it has `probabilities`, (rows, classes).
+        labels: by class; a class beyond them is called by its number.
+
+    Returns:
+        What the answer says of itself, `model`, `version`, and one of: `label`, `score` (the label's
+        probability) and `top` for one row; `results`, a list of these, for several; `outputs` by name
+        where there are no probabilities.
+
+    Raises:
+        InferenceError: an output is not finite, or not UTF-8, so that JSON cannot hold it.
+    """
+    reply: dict[str, Any] = {"model": response.model, "version": response.version}
+    if response.answer is not None:
+        reply = answers.to_dict(response.answer) | reply
+    probabilities = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
+    if probabilities is None or probabilities.ndim != 2 or not probabilities.size:
+        return reply | {"outputs": {tensor.name: _plain(tensor) for tensor in response.outputs}}
+    if not np.isfinite(probabilities).all():
+        raise InferenceError(f"Model '{response.model}' gave a probability that is not a number.")
+    results = [_classified(row, labels) for row in probabilities]
+    return reply | (results[0] if len(results) == 1 else {"results": results})
+
+
+def _file_tensor(metadata: ModelMetadata, body: bytes) -> Tensor:
+    first = metadata.inputs[0]
+    if len(metadata.inputs) != 1:
+        names = ", ".join(spec.name for spec in metadata.inputs)
+        raise InvalidTensorError(
+            f"Model '{metadata.name}' takes several inputs ({names}); use /v2/models/{metadata.name}/infer."
+        )
+    shape = tuple(1 if size == -1 else size for size in first.shape) or (1,)
+    if math.prod(shape) != 1:
+        raise InvalidTensorError(
+            f"Input '{first.name}' takes {math.prod(shape)} elements a row and the body is one; use "
+            f"/v2/models/{metadata.name}/infer."
+        )
+    array = np.empty(shape, dtype=np.object_)
+    array.reshape(-1)[0] = body
+    return Tensor(first.name, array)
+
+
+def _json_tensors(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tensor, ...]:
+    names = [spec.name for spec in metadata.inputs]
+    parsed = parse_json(body, limits)
+    given = parsed if isinstance(parsed, dict) else {names[0]: parsed}
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given]
+    if unknown or missing:
+        fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{missing[0]}'"
+        raise InvalidTensorError(f"Model '{metadata.name}' {fault}; its inputs: {', '.join(names)}.")
+    inputs = tuple(Tensor(spec.name, _json_array(spec, given[spec.name], limits)) for spec in metadata.inputs)
+    rows = {tensor.shape[0] for tensor in inputs}
+    if len(rows) > 1:
+        raise InvalidTensorError(f"The inputs have {sorted(rows)} rows; all share the first axis.")
+    return inputs
+
+
+def _json_array(spec: TensorSpec, data: object, limits: Limits) -> Array:
+    where = f"Input '{spec.name}'"
+    sizes: list[int] = []
+    level = data
+    while isinstance(level, list):
+        sizes.append(len(level))
+        level = level[0] if level else None
+    given = list(sizes)
+    if len(sizes) == len(spec.shape) - 1:  # one row, without the axis of rows
+        sizes, data = [1, *sizes], [data]
+    expected = spec.shape[1:]
+    if (
+        not sizes
+        or len(sizes) != len(spec.shape)
+        or sizes[0] == 0
+        or any(want not in (-1, size) for want, size in zip(expected, sizes[1:], strict=True))
+    ):
+        raise InvalidTensorError(
+            f"{where} has shape {given}; a row takes shape {list(expected)}, rows {list(spec.shape)} (-1 is any size)."
+        )
+    shape = tensors.parse_shape(where, sizes, limits)
+    if shape[0] > limits.rows:
+        raise PayloadTooLargeError(f"{where} has {shape[0]} rows; at most {limits.rows} are accepted.")
+    return tensors.from_json(where, spec.datatype, shape, data)
+
+
+def _classified(probabilities: Array, labels: Sequence[str]) -> dict[str, Any]:
+    likeliest = np.argsort(-probabilities, kind="stable")[:TOP]
+    top = [
+        {
+            "label": labels[index] if index < len(labels) else str(index),
+            "probability": float(probabilities[index]),
+        }
+        for index in likeliest
+    ]
+    return {"label": top[0]["label"], "score": top[0]["probability"], "top": top}
+
+
+def _plain(tensor: Tensor) -> object:
+    """The output as nested lists."""
+    try:
+        flat = tensors.to_json(f"Output '{tensor.name}'", tensor)
+    except InvalidTensorError as error:
+        raise InferenceError(f"{error.message} The V2 address offers that.") from error
+    return np.asarray(flat, dtype=None if tensor.datatype != "BYTES" else np.object_).reshape(tensor.shape).tolist()

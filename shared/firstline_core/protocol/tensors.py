@@ -1,0 +1,246 @@
+"""One tensor to and from V2's two forms: JSON `data`, and raw little-endian bytes. No message around it.
+
+The binary form is Triton's: numbers are concatenated in row-major order, a BYTES element is a 4-byte
+little-endian length and its bytes.
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import struct
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol.limits import Limits
+from firstline_core.types import DATATYPES, Array, Tensor
+
+# By numpy kind: what JSON may hold for it. Python's bool is an int, so types are compared exactly.
+_JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
+    "b": (frozenset({bool}), "true or false"),
+    "i": (frozenset({int}), "whole numbers"),
+    "u": (frozenset({int}), "whole numbers"),
+    "f": (frozenset({int, float}), "numbers (NaN and Infinity travel only as binary data)"),
+    "O": (frozenset({str}), "strings (bytes that are not UTF-8 travel only as binary data)"),
+}
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error may quote it: short, and on one line."""
+    return _SHORT.repr(value)
+
+
+def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
+    """The declared shape, small enough to be allocated.
+
+    Args:
+        where: the tensor, as a sentence begins: "Input 'x'".
+        shape: what the JSON says.
+        limits: bounds the dimensions and the elements.
+
+    Raises:
+        InvalidTensorError: not an array of whole numbers of at least 0.
+        PayloadTooLargeError: more dimensions or elements than `limits` allow.
+    """
+    if not isinstance(shape, list):
+        raise InvalidTensorError(f"{where} has shape {shown(shape)}; give an array of sizes such as [1, 64].")
+    if len(shape) > limits.dimensions:
+        raise PayloadTooLargeError(f"{where} has {len(shape)} dimensions; at most {limits.dimensions} are accepted.")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise InvalidTensorError(
+                f"{where} has size {shown(size)} in its shape; each size is a whole number of at least 0."
+            )
+    # A 0 must not hide a size that numpy cannot hold.
+    if math.prod(max(size, 1) for size in shape) > limits.elements:
+        raise PayloadTooLargeError(
+            f"{where} has shape {shown(shape)}; at most {limits.elements} elements are accepted."
+        )
+    return tuple(shape)
+
+
+def from_json(where: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
+    """The array that JSON `data`, flat or nested, spells out.
+
+    Args:
+        where: the tensor, as a sentence begins.
+        datatype: a key of `DATATYPES`.
+        shape: as `parse_shape` returned it.
+        data: parsed JSON.
+
+    Raises:
+        InvalidTensorError: the data do not fill the shape, or a value does not fit the datatype.
+    """
+    flat = _flattened(where, shape, data)
+    dtype = DATATYPES[datatype]
+    types, expected = _JSON_TYPES[dtype.kind]
+    if not types.issuperset(map(type, flat)):
+        index = next(index for index, value in enumerate(flat) if type(value) not in types)
+        raise InvalidTensorError(f"{where} has {shown(flat[index])} at element {index}; {datatype} takes {expected}.")
+    if dtype.kind == "O":
+        array = _objects([text.encode() for text in flat])
+    elif dtype.kind == "f":
+        array = _floats(where, datatype, flat)
+    else:
+        if dtype.kind != "b":
+            _check_range(where, datatype, flat)
+        array = np.array(flat, dtype=dtype)
+    return array.reshape(shape)
+
+
+def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Array:
+    """The array that raw bytes hold; numbers are a read-only view of them, copied only when misaligned.
+
+    Args:
+        where: the tensor, as a sentence begins.
+        datatype: a key of `DATATYPES`.
+        shape: as `parse_shape` returned it.
+        raw: exactly this tensor's bytes.
+
+    Raises:
+        InvalidTensorError: the bytes are more or fewer than the shape needs, or not of the datatype.
+    """
+    count = math.prod(shape)
+    dtype = DATATYPES[datatype]
+    if dtype.kind == "O":
+        return _objects(_split_elements(where, count, raw)).reshape(shape)
+    if raw.nbytes != count * dtype.itemsize:
+        raise InvalidTensorError(
+            f"{where} has {raw.nbytes} bytes of binary data; shape {list(shape)} of {datatype} needs "
+            f"{count * dtype.itemsize}."
+        )
+    if dtype.kind == "b" and count and np.frombuffer(raw, np.uint8).max() > 1:
+        raise InvalidTensorError(f"{where} has a byte other than 0 and 1 in its binary BOOL data.")
+    array = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+def to_json(where: str, tensor: Tensor) -> Array | list[str]:
+    """Flat `data` that orjson writes with `OPT_SERIALIZE_NUMPY`.
+
+    Raises:
+        InvalidTensorError: a number is not finite, or an element is not UTF-8: JSON cannot hold them.
+    """
+    flat = np.ascontiguousarray(tensor.array).reshape(-1)
+    if tensor.datatype == "BYTES":
+        return [_utf8(where, index, element) for index, element in enumerate(flat)]
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        index = int(np.argmin(np.isfinite(flat)))
+        raise InvalidTensorError(
+            f"{where} has {flat[index]} at element {index}, which JSON cannot hold; ask for it as binary data "
+            '("binary_data": true in the output\'s parameters).'
+        )
+    return flat
+
+
+def to_binary(where: str, tensor: Tensor) -> bytes | memoryview:
+    """The tensor's raw bytes; numbers in row-major order are not copied.
+
+    Raises:
+        InvalidTensorError: an element of a BYTES tensor is not `bytes`.
+    """
+    if tensor.datatype != "BYTES":
+        array = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
+        return array.reshape(-1).view(np.uint8).data
+    parts: list[bytes] = []
+    for index, element in enumerate(tensor.array.flat):
+        _check_bytes(where, index, element)
+        parts += (struct.pack("<I", len(element)), element)
+    return b"".join(parts)
+
+
+def _flattened(where: str, shape: tuple[int, ...], data: object) -> list[Any]:
+    if not isinstance(data, list):
+        raise InvalidTensorError(f"{where} has data {shown(data)}; give an array, flat or nested.")
+    level: list[Any] = data
+    if len(shape) > 1 and data and isinstance(data[0], list):
+        level = [data]
+        for axis, size in enumerate(shape):
+            if any(not isinstance(item, list) or len(item) != size for item in level):
+                raise InvalidTensorError(
+                    f"{where} has nested data that are not {size} long everywhere on axis {axis}, as shape "
+                    f"{list(shape)} says; make both agree, or send the data flat."
+                )
+            level = list(chain.from_iterable(level))
+    elif len(data) != math.prod(shape):
+        raise InvalidTensorError(f"{where} has {len(data)} values; shape {list(shape)} needs {math.prod(shape)}.")
+    return level
+
+
+def _check_range(where: str, datatype: str, flat: list[int]) -> None:
+    bounds = np.iinfo(DATATYPES[datatype])
+    if flat and (min(flat) < bounds.min or max(flat) > bounds.max):
+        index = next(index for index, value in enumerate(flat) if not bounds.min <= value <= bounds.max)
+        raise InvalidTensorError(
+            f"{where} has {flat[index]} at element {index}; {datatype} holds {bounds.min} to {bounds.max}."
+        )
+
+
+def _floats(where: str, datatype: str, flat: list[float]) -> Array:
+    with np.errstate(all="ignore"):
+        array = np.array(flat, dtype=np.float64).astype(DATATYPES[datatype])
+    if not np.isfinite(array).all():
+        index = int(np.argmin(np.isfinite(array)))
+        raise InvalidTensorError(
+            f"{where} has {shown(flat[index])} at element {index}, which is out of {datatype}'s range; "
+            "scale it, or use a wider datatype."
+        )
+    return array
+
+
+def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
+    if count * 4 > raw.nbytes:
+        raise InvalidTensorError(
+            f"{where} has {raw.nbytes} bytes of binary data; its {count} BYTES elements need a 4-byte length each."
+        )
+    elements: list[bytes] = []
+    offset = 0
+    for index in range(count):
+        start = offset + 4
+        end = start + int.from_bytes(raw[offset:start], "little")
+        if start > raw.nbytes or end > raw.nbytes:
+            raise InvalidTensorError(
+                f"{where} ends inside BYTES element {index}; each element is a 4-byte little-endian length "
+                "and that many bytes."
+            )
+        elements.append(bytes(raw[start:end]))
+        offset = end
+    if offset != raw.nbytes:
+        raise InvalidTensorError(
+            f"{where} has {raw.nbytes - offset} bytes after its last BYTES element; its shape says {count} "
+            f"element{'s' * (count != 1)}."
+        )
+    return elements
+
+
+def _objects(elements: list[bytes]) -> Array:
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+def _check_bytes(where: str, index: int, element: object) -> None:
+    if not isinstance(element, bytes):
+        raise InvalidTensorError(
+            f"{where} has a {type(element).__name__} at element {index}; BYTES elements are `bytes`."
+        )
+
+
+def _utf8(where: str, index: int, element: object) -> str:
+    _check_bytes(where, index, element)
+    assert isinstance(element, bytes)  # noqa: S101 (for the type checker)
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        raise InvalidTensorError(
+            f"{where} has bytes at element {index} that are not UTF-8, which JSON cannot hold; ask for it as "
+            'binary data ("binary_data": true in the output\'s parameters).'
+        ) from None

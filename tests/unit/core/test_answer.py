@@ -1,0 +1,87 @@
+"""An answer in V2 parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from firstline_core.errors import InvalidTensorError
+from firstline_core.protocol.answer import from_parameters, to_dict, to_parameters
+from firstline_core.types import Answer, Attempt, Reason, RowAnswer, Status, Tier
+
+ROW = RowAnswer(Tier.CACHE, Reason.CONFIDENT, Status.FINAL, True, 0.75, "d")
+ANSWER = Answer(
+    request_id="id",
+    status=Status.PROVISIONAL,
+    certified=False,
+    durable=True,
+    tier=Tier.EDGE,
+    reason=Reason.LINK_DOWN,
+    confidence=0.25,
+    model_digest="d",
+    attempts=(Attempt(Tier.CLOUD, "link_down", 0.5),),
+    rows=(ROW, replace(ROW, confidence=None)),
+)
+
+
+def test_v2_parameters_are_scalars_only() -> None:
+    parameters = to_parameters(ANSWER)
+    assert parameters == {
+        "request_id": "id",
+        "status": "provisional",
+        "certified": False,
+        "durable": True,
+        "tier": "edge",
+        "reason": "link_down",
+        "confidence": 0.25,
+        "model_digest": "d",
+        "attempts": '[{"tier":"cloud","outcome":"link_down","ms":0.5}]',
+        "rows": (
+            '[{"tier":"cache","reason":"confident","status":"final","certified":true,"model_digest":"d",'
+            '"confidence":0.75},{"tier":"cache","reason":"confident","status":"final","certified":true,'
+            '"model_digest":"d"}]'
+        ),
+    }
+    assert from_parameters(parameters) == ANSWER
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    bare = replace(ANSWER, confidence=None, rows=(), attempts=())
+    parameters = to_parameters(bare)
+    assert "confidence" not in parameters
+    assert "rows" not in parameters
+    assert from_parameters(parameters) == bare
+    assert to_dict(bare)["attempts"] == []
+
+
+def test_parameters_of_another_server() -> None:
+    assert from_parameters({"tier": "gold", "status": "ok"}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "done"},
+        {"status": None},
+        {"status": []},
+        {"certified": "true"},
+        {"durable": 1},
+        {"tier": 3},
+        {"reason": "because"},
+        {"confidence": "high"},
+        {"confidence": True},
+        {"model_digest": None},
+        {"request_id": 7},
+        {"attempts": []},
+        {"attempts": "not json"},
+        {"attempts": "{}"},
+        {"attempts": "[7]"},
+        {"attempts": '[{"tier":"edge","outcome":"ok"}]'},
+        {"rows": '[{"tier":"edge"}]'},
+    ],
+)
+def test_a_bad_value_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidTensorError, match="The answer's '"):
+        from_parameters(to_parameters(ANSWER) | change)

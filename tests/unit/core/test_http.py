@@ -1,0 +1,221 @@
+"""V2 over HTTP without a framework, against a data plane in memory."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    DeadlineExceededError,
+    FirstlineError,
+    InvalidTensorError,
+    PayloadTooLargeError,
+    UnknownModelError,
+)
+from firstline_core.protocol import http
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+
+REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
+
+
+@dataclass
+class Doubler:
+    """A data plane with one model, `double`."""
+
+    limits: Limits = field(default_factory=Limits)
+    server_name: str = "firstline-edge"
+    server_version: str = "1.2"
+    up: bool = True
+    failure: FirstlineError | None = None
+    seen: list[InferRequest] = field(default_factory=list)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        self.seen.append(request)
+        if self.failure is not None:
+            raise self.failure
+        return InferResponse(request.model, "7", (Tensor("y", request.inputs[0].array * 2),), id=request.id)
+
+    def live(self) -> bool:
+        return self.up
+
+    def ready(self) -> bool:
+        return self.up
+
+    def model_ready(self, model: str, version: str) -> bool:
+        return bool(self.metadata(model, version)) and self.up
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        if model != "double" or version not in ("", "7"):
+            raise UnknownModelError(f"No model '{model}' here.")
+        spec = TensorSpec("x", "FP32", (-1, 2))
+        return ModelMetadata("double", ("7",), "onnx", (spec,), (TensorSpec("y", "FP32", (-1, 2)),), ("a", "b"))
+
+
+def plane(**changes: Any) -> Doubler:
+    made = Doubler(**changes)
+    checked: http.DataPlane = made  # the fake implements the production interface
+    assert checked is made
+    return made
+
+
+def said(reply: http.Reply) -> Any:
+    assert reply.headers["Content-Type"] == "application/json"
+    return orjson.loads(reply.body)
+
+
+async def test_json_in_json_out() -> None:
+    reply = await http.infer_reply(plane(), "double", "", {}, BODY)
+    assert reply.status == 200
+    assert said(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
+
+
+@pytest.mark.parametrize("name", [http.HEADER_LENGTH, http.HEADER_LENGTH.lower(), http.HEADER_LENGTH.upper()])
+async def test_binary_in_binary_out(name: str) -> None:
+    sent = encode_request(
+        InferRequest("double", (Tensor("x", np.array([[1, 2]], np.float32)),), REQUEST_ID, binary_output=True)
+    )
+    reply = await http.infer_reply(plane(), "double", "7", {name: str(sent.header_length)}, sent.body)
+    assert reply.status == 200
+    assert reply.headers["Content-Type"] == "application/octet-stream"
+    got = decode_response(reply.body, http.header_length(reply.headers))
+    assert got.output("y").tolist() == [[2, 4]]
+
+
+async def test_what_the_adapter_knows_reaches_the_plane() -> None:
+    tier = plane()
+    sent = orjson.dumps(orjson.loads(BODY) | {"parameters": {"timeout": 2_000_000, "request_id": REQUEST_ID}})
+    clock = SimulatedClock(start_s=50.0)
+    await http.infer_reply(tier, "double", "7", {}, sent, principal="app", trust_request_id=True, clock=clock)
+    request = tier.seen[0]
+    assert (request.model, request.version, request.principal) == ("double", "7", "app")
+    assert (request.request_id, request.deadline_s) == (REQUEST_ID, 52.0)
+
+
+async def test_a_failure_is_a_reply() -> None:
+    tier = plane(failure=DeadlineExceededError("Too late.", retry_after_s=0.2))
+    reply = await http.infer_reply(tier, "double", "", {}, BODY)
+    assert reply.status == 504
+    assert reply.headers["Retry-After"] == "1"
+    assert said(reply) == {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
+
+
+async def test_bad_bodies_never_reach_the_plane() -> None:
+    tier = plane(limits=Limits(body_bytes=len(BODY)))
+    bad: list[tuple[dict[str, str], bytes, int]] = [
+        ({}, b"{", 400),
+        ({}, BODY + b" ", 413),
+        ({http.HEADER_LENGTH: "9" * 18}, BODY, 400),
+        ({http.HEADER_LENGTH: "9" * 5000}, BODY, 400),
+        ({http.HEADER_LENGTH: "-1"}, BODY, 400),
+        ({http.HEADER_LENGTH: "²"}, BODY, 400),
+        ({http.HEADER_LENGTH: ""}, BODY, 400),
+        ({http.HEADER_LENGTH: "1_0"}, BODY, 400),
+        ({"Content-Encoding": "br"}, BODY, 400),
+        ({"Content-Encoding": "gzip"}, BODY, 400),
+    ]
+    for headers, body, status in bad:
+        reply = await http.infer_reply(tier, "double", "", headers, body)
+        assert reply.status == status, (headers, reply)
+        assert set(said(reply)) == {"error", "code"}
+    assert tier.seen == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compressed"),
+    [
+        ("gzip", gzip.compress(BODY)),
+        ("GZIP", gzip.compress(BODY)),
+        ("deflate", zlib.compress(BODY)),
+        ("identity", BODY),
+    ],
+)
+async def test_compressed_requests(encoding: str, compressed: bytes) -> None:
+    reply = await http.infer_reply(plane(), "double", "", {"content-encoding": encoding}, compressed)
+    assert reply.status == 200
+
+
+def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    with pytest.raises(PayloadTooLargeError, match="inflates"):
+        http.decoded_body({"Content-Encoding": "gzip"}, bomb, Limits(body_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [(gzip.compress(BODY)[:-1], "cut short"), (gzip.compress(BODY) + b"x", "after its end"), (b"", "cut short")],
+)
+def test_one_whole_stream(body: bytes, says: str) -> None:
+    with pytest.raises(InvalidTensorError, match=says):
+        http.decoded_body({"Content-Encoding": "gzip"}, body, Limits())
+
+
+async def test_reading_stops_at_the_limit() -> None:
+    taken = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b"12345"
+
+    with pytest.raises(PayloadTooLargeError):
+        await http.read_body(chunks(), {}, Limits(body_bytes=10))
+    assert taken == 3
+    for declared in ("11", "9" * 5000):
+        with pytest.raises(PayloadTooLargeError):
+            await http.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
+    assert taken == 3
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"cd"
+
+    assert await http.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
+
+
+def test_health_is_200_or_4xx_with_json_that_kserve_reads() -> None:
+    for up, status in ((True, 200), (False, 400)):
+        tier = plane(up=up)
+        for reply, body in (
+            (http.live_reply(tier), {"live": up}),
+            (http.ready_reply(tier), {"ready": up}),
+            (http.model_ready_reply(tier, "double", ""), {"name": "double", "ready": up}),
+        ):
+            assert (reply.status, said(reply)) == (status, body)
+
+
+def test_metadata() -> None:
+    tier = plane()
+    assert said(http.server_metadata_reply(tier)) == {
+        "name": "firstline-edge",
+        "version": "1.2",
+        "extensions": ["binary_tensor_data"],
+    }
+    assert said(http.model_metadata_reply(tier, "double", "7")) == {
+        "name": "double",
+        "versions": ["7"],
+        "platform": "onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+        "labels": ["a", "b"],
+    }
+
+
+def test_an_unknown_model_is_404() -> None:
+    for reply in (
+        http.model_ready_reply(plane(), "triple", ""),
+        http.model_metadata_reply(plane(), "double", "8"),
+    ):
+        assert reply.status == 404
+        assert said(reply)["code"] == "unknown_model"

@@ -1,0 +1,310 @@
+"""Requests and responses to and from bytes; the fixtures are what tritonclient 2.x puts on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import orjson
+import pytest
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError
+from firstline_core.protocol.oip import (
+    Encoded,
+    Limits,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    RequestedOutput,
+    Route,
+    RowAnswer,
+    Status,
+    Tensor,
+    Tier,
+    Wait,
+)
+
+REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+TRITON_BINARY_HEADER = (
+    b'{"id":"job-7","inputs":[{"name":"x","shape":[2,3],"datatype":"FP32","parameters":{"binary_data_size":24}},'
+    b'{"name":"image","shape":[2,1],"datatype":"BYTES","parameters":{"binary_data_size":10}}],'
+    b'"parameters":{"timeout":250000,"binary_data_output":true,"privacy":"local_only"}}'
+)
+TRITON_BINARY = (
+    TRITON_BINARY_HEADER
+    + b"\x00\x00\x00?\x00\x00\x80\xbf\x00\x00\x00@\x00\x00@@\x00\x00\x80@\x00\x00\xa8@"
+    + b"\x02\x00\x00\x00\xff\xd8\x00\x00\x00\x00"
+)
+TRITON_JSON = (
+    b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1.0]},'
+    b'{"name":"text","shape":[1],"datatype":"BYTES","data":["\\u00E9"]}],'
+    b'"outputs":[{"name":"probabilities","parameters":{"binary_data":false}},'
+    b'{"name":"label","parameters":{"binary_data":true}}],'
+    b'"parameters":{"sequence_id":3,"sequence_start":true,"sequence_end":false,"priority":1}}'
+)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]} | changes
+
+
+def body(*inputs: object, **more: object) -> bytes:
+    return orjson.dumps({"inputs": list(inputs) or [tensor()]} | more)
+
+
+def request(**changes: Any) -> InferRequest:
+    inputs = (Tensor("x", np.array([[1, 2]], np.float32)),)
+    return InferRequest(**({"model": "m", "inputs": inputs, "request_id": REQUEST_ID} | changes))
+
+
+def answer(**changes: Any) -> Answer:
+    return Answer(
+        **(
+            {
+                "request_id": REQUEST_ID,
+                "status": Status.FINAL,
+                "certified": True,
+                "durable": False,
+                "tier": Tier.EDGE,
+                "reason": Reason.CONFIDENT,
+                "confidence": 0.5,
+                "model_digest": "sha256:ab",
+            }
+            | changes
+        )
+    )
+
+
+class TestTritonsBytes:
+    def test_binary(self) -> None:
+        got = decode_request("m", TRITON_BINARY, len(TRITON_BINARY_HEADER), version="3", now_s=10.0, principal="p")
+        assert [each.name for each in got.inputs] == ["x", "image"]
+        np.testing.assert_array_equal(got.inputs[0].array, [[0.5, -1, 2], [3, 4, 5.25]])
+        assert got.inputs[1].array.tolist() == [[b"\xff\xd8"], [b""]]
+        assert (got.id, got.binary_output, got.privacy) == ("job-7", True, Privacy.LOCAL_ONLY)
+        assert got.deadline_s == pytest.approx(10.25)
+        assert (got.version, got.principal, got.rows) == ("3", "p", 2)
+
+    def test_json(self) -> None:
+        got = decode_request("m", TRITON_JSON, None)
+        assert got.inputs[0].array.tolist() == [[0.5, -1.0]]
+        assert got.inputs[1].array.tolist() == ["é".encode()]
+        assert got.outputs == (RequestedOutput("probabilities", False), RequestedOutput("label", True))
+        assert got.deadline_s is None
+
+    def test_kserve_sends_nulls_its_own_id_and_the_model(self) -> None:
+        sent = body(tensor(parameters=None), id="a", model_name="other", parameters={"x": 1}, outputs=None)
+        got = decode_request("m", sent, None)
+        assert (got.model, got.id) == ("m", "a")
+
+    def test_response(self) -> None:
+        outputs = (Tensor("p", np.array([[0.25, 0.75]], np.float32)), Tensor("label", np.array([b"cat"], np.object_)))
+        encoded = encode_response(
+            request(binary_output=True, outputs=(RequestedOutput("p", False), RequestedOutput("label"))),
+            InferResponse("m", "1", outputs, id="job-7"),
+        )
+        # These very bytes were read by tritonclient's InferResult.
+        header = (
+            b'{"model_name":"m","model_version":"1","id":"job-7","outputs":[{"name":"p","datatype":"FP32",'
+            b'"shape":[1,2],"data":[0.25,0.75]},{"name":"label","datatype":"BYTES","shape":[1],'
+            b'"parameters":{"binary_data_size":7}}]}'
+        )
+        header += b" " * (-len(header) % 8)
+        assert encoded == Encoded(header + b"\x03\x00\x00\x00cat", len(header))
+
+
+class TestRequest:
+    def test_what_is_encoded_is_decoded(self) -> None:
+        sent = request(
+            id="mine",
+            outputs=(RequestedOutput("a", True), RequestedOutput("b")),
+            binary_output=True,
+            route=Route.CLOUD,
+            privacy=Privacy.LOCAL_ONLY,
+            wait=Wait.FIRST,
+            deadline_s=7.5,
+            full_model_digest="sha256:cd",
+        )
+        encoded = encode_request(sent, now_s=5.0)
+        got = decode_request("m", encoded.body, encoded.header_length, now_s=100.0, trust_request_id=True)
+        for name in ("id", "outputs", "binary_output", "route", "privacy", "wait", "full_model_digest", "request_id"):
+            assert getattr(got, name) == getattr(sent, name)
+        assert got.deadline_s == pytest.approx(102.5)
+
+    def test_a_deadline_that_has_passed_is_not_sent_as_none(self) -> None:
+        encoded = encode_request(request(deadline_s=1.0), binary=False, now_s=9.0)
+        assert orjson.loads(encoded.body)["parameters"]["timeout"] == 1
+
+    def test_binary_numbers_are_read_in_place(self) -> None:
+        encoded = encode_request(request(inputs=(Tensor("x", np.ones((1, 64), np.float64)),)))
+        array = decode_request("m", encoded.body, encoded.header_length).inputs[0].array
+        assert np.shares_memory(array, np.frombuffer(encoded.body, np.uint8))
+
+    def test_misaligned_numbers_are_copied(self) -> None:
+        header = orjson.dumps({"inputs": [tensor(data=None, parameters={"binary_data_size": 8})]})
+        for spaces in range(4):
+            text = header + b" " * spaces
+            array = decode_request("m", text + np.array([1, 2], "<f4").tobytes(), len(text)).inputs[0].array
+            assert array.flags.aligned
+            assert array.tolist() == [[1, 2]]
+
+    def test_the_request_id_is_a_devices_only(self) -> None:
+        sent = body(parameters={"request_id": REQUEST_ID.upper()})
+        assert decode_request("m", sent, None, trust_request_id=True).request_id == REQUEST_ID
+        minted = decode_request("m", sent, None).request_id
+        assert minted != REQUEST_ID
+        assert UUID(minted).version == 7
+        assert UUID(decode_request("m", body(), None, trust_request_id=True).request_id).version == 7
+
+    @pytest.mark.parametrize(
+        ("parameters", "says"),
+        [
+            ({"route": "sideways"}, "auto, edge, cloud"),
+            ({"route": {}}, "auto, edge, cloud"),
+            ({"privacy": "LOCAL_ONLY"}, "any, local_only"),
+            ({"wait": 1}, "final, first"),
+            ({"timeout": -1}, "microseconds"),
+            ({"timeout": 0.5}, "microseconds"),
+            ({"timeout": True}, "microseconds"),
+            ({"timeout": "10"}, "microseconds"),
+            ({"binary_data_output": 1}, "true or false"),
+            ({"full_model_digest": 1}, "string"),
+            ({"request_id": 7}, "string"),
+            ({"request_id": "7"}, "UUID"),
+            ({"request_id": f"{{{REQUEST_ID}}}"}, "UUID"),
+        ],
+    )
+    def test_a_known_parameter_with_a_bad_value_is_refused(self, parameters: dict[str, object], says: str) -> None:
+        with pytest.raises(InvalidTensorError, match=f"'{next(iter(parameters))}'.*{says}"):
+            decode_request("m", body(parameters=parameters), None, trust_request_id=True)
+
+    @pytest.mark.parametrize(
+        ("sent", "says"),
+        [
+            (b"", "not valid JSON"),
+            (b"\xff", "not valid JSON"),
+            (b"[" * 100_000, "not valid JSON"),
+            (b"{}{}", "not valid JSON"),
+            (b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}]}', "binary data"),
+            (b"[]", "object"),
+            (b"{}", "'inputs' is missing"),
+            (b'{"inputs":[]}', "at least one"),
+            (b'{"inputs":{}}', "array"),
+            (body(7), "Input 0"),
+            (body(tensor(name="")), "Input 0"),
+            (body(tensor(), tensor()), "'x' is there twice"),
+            (body(tensor(datatype="FLOAT")), "'x' has datatype 'FLOAT'; use one of BOOL"),
+            (body(tensor(datatype=["FP32"])), "datatype"),
+            (body(tensor(shape="12")), "'x' has shape '12'"),
+            (body(tensor(shape=[1, -2])), "size -2"),
+            (body(tensor(shape=[1, 2.0])), "size 2.0"),
+            (body(tensor(shape=[True, 2])), "size True"),
+            (body(tensor(shape=[1, 3])), r"2 values; shape \[1, 3\] needs 3"),
+            (body(tensor(shape=[], data=[1])), "at least 1"),
+            (body(tensor(shape=[0, 2], data=[])), "at least 1"),
+            (body(tensor(data=None)), "neither"),
+            (body(tensor(data=5)), "flat or nested"),
+            (body(tensor(parameters={"binary_data_size": 8})), "both"),
+            (body(tensor(data=None, parameters={"binary_data_size": 8})), "Inference-Header-Content-Length"),
+            (body(tensor(data=None, parameters={"binary_data_size": 8.0})), "number of bytes"),
+            (body(tensor(parameters=[])), "'parameters'"),
+            (body(tensor(parameters={"shared_memory_region": "r"})), "shared_memory_region"),
+            (body(tensor(), tensor(name="y", shape=[2, 1])), "'y' has 2 rows, but 'x' has 1"),
+            (body(outputs=[{"name": "a"}, {"name": "a"}]), "'a' is there twice"),
+            (body(outputs=["a"]), "Requested output 0"),
+            (body(outputs=7), "'outputs'"),
+            (body(outputs=[{"name": "a", "parameters": {"classification": 3}}]), "classification"),
+            (body(outputs=[{"name": "a", "parameters": {"binary_data": "yes"}}]), "true or false"),
+            (body(parameters=7), "'parameters'"),
+            (body(id=7), "'id'"),
+        ],
+    )
+    def test_a_malformed_body_is_refused_with_a_reason(self, sent: bytes, says: str) -> None:
+        with pytest.raises(InvalidTensorError, match=says):
+            decode_request("m", sent, None)
+
+    @pytest.mark.parametrize("length", [-1, 0, len(TRITON_BINARY) + 1, 10**17])
+    def test_an_impossible_header_length(self, length: int) -> None:
+        with pytest.raises(InvalidTensorError, match="inference header"):
+            decode_request("m", TRITON_BINARY, length)
+
+    def test_the_binary_part_is_used_up_exactly(self) -> None:
+        with pytest.raises(InvalidTensorError, match="1 bytes follow the last binary tensor"):
+            decode_request("m", TRITON_BINARY + b"\0", len(TRITON_BINARY_HEADER))
+        with pytest.raises(InvalidTensorError, match="'image' has 'binary_data_size' 10, but 9 bytes are left"):
+            decode_request("m", TRITON_BINARY[:-1], len(TRITON_BINARY_HEADER))
+
+    @pytest.mark.parametrize(
+        ("sent", "limits"),
+        [
+            (body(), Limits(body_bytes=10)),
+            (body(), Limits(json_bytes=10)),
+            (body(), Limits(elements=1)),
+            (body(tensor(), tensor(name="y")), Limits(elements=3)),
+            (body(tensor(datatype="BYTES", data=["a", "b"])), Limits(byte_elements=1)),
+            (body(tensor(shape=[2, 1])), Limits(rows=1)),
+            (body(tensor(), tensor(name="y")), Limits(tensors=1)),
+            (body(outputs=[{"name": "a"}, {"name": "b"}]), Limits(tensors=1)),
+            (body(), Limits(dimensions=1)),
+            (body(id="abc"), Limits(id_chars=2)),
+            (body(tensor(shape=[2**40, 2**40])), Limits()),
+            (body(tensor(shape=[0, 2**62], data=[])), Limits()),
+        ],
+    )
+    def test_over_a_limit(self, sent: bytes, limits: Limits) -> None:
+        with pytest.raises(PayloadTooLargeError):
+            decode_request("m", sent, None, limits=limits)
+
+
+class TestResponse:
+    def test_what_is_encoded_is_decoded(self) -> None:
+        row = RowAnswer(Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL, False, None, "sha256:ab")
+        said = answer(
+            confidence=None,
+            attempts=(Attempt(Tier.EDGE, "ok", 1.5), Attempt(Tier.CLOUD, "link_down", 0.0)),
+            rows=(row, row),
+        )
+        sent = InferResponse("m", "4", (Tensor("p", np.array([[0.1]], np.float64)),), id="mine", answer=said)
+        encoded = encode_response(request(), sent)
+        assert encoded.header_length is None
+        got = decode_response(encoded.body, None)
+        assert (got.model, got.version, got.id, got.answer) == ("m", "4", "mine", said)
+        assert got.output("p").tolist() == [[0.1]]
+
+    def test_only_the_outputs_asked_for_in_that_order(self) -> None:
+        outputs = tuple(Tensor(name, np.zeros((1, 1), np.int8)) for name in ("a", "b", "c"))
+        asked = request(outputs=(RequestedOutput("c", True), RequestedOutput("a")))
+        encoded = encode_response(asked, InferResponse("m", "1", outputs))
+        got = decode_response(encoded.body, encoded.header_length)
+        assert [each.name for each in got.outputs] == ["c", "a"]
+        with pytest.raises(InvalidTensorError, match="no output 'd'; it has: a, b, c"):
+            encode_response(request(outputs=(RequestedOutput("d"),)), InferResponse("m", "1", outputs))
+
+    @pytest.mark.parametrize("array", [np.array([np.nan], np.float32), np.array([b"\xff"], np.object_)])
+    def test_what_json_cannot_hold_travels_as_binary(self, array: np.ndarray[Any, Any]) -> None:
+        response = InferResponse("m", "1", (Tensor("y", array),))
+        with pytest.raises(InvalidTensorError, match=r"Output 'y'.*binary_data"):
+            encode_response(request(), response)
+        encoded = encode_response(request(binary_output=True), response)
+        got = decode_response(encoded.body, encoded.header_length).output("y")
+        assert repr(got.tolist()) == repr(array.tolist())
+
+    def test_another_servers_response_has_no_answer(self) -> None:
+        sent = orjson.dumps({"model_name": "m", "outputs": [tensor()], "parameters": {"status": "ok"}})
+        assert decode_response(sent, None).answer is None
+
+    @pytest.mark.parametrize("sent", [b"", b"{}", b'{"outputs":[{}]}', b'{"model_name":7,"outputs":[]}'])
+    def test_a_malformed_response_is_the_far_sides_fault(self, sent: bytes) -> None:
+        with pytest.raises(ProtocolError, match="server's response"):
+            decode_response(sent, None)

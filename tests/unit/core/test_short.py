@@ -1,0 +1,239 @@
+"""The short way in: a file as the body, labels in the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.short import reply_from, request_from_file, short_reply
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Privacy,
+    Reason,
+    Route,
+    RowAnswer,
+    Status,
+    Tensor,
+    TensorSpec,
+    Tier,
+    Wait,
+)
+
+OUTPUTS = (TensorSpec("probabilities", "FP32", (-1, 3)),)
+LABELS = ("cat", "dog", "owl")
+
+
+def model(*inputs: TensorSpec) -> ModelMetadata:
+    return ModelMetadata("m", ("1",), "onnx", inputs, OUTPUTS, LABELS)
+
+
+IMAGE = model(TensorSpec("image", "BYTES", (-1,)))
+VECTOR = model(TensorSpec("x", "FP32", (-1, 2)))
+PAIR = model(TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,)))
+
+
+def short(metadata: ModelMetadata, body: bytes, content_type: str = "", **query: str) -> InferRequest:
+    return request_from_file("m", metadata, body, content_type, query, limits=Limits(body_bytes=1000, rows=3))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1), (1,)])
+def test_an_image_is_one_row_of_bytes(shape: tuple[int, ...]) -> None:
+    request = short(model(TensorSpec("image", "BYTES", shape)), b"\xff\xd8", "application/x-www-form-urlencoded")
+    assert request.inputs[0].shape == tuple(abs(size) for size in shape)
+    assert request.inputs[0].array.reshape(-1).tolist() == [b"\xff\xd8"]
+    assert request.rows == 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "body", "arrays"),
+    [
+        (VECTOR, b"[1, 2]", [[[1, 2]]]),
+        (VECTOR, b"[[1, 2], [3, 4]]", [[[1, 2], [3, 4]]]),
+        (VECTOR, b'{"x": [1, 2]}', [[[1, 2]]]),
+        (PAIR, b'{"n": 5, "x": [1, 2]}', [[[1, 2]], [5]]),
+        (model(TensorSpec("x", "FP32", (-1, -1, 2))), b"[[1, 2]]", [[[[1, 2]]]]),
+    ],
+)
+def test_json_for_the_declared_tensors(metadata: ModelMetadata, body: bytes, arrays: list[Any]) -> None:
+    request = short(metadata, body)
+    assert [tensor.array.tolist() for tensor in request.inputs] == arrays
+    assert [tensor.datatype for tensor in request.inputs] == [spec.datatype for spec in metadata.inputs]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "body", "says"),
+    [
+        (IMAGE, b"", "empty"),
+        (model(IMAGE.inputs[0], VECTOR.inputs[0]), b"a", "several inputs"),
+        (model(TensorSpec("image", "BYTES", (-1, 2))), b"a", "2 elements a row"),
+        (VECTOR, b"\xff\xd8", "not valid JSON"),
+        (VECTOR, b"7", r"shape \[\]"),
+        (VECTOR, b"null", r"a row takes shape \[2\]"),
+        (VECTOR, b"[]", r"a row takes shape \[2\]"),
+        (VECTOR, b"[[]]", r"a row takes shape \[2\]"),
+        (VECTOR, b"[1, 2, 3]", r"shape \[3\]; a row takes shape \[2\]"),
+        (VECTOR, b"[[1, 2], [3]]", "axis 1"),
+        (VECTOR, b'[1, "a"]', "'a' at element 1"),
+        (VECTOR, b'{"y": [1, 2]}', "no input 'y'; its inputs: x"),
+        (PAIR, b"[1, 2]", "needs input 'n'"),
+        (PAIR, b'{"x": [[1, 2], [3, 4]], "n": [1]}', "rows"),
+        (model(TensorSpec("x", "FP32", ())), b"7", "shape"),
+    ],
+)
+def test_a_body_that_does_not_fit(metadata: ModelMetadata, body: bytes, says: str) -> None:
+    with pytest.raises(InvalidTensorError, match=says):
+        short(metadata, body)
+
+
+def test_a_form_is_told_apart() -> None:
+    with pytest.raises(InvalidTensorError, match="--data-binary"):
+        short(IMAGE, b"--b", "multipart/form-data; boundary=b")
+
+
+def test_over_a_limit() -> None:
+    with pytest.raises(PayloadTooLargeError):
+        short(IMAGE, b"a" * 1001)
+    with pytest.raises(PayloadTooLargeError):
+        short(VECTOR, b"[[1,2],[1,2],[1,2],[1,2]]")
+
+
+def test_the_query() -> None:
+    request = request_from_file(
+        "m",
+        IMAGE,
+        b"a",
+        "",
+        {"route": "edge", "privacy": "local_only", "wait": "first", "timeout": "500000"},
+        now_s=3.0,
+        principal="app",
+    )
+    assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
+    assert (request.deadline_s, request.principal) == (3.5, "app")
+    assert short(IMAGE, b"a", timeout="0").deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ({"route": "up"}, "auto, edge, cloud"),
+        ({"privcy": "local_only"}, "'privcy' is unknown; use route, privacy"),
+        ({"timeout": "soon"}, "microseconds"),
+        ({"timeout": "-1"}, "microseconds"),
+        ({"timeout": "9" * 5000}, "microseconds"),
+    ],
+)
+def test_a_bad_query(query: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidTensorError, match=says):
+        short(IMAGE, b"a", **query)
+
+
+ANSWER = Answer(
+    request_id="id",
+    status=Status.FINAL,
+    certified=True,
+    durable=False,
+    tier=Tier.EDGE,
+    reason=Reason.CONFIDENT,
+    confidence=0.5,
+    model_digest="d",
+    attempts=(Attempt(Tier.EDGE, "ok", 1.0),),
+)
+
+
+def response(rows: Any, name: str = "probabilities", answer: Answer | None = ANSWER) -> InferResponse:
+    return InferResponse("m", "1", (Tensor(name, np.array(rows, np.float32)),), answer=answer)
+
+
+def test_the_answer_in_words() -> None:
+    assert reply_from(response([[0.25, 0.5, 0.25]]), LABELS) == {
+        "request_id": "id",
+        "status": "final",
+        "certified": True,
+        "durable": False,
+        "tier": "edge",
+        "reason": "confident",
+        "confidence": 0.5,
+        "model_digest": "d",
+        "attempts": [{"tier": "edge", "outcome": "ok", "ms": 1.0}],
+        "model": "m",
+        "version": "1",
+        "label": "dog",
+        "score": 0.5,
+        "top": [
+            {"label": "dog", "probability": 0.5},
+            {"label": "cat", "probability": 0.25},
+            {"label": "owl", "probability": 0.25},
+        ],
+    }
+
+
+def test_five_at_most_and_numbers_where_labels_end() -> None:
+    reply = reply_from(response([np.arange(8) / 28]), LABELS)
+    assert [entry["label"] for entry in reply["top"]] == ["7", "6", "5", "4", "3"]
+
+
+def test_several_rows() -> None:
+    row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
+    said = response([[1, 0, 0], [0, 0, 1]], answer=None)
+    assert [each["label"] for each in reply_from(said, LABELS)["results"]] == ["cat", "owl"]
+    two = InferResponse(
+        "m",
+        "1",
+        said.outputs,
+        answer=Answer("id", Status.FINAL, True, False, Tier.EDGE, Reason.CONFIDENT, 0.5, "d", (), (row, row)),
+    )
+    assert len(reply_from(two, LABELS)["rows"]) == 2
+
+
+def test_other_outputs_are_given_as_they_are() -> None:
+    assert reply_from(response([[1, 2]], "boxes"), ())["outputs"] == {"boxes": [[1.0, 2.0]]}
+    text = InferResponse("m", "1", (Tensor("words", np.array([[b"a", b"b"]], np.object_)),))
+    assert reply_from(text, ())["outputs"] == {"words": [["a", "b"]]}
+
+
+@pytest.mark.parametrize("name", ["probabilities", "boxes"])
+def test_a_model_that_gives_nan(name: str) -> None:
+    with pytest.raises(InferenceError):
+        reply_from(response([[np.nan, 1]], name), LABELS)
+
+
+class Classifier:
+    limits = Limits()
+    server_name = "s"
+    server_version = "1"
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return True
+
+    def model_ready(self, model: str, version: str) -> bool:
+        return True
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        if model != "m":
+            raise UnknownModelError(f"No model '{model}' here.")
+        return VECTOR
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        assert request.deadline_s == 11.0
+        return response([[0, 1, 0]])
+
+
+async def test_over_http() -> None:
+    clock = SimulatedClock(start_s=10.0)
+    reply = await short_reply(Classifier(), "m", {}, {"timeout": "1000000"}, b"[1, 2]", clock=clock)
+    assert (reply.status, orjson.loads(reply.body)["label"]) == (200, "dog")
+    assert (await short_reply(Classifier(), "n", {}, {}, b"[1, 2]")).status == 404
+    assert (await short_reply(Classifier(), "m", {"Content-Type": "Multipart/form-data"}, {}, b"a")).status == 400
