@@ -57,6 +57,15 @@ def from_parameters(parameters: Mapping[str, object]) -> Answer | None:
     """
     if "request_id" not in parameters or "tier" not in parameters:
         return None
+    return from_dict(dict(parameters) | {key: _parsed(parameters, key) for key in ("attempts", "rows")})
+
+
+def from_dict(parameters: Mapping[str, object]) -> Answer:
+    """What `to_dict` wrote.
+
+    Raises:
+        InvalidTensorError: a value is missing or of the wrong kind.
+    """
     return Answer(
         request_id=_typed(parameters, "request_id", str),
         status=_member(parameters, "status", Status),
@@ -132,16 +141,23 @@ def _member(record: Mapping[str, object], key: str, kind: type[_Choice]) -> _Cho
         ) from None
 
 
-def _records(parameters: Mapping[str, object], key: str) -> list[dict[str, Any]]:
+def _parsed(parameters: Mapping[str, object], key: str) -> object:
+    """The JSON in a string parameter; None where it is absent."""
     value = parameters.get(key)
     if value is None:
-        return []
+        return None
     try:
-        records = orjson.loads(value) if isinstance(value, str) else None
+        if isinstance(value, str):
+            return orjson.loads(value)
     except orjson.JSONDecodeError:
-        records = None
+        pass
+    raise InvalidTensorError(f"The answer's '{key}' is {shown(value)}; it must be JSON in a string.")
+
+
+def _records(parameters: Mapping[str, object], key: str) -> list[dict[str, Any]]:
+    records = parameters.get(key)
+    if records is None:
+        return []
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise InvalidTensorError(
-            f"The answer's '{key}' is {shown(value)}; it must be a JSON array of objects, in a string."
-        )
+        raise InvalidTensorError(f"The answer's '{key}' is {shown(records)}; it must be an array of objects.")
     return records

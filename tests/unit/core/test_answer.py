@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.protocol.answer import from_parameters, to_dict, to_parameters
+from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters
 from firstline_core.types import Answer, Attempt, Reason, RowAnswer, Status, Tier
 
 ROW = RowAnswer(Tier.CACHE, Reason.CONFIDENT, Status.FINAL, True, 0.75, "d")
@@ -54,6 +54,12 @@ def test_what_is_unknown_is_left_out() -> None:
     assert "rows" not in parameters
     assert from_parameters(parameters) == bare
     assert to_dict(bare)["attempts"] == []
+
+
+def test_a_record_comes_back_from_its_plain_form() -> None:
+    assert from_dict(to_dict(ANSWER)) == ANSWER
+    with pytest.raises(InvalidTensorError, match="The answer's 'rows'"):
+        from_dict(to_dict(ANSWER) | {"rows": "[]"})
 
 
 def test_parameters_of_another_server() -> None:
