@@ -56,6 +56,7 @@ def request_publication(
         response_topic: where the answer is awaited.
         correlation_data: brings the answer back to its request.
         now_s: on the clock of `request.deadline_s`.
+        traceparent: W3C trace context, "" for none.
 
     Raises:
         InvalidTensorError: an input that V2 cannot carry.
@@ -92,6 +93,7 @@ def read_request(
         model: from that topic.
         now_s: on this tier's monotonic clock.
         principal: the device of the topic, which the broker authorised.
+        limits: held against the declared sizes.
 
     Raises:
         RequestError: the message does not say what it must; `InvalidTensorError`, `PayloadTooLargeError`.

@@ -40,6 +40,7 @@ class MqttClient:
         will: published by the broker when this client vanishes.
         manual_ack: whether handlers acknowledge by themselves.
         on_connected: awaited after each connection, once subscriptions are renewed.
+        on_lost: called when an established connection is lost or closed.
         session_expiry_s: how long the broker keeps messages for us while we are away; 0 starts afresh each time.
     """
 
@@ -50,6 +51,7 @@ class MqttClient:
         will: Publication | None = None,
         manual_ack: bool = False,
         on_connected: Callable[[], Awaitable[None]] | None = None,
+        on_lost: Callable[[], None] | None = None,
         session_expiry_s: int = 0,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
@@ -58,6 +60,7 @@ class MqttClient:
         self._will = will
         self._manual_ack = manual_ack
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._session_expiry_s = session_expiry_s
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
@@ -158,8 +161,10 @@ class MqttClient:
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
                 self._last_error = error
             finally:
+                established, self._connection = self._connection is not None, None
                 self._up.clear()
-                self._connection = None
+                if established and self._on_lost is not None:
+                    self._on_lost()
                 self._held_back.clear()
                 await connection.close()
             attempts += 1

@@ -1,0 +1,108 @@
+"""The circuit breaker: a state machine that says whether a link may be used. No I/O, no tasks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from firstline_core.clock import Clock
+
+
+class State(StrEnum):
+    CLOSED = "closed"  # requests pass
+    OPEN = "open"  # nothing passes
+    HALF_OPEN = "half_open"  # one probe is on its way, nothing else passes
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """When to give a link up, and for how long.
+
+    Args:
+        failure_threshold: failures in a row that open the breaker.
+        open_s: how long it then stays open; doubled each time that the link fails again at once.
+        open_max_s: cap of that.
+    """
+
+    failure_threshold: int = 3
+    open_s: float = 1.0
+    open_max_s: float = 30.0
+
+
+class CircuitBreaker:
+    """Closed, open, half-open.
+
+    Requests pass only while it is closed. Whoever probes asks `try_probe` first, which lets one probe through
+    once the wait is over. A probe that succeeds closes the breaker on trial: the first failure of a real request
+    opens it again, for twice as long, because a far side may answer probes and nothing else. A real success ends
+    the trial, at any moment: no better proof exists.
+
+    The wait is drawn from [1/2, 1] of its nominal length, so that a fleet does not return in step.
+
+    Args:
+        clock: its monotonic time.
+        rng: for the jitter.
+        settings: thresholds and waits.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, settings: BreakerSettings = BreakerSettings()) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings
+        self._state = State.CLOSED
+        self._failures = 0
+        self._openings = 0  # in a row, without a real success in between
+        self._retry_at_s = 0.0
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def allows_requests(self) -> bool:
+        return self._state is State.CLOSED
+
+    @property
+    def retry_in_s(self) -> float:
+        """Seconds until a probe may pass; 0 if it may now, or if none is needed."""
+        return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self._state is State.OPEN else 0.0
+
+    def try_probe(self) -> bool:
+        """Whether the caller may send the one probe; it must then report `probe_succeeded` or `probe_failed`."""
+        if self._state is not State.OPEN or self._clock.monotonic_s() < self._retry_at_s:
+            return False
+        self._state = State.HALF_OPEN
+        return True
+
+    def probe_succeeded(self) -> None:
+        """Closes, on trial if it was not closed."""
+        if self._state is not State.CLOSED:
+            self._state = State.CLOSED
+            self._failures = 0
+
+    def probe_failed(self) -> None:
+        """Opens, also from closed: a probe has time enough and asks for nothing that could be refused."""
+        if self._state is not State.OPEN:
+            self._open()
+
+    def succeeded(self) -> None:
+        """A request was answered by the far side, whatever the answer says."""
+        self._state = State.CLOSED
+        self._failures = 0
+        self._openings = 0
+
+    def failed(self) -> None:
+        """A request failed by the link's fault. Those that were under way when it opened change nothing."""
+        if self._state is not State.CLOSED:
+            return
+        self._failures += 1
+        on_trial = self._openings > 0
+        if on_trial or self._failures >= self._settings.failure_threshold:
+            self._open()
+
+    def _open(self) -> None:
+        nominal_s = min(self._settings.open_max_s, self._settings.open_s * 2 ** min(self._openings, 32))
+        self._state = State.OPEN
+        self._openings += 1
+        self._retry_at_s = self._clock.monotonic_s() + self._rng.uniform(nominal_s / 2, nominal_s)

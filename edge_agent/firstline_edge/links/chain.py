@@ -1,0 +1,223 @@
+"""The links in the order in which they are preferred: failover, circuit breakers, and the tasks that probe.
+
+Probes are sent by a task in the background and never by a request: a half-open breaker that lets the next user's
+request through makes that user pay for the finding, up to a whole deadline, again and again while the link stays
+dead. So a request only ever meets a breaker that is closed, or passes it by in no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from firstline_core.clock import Clock
+from firstline_core.errors import (
+    DeadlineExceededError,
+    FirstlineError,
+    LinkDownError,
+    PayloadTooLargeError,
+    RemoteTimeoutError,
+    RequestError,
+)
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
+from firstline_edge.links.base import Link, is_link_fault
+from firstline_edge.links.breaker import CircuitBreaker, State
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """Times, in seconds.
+
+    Args:
+        timeout_s: for a request without a deadline.
+        probe_timeout_s: for a probe. A request that was given less and timed out says little about the link:
+            it does not count against it, but has it probed at once.
+    """
+
+    timeout_s: float = 30.0
+    probe_timeout_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Way:
+    """A link, its breaker, and what wakes its prober."""
+
+    link: Link
+    breaker: CircuitBreaker
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    up: bool = True
+
+
+class LinkChain:
+    """All links to the gateway.
+
+    Args:
+        links: in order of preference; may be empty, for a device that never asks anybody.
+        breakers: one for each link.
+        clock: for deadlines and waits.
+        settings: times.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        breakers: Sequence[CircuitBreaker],
+        clock: Clock,
+        settings: ChainSettings = ChainSettings(),
+    ) -> None:
+        self._ways = [_Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
+        self._clock = clock
+        self._settings = settings
+        self._usable = asyncio.Event()
+        self._probers: list[asyncio.Task[None]] = []
+        self._note_states()
+
+    @property
+    def available(self) -> bool:
+        """Whether a request would be tried now."""
+        return any(way.breaker.allows_requests for way in self._ways)
+
+    def states(self) -> dict[str, str]:
+        """Each link's breaker: closed, open or half_open."""
+        return {way.link.name: way.breaker.state.value for way in self._ways}
+
+    async def start(self) -> None:
+        """Starts the links and probes them at once: a device that boots offline knows before its first request."""
+        for way in self._ways:
+            await way.link.start()
+            way.wake.set()
+            self._probers.append(asyncio.create_task(self._keep_probing(way)))
+
+    async def close(self) -> None:
+        for prober in self._probers:
+            prober.cancel()
+        await asyncio.gather(*self._probers, return_exceptions=True)
+        self._probers.clear()
+        for way in self._ways:
+            await way.link.close()
+
+    async def wait_available(self) -> None:
+        """Returns once a request would be tried; at once if so already."""
+        await self._usable.wait()
+
+    async def infer(self, request: InferRequest, deadline_s: float | None) -> tuple[InferResponse, tuple[Attempt, ...]]:
+        """The gateway's answer, by the first link that works, and what was tried.
+
+        A link's fault moves on to the next one while there is time, and so does a size that only this link may
+        not carry; what else the gateway says ends the matter. The request may reach the gateway twice so: it
+        bears the same id each time.
+
+        Args:
+            request: not `local_only`.
+            deadline_s: on this chain's clock; None for `settings.timeout_s` from now.
+
+        Raises:
+            LinkDownError: no link may be used, without any delay; or the last one failed.
+            RemoteTimeoutError, ProtocolError: the last one failed.
+            DeadlineExceededError: no time was left to try.
+            FirstlineError: what the gateway said. `attempts_of(error)` tells what was tried, for each of these.
+            RequestError: the request is `local_only`.
+        """
+        if request.privacy is Privacy.LOCAL_ONLY:
+            raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
+        ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
+        attempts: list[Attempt] = []
+        error: FirstlineError = LinkDownError(
+            "No link to the gateway works at the moment.", retry_after_s=self._retry_s()
+        )
+        for way in self._ways:
+            if not way.breaker.allows_requests:
+                continue
+            started_s = self._clock.monotonic_s()
+            if ends_s <= started_s:
+                if not attempts:
+                    error = DeadlineExceededError("The deadline has passed before the gateway could be asked.")
+                break
+            try:
+                response = await way.link.infer(request, ends_s - started_s)
+            except FirstlineError as failure:
+                error = failure
+                attempts.append(self._attempt(failure.code, started_s))
+                self._judge(way, failure, given_s=ends_s - started_s)
+                if not is_link_fault(failure) and not isinstance(failure, PayloadTooLargeError):
+                    break
+            else:
+                attempts.append(self._attempt("ok", started_s))
+                way.breaker.succeeded()
+                self._note_states()
+                return response, tuple(attempts)
+        _attach(error, tuple(attempts))
+        raise error
+
+    def _judge(self, way: _Way, failure: FirstlineError, given_s: float) -> None:
+        if isinstance(failure, PayloadTooLargeError):
+            return  # may have been found before anything was sent
+        if not is_link_fault(failure):
+            way.breaker.succeeded()  # it brought us the gateway's words
+        elif isinstance(failure, RemoteTimeoutError) and given_s < self._settings.probe_timeout_s:
+            way.wake.set()
+        else:
+            way.breaker.failed()
+        self._note_states()
+
+    def _attempt(self, outcome: str, started_s: float) -> Attempt:
+        return Attempt(Tier.CLOUD, outcome, round((self._clock.monotonic_s() - started_s) * 1000, 3))
+
+    def _retry_s(self) -> float | None:
+        return min((way.breaker.retry_in_s for way in self._ways), default=None)
+
+    def _note_states(self) -> None:
+        """Tells those who wait, and the log, what changed."""
+        for way in self._ways:
+            up = way.breaker.allows_requests
+            if up is not way.up:
+                way.up = up
+                if not up:
+                    way.wake.set()
+                log.info("link up" if up else "link down", link=way.link.name)
+        if self.available:
+            self._usable.set()
+        else:
+            self._usable.clear()
+
+    async def _keep_probing(self, way: _Way) -> None:
+        breaker = way.breaker
+        while True:
+            if breaker.state is State.CLOSED:
+                await way.wake.wait()
+                way.wake.clear()
+                if breaker.state is not State.CLOSED:
+                    continue
+            else:
+                await self._clock.sleep(breaker.retry_in_s)
+                if not breaker.try_probe():
+                    continue
+                self._note_states()
+            await self._probe(way)
+
+    async def _probe(self, way: _Way) -> None:
+        try:
+            await way.link.probe(self._settings.probe_timeout_s)
+        except FirstlineError as error:
+            log.debug("link probe failed", link=way.link.name, error=error.message)
+            way.breaker.probe_failed()
+        else:
+            way.breaker.probe_succeeded()
+        self._note_states()
+
+
+_ATTEMPTS = "_firstline_attempts"
+
+
+def attempts_of(error: FirstlineError) -> tuple[Attempt, ...]:
+    """What `LinkChain.infer` tried before it raised `error`; empty if nothing was."""
+    found: tuple[Attempt, ...] = getattr(error, _ATTEMPTS, ())
+    return found
+
+
+def _attach(error: FirstlineError, attempts: tuple[Attempt, ...]) -> None:
+    setattr(error, _ATTEMPTS, attempts)

@@ -1,0 +1,210 @@
+"""The HTTP link: V2 with binary tensors over one pool of keep-alive connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import orjson
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import (
+    BY_CODE,
+    ConfigError,
+    FirstlineError,
+    LinkDownError,
+    LinkError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RemoteTimeoutError,
+    RequestError,
+    UnauthorizedError,
+)
+from firstline_core.protocol.http import error_from, header_length, headers_for, read_body
+from firstline_core.protocol.oip import DEFAULT_LIMITS, Encoded, Limits, decode_response, encode_request
+from firstline_core.types import InferRequest, InferResponse
+
+# httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
+# timeout is a link that is down; anything that is merely late is late.
+_FOREIGN: tuple[tuple[type[Exception], type[LinkError]], ...] = (
+    (httpx.ConnectTimeout, LinkDownError),
+    (httpx.TimeoutException, RemoteTimeoutError),
+    (httpx.NetworkError, LinkDownError),
+    (httpx.ProxyError, LinkDownError),
+    (httpx.HTTPError, ProtocolError),
+    (httpx.InvalidURL, ProtocolError),
+    (httpx.StreamError, ProtocolError),
+)
+# What a server that closed an idle connection, just as we used it, looks like.
+_STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError)
+_STALE_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLinkSettings:
+    """How to reach the gateway.
+
+    Args:
+        url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
+        token: the device's bearer token, "" for none.
+        ca_file: authorities that may sign the gateway's certificate; None for the usual ones.
+        proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
+        connect_timeout_s: for TCP and TLS; short, so that another link still has time.
+        connections: kept at most.
+    """
+
+    url: str
+    token: str = field(default="", repr=False)
+    ca_file: Path | None = None
+    proxy: str | None = None
+    connect_timeout_s: float = 2.0
+    connections: int = 16
+
+
+class HttpLink:
+    """Asks the gateway over HTTP/1.1.
+
+    Raises:
+        ConfigError: a URL or certificate file that cannot be used.
+    """
+
+    name = "http"
+
+    def __init__(self, settings: HttpLinkSettings, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS):
+        self._settings = settings
+        self._clock = clock
+        self._limits = limits
+        self._base = _base_of(settings.url)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
+        if settings.token:
+            headers["Authorization"] = f"Bearer {settings.token}"
+        # TCP_NODELAY is httpcore's own default.
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            verify=_tls_context(settings),
+            proxy=settings.proxy,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=settings.connections, max_keepalive_connections=settings.connections),
+        )
+
+    async def start(self) -> None:
+        """Nothing to do: connections are made when they are needed."""
+
+    async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """See `Link.infer`."""
+        now_s = self._clock.monotonic_s()
+        # What the gateway is told is what is granted here, and the answer comes back in binary.
+        granted = replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=())
+        encoded = encode_request(granted, binary=True, now_s=now_s)
+        path = f"/v2/models/{quote(request.model, safe='')}"
+        if request.version:
+            path += f"/versions/{quote(request.version, safe='')}"
+        status, headers, body = await self._exchange("POST", f"{path}/infer", timeout_s, encoded)
+        if status != 200:
+            raise _refusal(status, body, headers)
+        try:
+            length = header_length(headers)
+        except RequestError as error:
+            raise ProtocolError(error.message) from error
+        return decode_response(body, length, self._limits)
+
+    async def probe(self, timeout_s: float) -> None:
+        """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
+        status, _, body = await self._exchange("GET", "/v2/health/live", timeout_s)
+        try:
+            live = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            live = None
+        if status != 200 or not isinstance(live, dict) or live.get("live") is not True:
+            raise ProtocolError(f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {status}).")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _exchange(
+        self, method: str, path: str, timeout_s: float, encoded: Encoded | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            # httpx limits each read; only this limits them all together.
+            async with asyncio.timeout(timeout_s):
+                for _ in range(_STALE_RETRIES):
+                    connected: list[str] = []
+                    try:
+                        return await self._send(method, path, timeout_s, encoded, connected)
+                    except _STALE:
+                        # A kept connection that the server had closed: try again, on the way to a fresh one. The
+                        # request's id makes that safe, should it have been heard after all.
+                        if connected:
+                            raise
+                return await self._send(method, path, timeout_s, encoded, [])
+        except TimeoutError as error:
+            raise RemoteTimeoutError(f"{self._settings.url} did not answer within {timeout_s:.3g} s.") from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise _translated(error, self._settings.url) from error
+        except PayloadTooLargeError as error:
+            raise ProtocolError(f"{self._settings.url} answered with too much. {error.message}") from error
+
+    async def _send(
+        self, method: str, path: str, timeout_s: float, encoded: Encoded | None, connected: list[str]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        async def trace(event: str, _info: object) -> None:
+            if event.endswith("connect_tcp.started"):
+                connected.append(event)
+
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._settings.connect_timeout_s))
+        async with self._client.stream(
+            method,
+            self._base + path,
+            content=None if encoded is None else encoded.body,
+            headers={} if encoded is None else headers_for(encoded),
+            timeout=timeout,
+            extensions={"trace": trace},
+        ) as response:
+            headers = dict(response.headers)
+            return response.status_code, headers, await read_body(response.aiter_raw(), headers, self._limits)
+
+
+def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> FirstlineError:
+    """What a status other than 200 says.
+
+    A proxy or a captive portal also says 404: without one of our codes that is no judgement of the request, and
+    must not end a promise that the outbox keeps.
+    """
+    error = error_from(status, body, headers)
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = None
+    ours = isinstance(said, dict) and said.get("code") in BY_CODE
+    if ours or isinstance(error, UnauthorizedError | PayloadTooLargeError) or not isinstance(error, RequestError):
+        return error
+    return ProtocolError(f"HTTP status {status}, but not from a Firstline gateway: {error.message}")
+
+
+def _translated(error: Exception, url: str) -> LinkError:
+    kind = next(ours for theirs, ours in _FOREIGN if isinstance(error, theirs))
+    return kind(f"{url}: {str(error) or type(error).__name__}.")
+
+
+def _base_of(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"The gateway's URL {url!r} is not one: {error}.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
+    return url.rstrip("/")
+
+
+def _tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
+    if settings.ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error

@@ -1,0 +1,163 @@
+"""The MQTT 5 link: request and response, and what the device says of itself (birth, state, corrections)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import orjson
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import InferRequest, InferResponse
+
+
+class MqttLink:
+    """Asks the gateway through a broker, one response topic for all requests of this device.
+
+    Args:
+        settings: of the broker.
+        topics: of this device.
+        birth: what the retained birth message says (capabilities, model digests), asked anew at each connection.
+        clock: for deadlines.
+        limits: for answers.
+    """
+
+    name = "mqtt"
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        topics: Topics,
+        *,
+        birth: Callable[[], Mapping[str, object]] = dict,
+        clock: Clock = SYSTEM_CLOCK,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._address = settings.address
+        self._topics = topics
+        self._birth = birth
+        self._clock = clock
+        self._limits = limits
+        # The fleet tells the offline of an old process from the online of a new one by this.
+        self._session_id = new_request_id()
+        self._awaited: dict[bytes, asyncio.Future[Message]] = {}
+        # No session is kept for us: an answer that finds us gone is of no use, the request will be sent again.
+        self._client = MqttClient(
+            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._give_up_waiting
+        )
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    @property
+    def awaited(self) -> int:
+        """Requests under way."""
+        return len(self._awaited)
+
+    async def start(self) -> None:
+        """Starts to connect; attempts go on by themselves."""
+        await self._client.subscribe(self._topics.response, self._on_response)
+        self._client.start()
+
+    async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """See `Link.infer`."""
+        now_s = self._clock.monotonic_s()
+        correlation_data = secrets.token_bytes(16)
+        publication = envelope.request_publication(
+            replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=()),
+            topic=self._topics.request(request.model),
+            response_topic=self._topics.response,
+            correlation_data=correlation_data,
+            now_s=now_s,
+        )
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._awaited[correlation_data] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._publish_to_gateway(publication)
+                return envelope.read_response(await answer, self._limits)
+        except TimeoutError as error:
+            raise RemoteTimeoutError(
+                f"No answer came through the MQTT broker at {self._address} within {timeout_s:.3g} s."
+            ) from error
+        finally:
+            # From here on its answer is late, and ignored.
+            del self._awaited[correlation_data]
+            answer.cancel()
+
+    async def probe(self, timeout_s: float) -> None:
+        """One round trip to the broker, by saying again that this device is online; waits for a connection."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.connect(timeout_s)
+                await self._client.publish(self._state("online"))
+        except TimeoutError as error:
+            raise RemoteTimeoutError(f"The MQTT broker at {self._address} is silent.") from error
+
+    async def publish_correction(self, response: InferResponse) -> None:
+        """Publishes a corrected answer for applications near the device; JSON where its outputs allow.
+
+        Raises:
+            LinkDownError: not connected; the answer can still be had by its id.
+            FirstlineError: the broker refused it.
+        """
+        request_id = "" if response.answer is None else response.answer.request_id
+        asked = InferRequest(model=response.model, inputs=(), request_id=request_id)
+        topic, data = self._topics.results, request_id.encode()
+        try:
+            publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
+        except InvalidTensorError:  # a NaN, or bytes that are no text
+            asked = replace(asked, binary_output=True)
+            publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
+        await self._client.publish(publication)
+
+    async def close(self) -> None:
+        """Says offline, then goodbye: a clean end publishes no will."""
+        if self._client.connected:
+            try:
+                async with asyncio.timeout(1):
+                    await self._client.publish(self._state("offline"))
+            except (TimeoutError, FirstlineError):
+                pass  # the broker is gone, and will publish the will
+        await self._client.close()
+
+    async def _publish_to_gateway(self, publication: Publication) -> None:
+        self._check_connected()
+        if not await self._client.publish(publication):
+            raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
+
+    def _check_connected(self) -> None:
+        if not self._client.connected:
+            error = self._client.last_error
+            why = f": {error.message}" if error is not None else "."
+            raise LinkDownError(f"Not connected to the MQTT broker at {self._address}{why}")
+
+    async def _on_response(self, message: Message) -> None:
+        answer = self._awaited.get(message.correlation_data)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _give_up_waiting(self) -> None:
+        for answer in self._awaited.values():
+            if not answer.done():
+                answer.set_exception(
+                    LinkDownError(f"The connection to the MQTT broker at {self._address} was lost before the answer.")
+                )
+
+    async def _introduce(self) -> None:
+        said = {"session_id": self._session_id, **self._birth()}
+        await self._client.publish(Publication(self._topics.birth, orjson.dumps(said), retain=True))
+        await self._client.publish(self._state("online"))
+
+    def _state(self, state: str) -> Publication:
+        said = {"state": state, "session_id": self._session_id}
+        return Publication(self._topics.state, orjson.dumps(said), retain=True)
