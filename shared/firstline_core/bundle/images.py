@@ -53,6 +53,8 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
     """
     # The plugins themselves, not Image.open: no other format's parser is reachable, and Pillow's own limit on pixels,
     # a setting of the whole process, stays the embedding application's.
+    if not isinstance(encoded, bytes):
+        raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded images are bytes.")
     opener: type[ImageFile.ImageFile]
     if encoded.startswith(_JPEG):
         opener, kind = JpegImageFile, "JPEG"

@@ -98,6 +98,12 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
     datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if not self.shape or self.shape[0] != -1 or any(size < 1 and size != -1 for size in self.shape):
+            raise ValueError(f"input shape needs -1 (the rows) and then sizes of at least 1, got {list(self.shape)}")
+        if self.datatype == "BYTES" and self.shape != (-1,):
+            raise ValueError(f"a BYTES input has shape [-1], one encoded image a row, got {list(self.shape)}")
+
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's declaration. `version` is monotonic and is the V2 model version.

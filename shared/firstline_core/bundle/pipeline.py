@@ -119,7 +119,7 @@ class LoadedModel:
             raise InvalidTensorError(
                 f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
             )
-        if not _fits(tensor.shape, spec.shape) or spec.shape[0] not in (-1, tensor.shape[0]):
+        if not _fits(tensor.shape, spec.shape):
             raise InvalidTensorError(
                 f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
             )

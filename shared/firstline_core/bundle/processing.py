@@ -127,11 +127,11 @@ def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None)
     transform = images.transform(steps)
 
     def one(element: bytes | Pixels, where: str) -> Pixels:
-        if isinstance(element, bytes):
-            image = images.decode(element, mode or "RGB", where)
-        else:
+        if isinstance(element, np.ndarray):
             image = images.from_pixels(element)
             image = images.convert(image, mode) if mode else image
+        else:
+            image = images.decode(element, mode or "RGB", where)
         return images.to_pixels(transform(image))
 
     def run(tensor: Tensor) -> Array:
@@ -218,4 +218,5 @@ def _drop_columns(count: int) -> Step:
 
 
 def _to_float_matrix(output: Array) -> Array:
-    return output.reshape(len(output), -1).astype(np.float32, copy=False)
+    rows = output.shape[0] if output.ndim else 1
+    return output.reshape(rows, -1).astype(np.float32, copy=False)

@@ -50,8 +50,8 @@ def margin(probabilities: Probabilities) -> Scores:
 
 def entropy(probabilities: Probabilities) -> Scores:
     """One minus the entropy over log(classes), (n,) in [0, 1]; 0 for a uniform row."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
+    # 0 log 0 is 0; NaN stays NaN, because a row of NaN must not look certain.
+    terms = probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0))
     certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
     clipped: Scores = np.clip(certainty, 0.0, 1.0).astype(np.float32)
     return clipped

@@ -154,7 +154,7 @@ def _port(detail: Mapping[str, Any], path: Path) -> _Port:
     # Free sizes are 1 in `shape`; the batch stays as allocated, because that is how it runs.
     signature = detail.get("shape_signature", shape)
     free = tuple(int(size) for size in signature) if len(signature) == len(shape) else shape
-    if any(size < 0 for size in free[1:]):
+    if any(size < 1 for size in (*shape, *map(abs, free))) or any(size < 0 for size in free[1:]):
         raise ModelLoadError(f"{path}: '{name}' has free sizes {list(free)}; only the first may be free.")
     return _Port(
         spec=TensorSpec(name, "FP32" if scaled else _DATATYPE_OF[dtype], shape),

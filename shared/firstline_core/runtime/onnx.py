@@ -51,17 +51,14 @@ class OnnxRuntime:
         _check_available(ort, providers, path)
         self._session: Any = self._open(ort, model, path, providers, threads)
         self.provider: str = self._session.get_providers()[0]
-        self.inputs = tuple(_specs(self._session.get_inputs()))
+        nodes = self._session.get_inputs()
+        if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
+            raise ModelLoadError(f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}.")
+        self.inputs = tuple(_specs(nodes))
         # Sequences and maps (scikit-learn's ZipMap) are no tensors: nothing here could carry them.
         self.outputs = tuple(_specs(node for node in self._session.get_outputs() if node.type in _DATATYPES))
-        unreadable = [
-            f"'{node.name}' ({node.type})" for node in self._session.get_inputs() if node.type not in _DATATYPES
-        ]
-        if unreadable or not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
-            raise ModelLoadError(
-                f"{path}: a model needs tensors of numbers with rows on the first axis as inputs and outputs"
-                + (f"; these inputs are not: {', '.join(unreadable)}." if unreadable else ".")
-            )
+        if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
+            raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
         self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
         self._batch = _fixed_batch(self.inputs, path)
@@ -162,7 +159,7 @@ def _specs(nodes: Any) -> list[TensorSpec]:
     return [
         TensorSpec(
             node.name,
-            _DATATYPES.get(node.type, node.type),
+            _DATATYPES[node.type],
             tuple(size if isinstance(size, int) else -1 for size in node.shape),
         )
         for node in nodes
