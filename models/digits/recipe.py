@@ -1,4 +1,4 @@
-"""Trains the digits pair, writes its files, and measures them on scans that nothing was fitted to.
+"""Trains the digits pair, measures it on scans that nothing was fitted to, and puts it into a bundle.
 
     python models/digits/recipe.py [--out DIR]
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from onnx_files import edge_onnx, full_onnx
 from routing import accuracy_of, choose_threshold, confidence, fit_temperature, tiered
@@ -19,12 +21,20 @@ from scans import LABELS, Split, load_split, write_dataset
 from tflite_files import edge_tflite, quantised_int8
 from training import fit_edge, fit_full
 
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+
 EDGE_FILES = {
     "edge_onnx": "edge.onnx",
     "edge_tflite_float": "edge.tflite",
     "edge_tflite_int8": "edge_int8.tflite",
 }
 FULL_FILE = "full.onnx"
+# Whatever size a scan has, the models see 8x8 grey pixels in 0..1.
+PREPROCESS = "decode:L,resize:8x8,scale:0:255"
+POSTPROCESS = "softmax"
+BUNDLE_VERSION = 1
 
 
 def write_models(split: Split, folder: Path) -> None:
@@ -73,6 +83,30 @@ def chosen_routing(split: Split, folder: Path) -> dict[str, object]:
     }
 
 
+def write_bundle(out: Path, accuracy: Mapping[str, float], routing: Mapping[str, Any]) -> None:
+    """The files of `out` as the bundle `digits`; edge variants in order of preference."""
+
+    def model(name: str, file: str, model_id: str) -> ModelSpec:
+        return ModelSpec(
+            file=out / "artefacts" / file,
+            id=model_id,
+            precision="int8" if "int8" in name else "fp32",
+            preprocess=parse_preprocess(PREPROCESS),
+            postprocess=parse_postprocess(POSTPROCESS),
+            measured={"accuracy": accuracy[name], "n": accuracy["n"]},
+        )
+
+    spec = BundleSpec(
+        name="digits",
+        version=BUNDLE_VERSION,
+        labels=LABELS,
+        edge=tuple(model(name, file, name.replace("_", "-")) for name, file in EDGE_FILES.items()),
+        full=model("full", FULL_FILE, "full"),
+        policy=PolicySpec(score=routing["score"], temperature=routing["temperature"], threshold=routing["threshold"]),
+    )
+    create_bundle(spec, out / "bundle", force=True, warn=print)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write (default: this one)")
@@ -83,13 +117,12 @@ def main() -> None:
     write_dataset(split.heldout, out / "heldout")
     write_dataset(split.calibration, out / "calibration")
     (out / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS), encoding="utf-8")
-    for name, figures in (
-        ("accuracy.json", measured_accuracy(split, out / "artefacts")),
-        ("routing.json", chosen_routing(split, out / "artefacts")),
-    ):
+    accuracy, routing = measured_accuracy(split, out / "artefacts"), chosen_routing(split, out / "artefacts")
+    for name, figures in (("accuracy.json", accuracy), ("routing.json", routing)):
         text = json.dumps(figures, indent=1)
         (out / name).write_text(text + "\n", encoding="utf-8")
         print(f"{out / name}\n{text}")
+    write_bundle(out, accuracy, routing)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,230 @@
+"""Makes a bundle from model files: copies and hashes them, checks that everything fits, and renames it into place."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from firstline.workbench.checks import check_model, input_of
+from firstline.workbench.precision import precision_of
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, Score, encode_manifest
+from firstline_core.bundle.steps import Graph
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+RuntimeName = Literal["onnx", "tflite"]
+Warn = Callable[[str], None]
+# Chooses the policy on the finished files, before anyone can see them.
+ChoosePolicy = Callable[[Bundle], Policy]
+
+
+def create_bundle(
+    spec: BundleSpec,
+    out: Path,
+    *,
+    force: bool = False,
+    choose_policy: ChoosePolicy | None = None,
+    warn: Warn = lambda sentence: None,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+) -> Bundle:
+    """Writes the bundle to `out`, whole or not at all.
+
+    The same files and the same spec give the same bytes. Every model is loaded and run on a made-up batch, so that
+    processing, model and labels are known to fit together.
+
+    Args:
+        spec: what the bundle is made of.
+        out: must not exist, unless `force`.
+        force: replaces a bundle; anything else that lies there is never touched.
+        choose_policy: see `calibrate.py`; None takes the spec's.
+        warn: told in a sentence what looks wrong and may yet be meant.
+        options: for the trial runs.
+
+    Raises:
+        ConfigError: a file, a step or the labels do not fit; names what to change.
+        ModelLoadError: a model does not load here.
+    """
+    _refuse_overwriting(out, force)
+    staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
+    try:
+        staged.mkdir(parents=True)
+        files = _Files(staged)
+        manifest = _manifest(spec, files, options)
+        bundle = _write(staged, manifest)
+        for model, source in zip(manifest.models, spec.models, strict=True):
+            check_model(bundle, model, source.file, options, warn)
+        if choose_policy is not None:
+            _write(staged, msgspec.structs.replace(manifest, policy=choose_policy(bundle)))
+        _rename(staged, out)
+    except OSError as error:
+        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return open_bundle(out)
+
+
+def runtime_of(file: Path) -> RuntimeName:
+    """By the file's own mark (TFLite's identifier), then by its extension.
+
+    Raises:
+        ConfigError: neither, or no such file.
+    """
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(8)
+    except OSError as error:
+        raise ConfigError(f"The model {file} cannot be read: {error.strerror}.") from error
+    if start[4:] == b"TFL3":
+        return "tflite"
+    if file.suffix.lower() == ".onnx":
+        return "onnx"
+    raise ConfigError(f"{file} is neither .onnx nor a TFLite file; convert the model to one of them.")
+
+
+@dataclass
+class _Files:
+    """The files that were copied so far, each content once."""
+
+    folder: Path
+    copied: dict[str, Artefact] = field(default_factory=dict)
+
+    def add(self, source: Path, name: str) -> Artefact:
+        try:
+            content = source.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in self.copied:
+            (self.folder / name).write_bytes(content)
+            self.copied[digest] = Artefact(file=name, sha256=digest, size_bytes=len(content))
+        return self.copied[digest]
+
+    def add_graph(self, source: Path) -> Artefact:
+        digest = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+        return self.add(source, f"graph-{digest[:12]}.onnx")
+
+
+def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions) -> Manifest:
+    if not spec.models:
+        raise ConfigError("A bundle needs a model: name one with --edge, --full, or both.")
+    _check_names(spec)
+    described = [_described(model) for model in spec.models]
+    ids = _ids(described, edge_count=len(spec.edge))
+    models = [
+        _model(model, model_id, runtime, files) for (model, runtime), model_id in zip(described, ids, strict=True)
+    ]
+    input_spec = spec.input or input_of(files.folder / models[0].artefact.file, models[0], options)
+    try:
+        return Manifest(
+            name=spec.name,
+            version=spec.version,
+            labels=spec.labels,
+            input=input_spec,
+            edge=tuple(models[: len(spec.edge)]),
+            full=models[-1] if spec.full is not None else None,
+            policy=_policy(spec.policy, files),
+        )
+    except ValueError as error:
+        raise ConfigError(f"The bundle makes no sense: {error}.") from error
+
+
+def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:
+    runtime = runtime_of(model.file)
+    return replace(model, precision=model.precision or precision_of(model.file, runtime)), runtime
+
+
+def _ids(described: Sequence[tuple[ModelSpec, RuntimeName]], edge_count: int) -> list[str]:
+    """The ids asked for; else "full", "edge", or "edge-RUNTIME-PRECISION" where there are several variants."""
+    ids: list[str] = []
+    for position, (model, runtime) in enumerate(described):
+        if position >= edge_count:
+            chosen = model.id or "full"
+        elif edge_count == 1:
+            chosen = model.id or "edge"
+        else:
+            chosen = model.id or f"edge-{runtime}-{model.precision}"
+        if chosen in ids:
+            if model.id:
+                raise ConfigError(f"Two models have the id '{chosen}'; ids must differ.")
+            chosen = next(f"{chosen}-{n}" for n in range(2, len(described) + 2) if f"{chosen}-{n}" not in ids)
+        ids.append(chosen)
+    return ids
+
+
+def _model(model: ModelSpec, model_id: str, runtime: RuntimeName, files: _Files) -> Model:
+    return Model(
+        id=model_id,
+        artefact=files.add(model.file, f"{model_id}.{runtime}"),
+        runtime=runtime,
+        precision=model.precision,
+        preprocess=_with_artefacts(model.preprocess, files),
+        postprocess=_with_artefacts(model.postprocess, files),
+        input=model.input,
+        output=model.output,
+        measured=dict(model.measured),
+    )
+
+
+def _with_artefacts(steps: Sequence[Any], files: _Files) -> tuple[Any, ...]:
+    return tuple(Graph(artefact=files.add_graph(step)) if isinstance(step, Path) else step for step in steps)
+
+
+def _policy(spec: PolicySpec, files: _Files) -> Policy:
+    if isinstance(spec.score, Path):
+        graph = files.add_graph(spec.score)
+        return Policy(score=Score(kind="graph", temperature=spec.temperature, graph=graph), threshold=spec.threshold)
+    return Policy(score=Score(kind=spec.score, temperature=spec.temperature), threshold=spec.threshold)
+
+
+def _check_names(spec: BundleSpec) -> None:
+    """What the manifest's patterns would say in regular expressions, said in words."""
+    for what, name in [("name", spec.name), *(("id", model.id) for model in spec.models if model.id)]:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise ConfigError(
+                f"The {what} '{name}' does not do: use up to 64 letters, digits, '.', '_' and '-', "
+                "the first a letter or digit."
+            )
+    if spec.version < 1:
+        raise ConfigError(f"The version {spec.version} does not do: versions count up from 1.")
+    if spec.policy.temperature <= 0:
+        raise ConfigError(f"The temperature {spec.policy.temperature} does not do: it must be above 0.")
+
+
+def _write(folder: Path, manifest: Manifest) -> Bundle:
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return open_bundle(folder)
+
+
+def _refuse_overwriting(out: Path, force: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if not (out / MANIFEST_NAME).is_file():
+        raise ConfigError(f"{out} exists and is not a bundle; name another folder with --out.")
+    if not force:
+        raise ConfigError(f"The bundle {out} exists; name another folder with --out, or replace it with --force.")
+
+
+def _rename(staged: Path, out: Path) -> None:
+    """Puts the folder in place; a bundle that was there goes only once the new one stands."""
+    if not out.exists():
+        staged.rename(out)
+        return
+    aside = out.parent / f"{staged.name}.old"
+    out.rename(aside)
+    try:
+        staged.rename(out)
+    except OSError:
+        aside.rename(out)
+        raise
+    shutil.rmtree(aside)

@@ -1,0 +1,192 @@
+"""Chooses temperature and threshold on data: a choice, not a certificate.
+
+The threshold meets the target on the very data it was chosen on. On other data it may not, more often the fewer
+samples there were; nothing here bounds by how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from firstline.workbench.dataset import Dataset
+from firstline.workbench.evaluate import Progress
+from firstline.workbench.observe import observe
+from firstline_core.bundle.manifest import Policy
+from firstline_core.bundle.pipeline import load_model, load_scorer
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import Probabilities, Scores, temper
+from firstline_core.runtime.select import RuntimeOptions
+
+Against = Literal["labels", "full"]
+_TEMPERATURES = (0.05, 20.0)
+
+
+class VariantChoice(Struct, frozen=True):
+    """What the threshold gives one edge variant on the calibration data; shares in 0..1."""
+
+    id: str
+    edge_share: float
+    disagreement: float
+
+
+class Calibration(Struct, frozen=True):
+    """A policy, and what it was chosen on.
+
+    Attributes:
+        certified: always False: see the module.
+    """
+
+    policy: Policy
+    samples: int
+    target_disagreement: float
+    variants: tuple[VariantChoice, ...]
+    certified: bool = False
+
+
+def calibrate(
+    bundle: Bundle,
+    dataset: Dataset,
+    *,
+    target_disagreement: float,
+    against: Against = "labels",
+    keep_temperature: bool = False,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+) -> Calibration:
+    """Chooses the bundle's temperature, then its threshold.
+
+    The temperature is that of the least negative log-likelihood of the first edge variant's answers. The threshold
+    is the smallest with which no variant's kept answers disagree with the full model more often than the target.
+
+    Args:
+        bundle: with edge and full model.
+        dataset: images that no model was trained on; labels matter only with `against` "labels".
+        target_disagreement: of the kept answers, in 0..1.
+        against: what the temperature takes as the truth: the data's labels, or the full model's answers.
+        keep_temperature: leaves the temperature as the bundle has it.
+        options: how the models run.
+        progress: told how many samples are done, of how many.
+
+    Raises:
+        ConfigError: the bundle has not both tiers, the data does not fit, or no threshold meets the target.
+    """
+    manifest = bundle.manifest
+    if not manifest.edge or manifest.full is None:
+        raise ConfigError("Calibration compares edge and full model; the bundle needs both.")
+    if not 0 <= target_disagreement < 1:
+        raise ConfigError(f"The target disagreement {target_disagreement} does not do: it is a share, 0 to below 1.")
+    if against == "labels":
+        dataset.check_labels(manifest.labels)
+
+    with ExitStack() as stack:
+        models = [load_model(bundle, model, options) for model in manifest.models]
+        for model in models:
+            stack.callback(model.close)
+        seen: list[list[Probabilities]] = [[] for _ in models]
+        truth = []
+        for done, observed in enumerate(observe(models, manifest.input, dataset), start=1):
+            for answers, answer in zip(seen, observed.answers, strict=True):
+                answers.append(answer)
+            truth.append(observed.label)
+            progress(done, len(dataset))
+
+    *edges, full = [np.concatenate(answers) for answers in seen]
+    best = full.argmax(axis=1)
+    policy = manifest.policy
+    if not keep_temperature:
+        found = fit_temperature(edges[0], np.asarray(truth) if against == "labels" else best)
+        policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=found))
+    score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
+    scores = [score(probabilities) for probabilities in edges]
+    differs = [probabilities.argmax(axis=1) != best for probabilities in edges]
+    threshold = smallest_threshold(scores, differs, target_disagreement)
+    return Calibration(
+        policy=msgspec.structs.replace(policy, threshold=threshold),
+        samples=len(dataset),
+        target_disagreement=target_disagreement,
+        variants=tuple(
+            _choice(model.id, sure >= threshold, differ)
+            for model, sure, differ in zip(manifest.edge, scores, differs, strict=True)
+        ),
+    )
+
+
+def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) -> float:
+    """The temperature of the least negative log-likelihood, to 4 significant digits.
+
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2. The loss has one minimum over 1/T, so a
+    golden-section search finds it.
+
+    Args:
+        probabilities: (n, classes).
+        truth: (n,) the right columns.
+
+    Returns:
+        From 0.05 to 20.
+    """
+
+    def loss(log_temperature: float) -> float:
+        right = temper(probabilities, float(np.exp(log_temperature)))[np.arange(len(truth)), truth]
+        return float(-np.log(np.maximum(right, 1e-12)).mean())
+
+    low, high = np.log(_TEMPERATURES[0]), np.log(_TEMPERATURES[1])
+    ratio = (np.sqrt(5) - 1) / 2
+    while high - low > 1e-4:
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        if loss(left) <= loss(right):
+            high = right
+        else:
+            low = left
+    return float(f"{np.exp((low + high) / 2):.4g}")
+
+
+def smallest_threshold(
+    scores: Sequence[Scores], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
+) -> float:
+    """The smallest threshold at which every variant's kept answers meet the target.
+
+    It lies half-way between the lowest score that is kept and the next one below, so that the last digit, which
+    differs between processors, decides nothing.
+
+    Args:
+        scores: (n,) of each variant.
+        differs: (n,) of each variant: the full model says another label.
+        target_disagreement: share of the kept answers, in 0..1.
+
+    Raises:
+        ConfigError: even the surest answers disagree too often.
+    """
+    candidates = np.unique(np.concatenate(scores))
+    fits = np.ones(len(candidates), np.bool_)
+    for sure, differ in zip(scores, differs, strict=True):
+        order = np.argsort(sure)
+        # wrong[i]: how many disagree among the answers from the i-th lowest score up.
+        wrong = np.append(np.cumsum(differ[order][::-1])[::-1], 0)
+        first = np.searchsorted(sure[order], candidates, side="left")
+        kept = len(sure) - first
+        fits &= wrong[first] <= target_disagreement * kept
+    if not fits.any():
+        raise ConfigError(
+            f"No threshold keeps the disagreement at {target_disagreement:g}: even the surest answers differ more "
+            "often from the full model; allow more with --target-disagreement, or improve the edge model."
+        )
+    position = int(fits.argmax())
+    chosen = float(candidates[position])
+    if position == 0:
+        return chosen
+    below = float(candidates[position - 1])
+    middle = (below + chosen) / 2
+    short = round(middle, 6)
+    return short if below < short <= chosen else middle
+
+
+def _choice(variant: str, kept: NDArray[np.bool_], differs: NDArray[np.bool_]) -> VariantChoice:
+    return VariantChoice(variant, float(kept.mean()), float(differs[kept].mean()) if kept.any() else 0.0)

@@ -1,0 +1,150 @@
+"""Checks while a bundle is made: that processing, model and labels fit, each mistake said as what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle.manifest import InputSpec, Model
+from firstline_core.bundle.pipeline import LoadedModel, load_model
+from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Softmax
+from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.trial import trial_input
+from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.types import Array, Tensor, TensorSpec
+
+IMAGE_INPUT = "image"
+_TRIAL_ROWS = 4
+_SUM_TOLERANCE = 0.02
+
+
+def input_of(file: Path, model: Model, options: RuntimeOptions) -> InputSpec:
+    """The bundle's input that follows from its first model: see `BundleSpec.input`.
+
+    Raises:
+        ModelLoadError: the model does not load.
+        ConfigError: it has several inputs, or one that clients cannot send.
+    """
+    if any(isinstance(step, Decode) for step in model.preprocess):
+        return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
+    runtime = load_runtime(file, model.runtime, options)
+    spec = _pick(runtime.inputs, model.input, model, "input")
+    runtime.close()
+    match spec.datatype:
+        case "FP32" | "UINT8" | "INT8" | "INT32" | "INT64" | "FP16" | "FP64":
+            return InputSpec(name=spec.name, datatype=spec.datatype, shape=(-1, *spec.shape[1:]))
+    raise ConfigError(f"Model '{model.id}' takes {spec.datatype}; a bundle's input is a number, or an encoded image.")
+
+
+def check_model(
+    bundle: Bundle, model: Model, source: Path, options: RuntimeOptions, warn: Callable[[str], None]
+) -> None:
+    """Loads the model with its processing and runs it on noise.
+
+    Args:
+        bundle: its files are in place.
+        model: one of its models.
+        source: the file as the user knows it, for messages.
+        options: how the model runs.
+        warn: told what looks wrong and may yet be meant.
+
+    Raises:
+        ConfigError: the parts do not fit.
+        ModelLoadError: the model file itself does not load.
+    """
+    _check_classes(bundle, model, source, options)
+    try:
+        loaded = load_model(bundle, model, options)
+    except ModelLoadError as error:
+        raise ConfigError(f"{source.name}: {error.message}") from error
+    try:
+        _check_outputs(loaded, noise(bundle.manifest.input, loaded), source, warn)
+    except FirstlineError as error:
+        raise ConfigError(f"{source.name} fails on a trial run: {error.message}") from error
+    finally:
+        loaded.close()
+
+
+def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
+    """A made-up batch for a trial run, the same on every call; None where the input's sizes are free."""
+    zeros = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
+    if zeros is None:
+        return None
+    rng = np.random.default_rng(0)
+    shape, dtype = (_TRIAL_ROWS, *zeros.shape[1:]), zeros.array.dtype
+    made: Array = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 256 if dtype == np.uint8 else 2, shape)
+    return Tensor(spec.name, np.ascontiguousarray(made, dtype))
+
+
+def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeOptions) -> None:
+    """Outputs against labels, from the model's declaration: a mistake here is the commonest, so it is said best."""
+    runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
+    sizes = _pick(runtime.outputs, model.output, model, "output").shape[1:]
+    runtime.close()
+    if any(size < 0 for size in sizes) or any(isinstance(step, Graph) for step in model.postprocess):
+        return  # only a run can tell
+    offset = sum(step.offset for step in model.postprocess if isinstance(step, LabelOffset))
+    labels, outputs = len(bundle.manifest.labels), math.prod(sizes)
+    over = outputs - offset - labels
+    if over == 0:
+        return
+    dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""
+    said = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels;"
+    if over > 0:
+        verb = "correct the step to" if offset else "add"
+        raise ConfigError(
+            f"{said} {verb} label_offset:{over + offset} in its postprocessing where the first {over + offset} outputs "
+            "are no labels of yours (a background class), or complete the labels."
+        )
+    raise ConfigError(
+        f"{said} leave out the first {-over} of the labels (--labels-skip {-over}) where they name what the model "
+        "does not give or label_offset drops, or give the labels of this model."
+    )
+
+
+def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:
+    if tensor is None:
+        warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
+        return
+    rows = loaded.prepare(tensor)
+    output = _pick(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
+    raw = loaded.runtime.run({loaded.input.name: rows})[output.name].reshape(len(rows), -1)
+    probabilities = loaded.run(rows)
+    if not np.isfinite(probabilities).all():
+        raise ConfigError("its outputs are NaN or infinite; check scale (mean, std) against what the model expects.")
+    softmax = any(isinstance(step, Softmax) for step in loaded.model.postprocess)
+    if not may_be_probabilities(probabilities):
+        advice = "" if softmax else "; if they are logits, add softmax to its postprocessing"
+        warn(
+            f"{source.name}: the outputs of a trial run do not look like probabilities (from "
+            f"{probabilities.min():.3g} to {probabilities.max():.3g}, rows sum to up to "
+            f"{probabilities.sum(axis=1).max():.3g}){advice}."
+        )
+    elif softmax and may_be_probabilities(raw) and raw.sum(axis=1).min() > 0.5:
+        warn(f"{source.name}: the model's outputs already look like probabilities; drop softmax, which flattens them.")
+    if loaded.labels[0].lower() == "background" and not any(
+        isinstance(step, LabelOffset) for step in loaded.model.postprocess
+    ):
+        warn(
+            f"{source.name}: the first label is 'background'; where your data does not count it, add label_offset:1 to "
+            "the postprocessing and --labels-skip 1."
+        )
+
+
+def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
+    """Whether no row (n, classes) contradicts it. Quantised tails round to 0, so sums may be far below 1."""
+    return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6 and rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
+
+
+def _pick(specs: Sequence[TensorSpec], name: str, model: Model, side: str) -> TensorSpec:
+    for spec in specs:
+        if spec.name == name or (not name and len(specs) == 1):
+            return spec
+    names = ", ".join(f"'{spec.name}'" for spec in specs)
+    wrong = f"has no {side} '{name}'" if name else f"has {len(specs)} {side}s"
+    raise ConfigError(f"Model '{model.id}' {wrong}: {names}; name one in a recipe: {side} = \"NAME\".")

@@ -1,0 +1,160 @@
+"""Labelled images on disk: `DIR/labels.csv` beside `DIR/images/` or `DIR/images.zip`.
+
+The columns `file` and `label` are read, `name` where it is there, others are passed over. `file` is the path below
+`images/`, or the archive's member; nothing that the csv does not name is ever opened. `label` counts from 0 in the
+order of the bundle's labels.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from firstline_core.errors import ConfigError
+
+LABELS_NAME = "labels.csv"
+FILE_LIMIT_BYTES = 64 * 1024 * 1024
+"""Largest image that is read; of an archive's member, before it is unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of labels.csv. `name` is the class in words, "" where the csv has none."""
+
+    file: str
+    label: int
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Samples in the csv's order; their images are read when they are asked for."""
+
+    folder: Path
+    samples: tuple[Sample, ...]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self) -> Iterator[tuple[bytes, int]]:
+        """The encoded images with their labels, one after the other.
+
+        Raises:
+            ConfigError: an image is missing, unreadable or too large.
+        """
+        with _opened(self.folder) as images:
+            for sample in self.samples:
+                yield images.read(sample, self.folder / LABELS_NAME), sample.label
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Compares with a bundle's labels.
+
+        Raises:
+            ConfigError: a label out of range; or the csv's names are the bundle's at other positions, which is what a
+                forgotten background class looks like.
+        """
+        where = self.folder / LABELS_NAME
+        positions = {label: position for position, label in enumerate(labels)}
+        for sample in self.samples:
+            if sample.label >= len(labels):
+                raise ConfigError(
+                    f"{where}:{sample.line} has label {sample.label}, but the bundle's {len(labels)} labels are "
+                    f"0 to {len(labels) - 1}."
+                )
+            position = positions.get(sample.name, sample.label)
+            if position != sample.label and labels.count(sample.name) == 1:
+                raise ConfigError(
+                    f"{where}:{sample.line} calls '{sample.name}' label {sample.label}, but in the bundle it is label "
+                    f"{position}; correct the bundle's labels or the label offset."
+                )
+
+
+def open_dataset(folder: Path, limit: int | None = None) -> Dataset:
+    """Reads `labels.csv`.
+
+    Args:
+        folder: see the module.
+        limit: takes this many samples, spread evenly over the file, which is often sorted by class; None takes all.
+
+    Raises:
+        ConfigError: no such file, or a line that makes no sense.
+    """
+    file = folder / LABELS_NAME
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            samples = tuple(_samples(csv.DictReader(stream, strict=True), file))
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}; a data folder has {LABELS_NAME} (columns file, label) and "
+            "images/ or images.zip."
+        ) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a csv file in UTF-8: {error}.") from error
+    if not samples:
+        raise ConfigError(f"{file} names no images.")
+    if limit is not None and limit < len(samples):
+        samples = tuple(samples[position * len(samples) // limit] for position in range(limit))
+    return Dataset(folder, samples)
+
+
+def _samples(rows: csv.DictReader[str], file: Path) -> Iterator[Sample]:
+    missing = {"file", "label"} - set(rows.fieldnames or ())
+    if missing:
+        raise ConfigError(f"{file} has no column {' and '.join(sorted(missing))}; its first line names the columns.")
+    for row in rows:
+        # A short row gives None.
+        name, label = row["file"] or "", (row["label"] or "").strip()
+        path = PurePosixPath(name)
+        if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise ConfigError(f"{file}:{rows.line_num} names the file '{name}'; paths are relative and stay inside.")
+        if not (label.isascii() and label.isdigit()):
+            raise ConfigError(f"{file}:{rows.line_num} has label '{label}'; a label is a number from 0.")
+        yield Sample(name, int(label), (row.get("name") or "").strip(), rows.line_num)
+
+
+@dataclass(frozen=True, slots=True)
+class _Images:
+    """Where the images lie: in a folder, or in an archive."""
+
+    folder: Path
+    archive: zipfile.ZipFile | None
+
+    def read(self, sample: Sample, csv_file: Path) -> bytes:
+        where = f"{csv_file}:{sample.line} names '{sample.file}', which"
+        try:
+            if self.archive is not None:
+                member = self.archive.getinfo(sample.file)
+                if member.file_size > FILE_LIMIT_BYTES:
+                    raise ConfigError(f"{where} has {member.file_size} bytes; at most {FILE_LIMIT_BYTES} are read.")
+                return self.archive.read(member)
+            with (self.folder / sample.file).open("rb") as stream:
+                content = stream.read(FILE_LIMIT_BYTES + 1)
+        except (KeyError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise ConfigError(f"{where} is not in {self.folder}.") from error
+        except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+            raise ConfigError(f"{where} cannot be read from {self.folder}: {error}.") from error
+        if len(content) > FILE_LIMIT_BYTES:
+            raise ConfigError(f"{where} has more than {FILE_LIMIT_BYTES} bytes.")
+        return content
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[_Images]:
+    images, archive = folder / "images", folder / "images.zip"
+    if images.is_dir():
+        yield _Images(images, None)
+        return
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(zipfile.ZipFile(archive))
+        except FileNotFoundError as error:
+            raise ConfigError(f"{folder} has neither images/ nor images.zip.") from error
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{archive} cannot be read as a zip archive: {error}.") from error
+        yield _Images(archive, opened)

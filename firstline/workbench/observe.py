@@ -1,0 +1,74 @@
+"""Runs models over a data set, image by image as requests come to a device, and times each answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from firstline.workbench.dataset import Dataset
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.errors import ConfigError, RequestError
+from firstline_core.routing.confidence import Probabilities
+from firstline_core.types import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One image and what each model said of it, in the order of the models.
+
+    Args:
+        size_bytes: of the encoded image.
+        answers: (1, classes) each.
+        seconds: decoding and processing included.
+    """
+
+    label: int
+    size_bytes: int
+    answers: tuple[Probabilities, ...]
+    seconds: tuple[float, ...]
+
+
+def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) -> Iterator[Observation]:
+    """Observes every sample, in order.
+
+    One image at a time, because that is the latency that a caller sees; and batches win nothing on one thread.
+
+    Args:
+        models: of one bundle.
+        spec: the bundle's input.
+        dataset: encoded images.
+
+    Raises:
+        ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
+    """
+    if spec.datatype != "BYTES":
+        raise ConfigError(
+            f"The bundle's input '{spec.name}' is {spec.datatype}, and data folders hold encoded images; give the "
+            "bundle a preprocessing that starts with decode."
+        )
+    warm = False
+    for sample, (encoded, label) in zip(dataset.samples, dataset.read(), strict=True):
+        element = np.empty(1, object)
+        element[0] = encoded
+        tensor = Tensor(spec.name, element)
+        try:
+            if not warm:  # the first image pays for what decoders and caches do lazily
+                for model in models:
+                    model.predict(tensor)
+                warm = True
+            timed = [_timed(model, tensor) for model in models]
+        except RequestError as error:
+            raise ConfigError(
+                f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}"
+            ) from error
+        yield Observation(label, len(encoded), tuple(rows for rows, _ in timed), tuple(s for _, s in timed))
+
+
+def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Probabilities, float]:
+    start_s = time.perf_counter()
+    answer = model.predict(tensor)
+    return answer, time.perf_counter() - start_s

@@ -1,0 +1,113 @@
+"""The precision of a model file: the number format in which most of its weights are stored.
+
+Both formats are read just far enough: TFLite is a flatbuffer (https://flatbuffers.dev/internals, fields numbered as in
+TensorFlow's schema.fbs), ONNX a protobuf (https://protobuf.dev/programming-guides/encoding, fields of onnx.proto).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+UNKNOWN = "unknown"
+_TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16", 9: "int8", 10: "fp64", 17: "int4"}
+_ONNX = {1: "fp32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 10: "fp16", 11: "fp64", 16: "bf16"}
+
+
+def precision_of(file: Path, runtime: Literal["onnx", "tflite"]) -> str:
+    """E.g. "fp32" or "int8"; "unknown" where the file has no weights, or is not what it should be."""
+    content = file.read_bytes()
+    sizes: Counter[str] = Counter()
+    try:
+        for precision, size_bytes in (_onnx_weights if runtime == "onnx" else _tflite_weights)(content):
+            sizes[precision] += size_bytes
+    except (struct.error, ValueError, IndexError):
+        return UNKNOWN  # the runtime says what is wrong with the file
+    return sizes.most_common(1)[0][0] if sizes else UNKNOWN
+
+
+class _Table:
+    """A flatbuffer table: an offset to a vtable, which has the fields' own offsets."""
+
+    def __init__(self, content: bytes, position: int) -> None:
+        self.content, self.position = content, position
+        self._vtable = position - struct.unpack_from("<i", content, position)[0]
+        self._vtable_bytes = struct.unpack_from("<H", content, self._vtable)[0]
+
+    def field(self, number: int) -> int:
+        """Where the field is; 0 where it has its default."""
+        entry = 4 + 2 * number
+        if entry >= self._vtable_bytes:
+            return 0
+        offset: int = struct.unpack_from("<H", self.content, self._vtable + entry)[0]
+        return self.position + offset if offset else 0
+
+    def number(self, number: int, form: str) -> int:
+        position = self.field(number)
+        return int(struct.unpack_from(form, self.content, position)[0]) if position else 0
+
+    def vector(self, number: int) -> tuple[int, int]:
+        """(start, length) of a vector; length 0 where it is absent."""
+        position = self.field(number)
+        if not position:
+            return 0, 0
+        start = position + struct.unpack_from("<I", self.content, position)[0]
+        return start + 4, struct.unpack_from("<I", self.content, start)[0]
+
+    def tables(self, number: int) -> Iterator[_Table]:
+        start, length = self.vector(number)
+        for entry in range(start, start + 4 * length, 4):
+            yield _Table(self.content, entry + struct.unpack_from("<I", self.content, entry)[0])
+
+
+def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
+    model = _Table(content, struct.unpack_from("<I", content, 0)[0])
+    # Model: subgraphs 2, buffers 4. Buffer: data 0. SubGraph: tensors 0. Tensor: type 1, buffer 2.
+    sizes = [buffer.vector(0)[1] for buffer in model.tables(4)]
+    for graph in model.tables(2):
+        for tensor in graph.tables(0):
+            size_bytes = sizes[tensor.number(2, "<I")]
+            if size_bytes:
+                yield _TFLITE.get(tensor.number(1, "<b"), UNKNOWN), size_bytes
+
+
+def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
+    # ModelProto: graph 7. GraphProto: initializer 5. TensorProto: data_type 2.
+    for number, graph in _fields(memoryview(content)):
+        if number == 7 and isinstance(graph, memoryview):
+            for inner, tensor in _fields(graph):
+                if inner == 5 and isinstance(tensor, memoryview):
+                    data_type = next((value for field, value in _fields(tensor) if field == 2), 0)
+                    yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        match key & 7:
+            case 0:
+                value, position = _varint(data, position)
+                yield key >> 3, value
+                continue
+            case 2:
+                size, position = _varint(data, position)
+            case 1 | 5 as kind:
+                size = 8 if kind == 1 else 4
+            case kind:
+                raise ValueError(f"wire type {kind} is not protobuf's")
+        yield key >> 3, data[position : position + size]
+        position += size
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position

@@ -1,0 +1,160 @@
+"""The compact spelling of processing steps, for flags and recipes; the steps themselves are `bundle/steps.py`.
+
+    decode:RGB,center_crop:0.875,resize:224x224,scale:mean=127.5:std=127.5,layout:NCHW
+    softmax,label_offset:1
+
+Steps are separated by commas and carried out in order; a step's arguments are separated by colons, in the order of
+the table below or by name; the values of a list are separated by slashes. Numbers are in the pixels' own 0..255.
+
+    decode[:RGB|L]                              JPEG or PNG bytes to pixels
+    center_crop[:FRACTION]                      the central square, FRACTION of the short side
+    resize:WIDTHxHEIGHT[:FILTER]                nearest, bilinear, bicubic or lanczos
+    scale[:MEAN[:STD]]                          (x - MEAN) / STD; std=255 unless named
+    layout:NHWC|NCHW                            the order of the axes
+    flatten                                     all axes but the rows' into one
+    graph:FILE.onnx                             an ONNX graph with one input and one output
+    softmax                                     after the model: logits to probabilities
+    label_offset[:COLUMNS]                      after the model: drop leading columns, 1 unless named
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from firstline_core.bundle.steps import Graph, PostStep, PreStep
+from firstline_core.errors import ConfigError
+
+# A graph's file becomes an artefact only when the bundle is written.
+PlainPre = PreStep | Path
+PlainPost = PostStep | Path
+
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "decode": ("mode",),
+    "center_crop": ("fraction",),
+    "resize": ("size", "filter"),
+    "scale": ("mean", "std"),
+    "layout": ("to",),
+    "flatten": (),
+    "softmax": (),
+    "label_offset": ("offset",),
+}
+_BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
+_AFTER = ("softmax", "label_offset", "graph")
+_NUMBERS = {"fraction": float, "offset": int}
+S = TypeVar("S")
+
+
+def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
+    """The steps that `text` spells.
+
+    Args:
+        text: see the module; "" means none.
+        folder: where a graph's relative path starts.
+
+    Raises:
+        ConfigError: names the step and what it should be.
+    """
+    return _parse(text, folder, _BEFORE, "before", PreStep)
+
+
+def parse_postprocess(text: str, folder: Path = Path()) -> tuple[PlainPost, ...]:
+    """As `parse_preprocess`, for the steps after the model."""
+    return _parse(text, folder, _AFTER, "after", PostStep)
+
+
+def spell(steps: Sequence[PreStep | PostStep]) -> str:
+    """The text that parses to these steps; of a graph, its file in the bundle."""
+    return ",".join(_spell_step(step) for step in steps)
+
+
+def _parse(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -> tuple[Any, ...]:
+    return tuple(_step(part.strip(), folder, known, side, kind) for part in text.split(",") if part.strip())
+
+
+def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -> Any:
+    op, *arguments = text.split(":")
+    if op not in known:
+        close = difflib.get_close_matches(op, known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}."
+        raise ConfigError(f"'{op}' is no step {side} the model; {hint}")
+    if op == "graph":
+        file = text.partition(":")[2]
+        if not file:
+            raise ConfigError("The step 'graph' needs a file: graph:FILE.onnx.")
+        return folder / file
+    fields: dict[str, object] = {"op": op}
+    for position, argument in enumerate(arguments):
+        name, value = _named(op, position, argument, text)
+        if name == "size":
+            fields |= _size(value, text)
+        else:
+            fields[name] = _value(name, value, text)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"The step '{text}' makes no sense: {_lowered(error)}; it is spelled {_usage(op)}."
+        ) from error
+
+
+def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
+    name, equals, value = argument.partition("=")
+    names = _ARGUMENTS[op]
+    if not equals:
+        if position >= len(names):
+            raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {_usage(op)}.")
+        return names[position], argument
+    if name not in names:
+        raise ConfigError(f"The step '{text}' takes no '{name}'; it is spelled {_usage(op)}.")
+    return name, value
+
+
+def _value(name: str, value: str, text: str) -> object:
+    try:
+        if name in ("mean", "std"):
+            return tuple(float(part) for part in value.split("/"))
+        convert: Callable[[str], object] = _NUMBERS.get(name, str)
+        return convert(value)
+    except ValueError as error:
+        raise ConfigError(f"The step '{text}' needs a number for '{name}', not '{value}'.") from error
+
+
+def _size(value: str, text: str) -> dict[str, object]:
+    width, _, height = value.lower().partition("x")
+    try:
+        return {"width": int(width), "height": int(height or width)}
+    except ValueError as error:
+        raise ConfigError(f"The step '{text}' needs a size like 224x224 (width x height), not '{value}'.") from error
+
+
+def _usage(op: str) -> str:
+    lines = (line.split("  ")[0].strip() for line in (__doc__ or "").splitlines())
+    found = next((line for line in lines if line.startswith(f"{op}[") or line.startswith(f"{op}:")), op)
+    return f"'{found}'"
+
+
+def _lowered(error: Exception) -> str:
+    said = str(error).split(" - at ")[0]
+    return said[:1].lower() + said[1:]
+
+
+def _spell_step(step: PreStep | PostStep) -> str:
+    if isinstance(step, Graph):
+        return f"graph:{step.artefact.file}"
+    fields = msgspec.to_builtins(step)
+    op = fields.pop("op")
+    if op == "resize":
+        fields = {"size": f"{fields['width']}x{fields['height']}", "filter": fields["filter"]}
+    named = op == "scale"
+    return ":".join([op, *(f"{name}={_text(v)}" if named else _text(v) for name, v in fields.items())])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "/".join(_text(part) for part in value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
