@@ -1,0 +1,1 @@
+"""HTTP: thin adapters from the web framework to the data plane."""

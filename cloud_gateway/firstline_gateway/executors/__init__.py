@@ -1,0 +1,1 @@
+"""Where batches run: one interface, one file for each engine."""

@@ -1,0 +1,184 @@
+"""`firstline-gateway`: run, check, status, token. The package's outermost loop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry import logs
+from firstline_gateway import __version__, server, settings, tokens
+from firstline_gateway.gateway import check_files, open_gateway
+from firstline_gateway.repository import load_repository
+
+_STATUS_TIMEOUT_S = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 if all is well; 1 if not; 2 if the configuration or the command line is wrong.
+    """
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)  # noqa: T201
+        return 2
+    except FirstlineError as error:
+        print(error.message, file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="firstline-gateway", description="Run full models for devices and applications."
+    )
+    parser.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = _command(commands, "run", _run, "serve until SIGTERM")
+    run.add_argument("--host", help="address to listen on, instead of api.host")
+    run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
+    _command(commands, "check", _check, "try the configuration and load every bundle, without serving")
+
+    status = _command(commands, "status", _status, "ask a running gateway how it is", config=False)
+    status.add_argument("url", nargs="?", default="http://127.0.0.1:8080", metavar="URL", help="(default: %(default)s)")
+
+    token = commands.add_parser("token", help="create, list and revoke tokens")
+    actions = token.add_subparsers(required=True, metavar="ACTION")
+    create = _command(actions, "create", _token_create, "create a token and print it, this once")
+    create.add_argument("name", metavar="NAME", help="whose; a device's is its name in the MQTT topics too")
+    create.add_argument("--kind", required=True, choices=("device", "application"))
+    _command(actions, "list", _token_list, "names, kinds and dates")
+    revoke = _command(actions, "revoke", _token_revoke, "refuse a token from now on")
+    revoke.add_argument("name", metavar="NAME")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, config: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    if config:
+        parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; without it the defaults hold")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _settings(arguments: argparse.Namespace, **overrides: object) -> settings.Settings:
+    return settings.load(
+        arguments.config,
+        environ=os.environ,
+        overrides={key.replace("__", "."): value for key, value in overrides.items()},
+    )
+
+
+def _print(arguments: argparse.Namespace, text: str, value: object) -> None:
+    print(json.dumps(value) if arguments.output == "json" else text, flush=True)  # noqa: T201
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    found = _settings(arguments, api__host=arguments.host, api__port=arguments.port)
+    logs.configure(found.log.level, found.log.format)
+    bound = server.bind(found.api.host, found.api.port)
+    url = server.url_of(bound)
+    gateway = open_gateway(found)
+    uvloop.run(
+        server.serve(
+            gateway,
+            bound,
+            lambda: _print(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+        )
+    )
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    found = _settings(arguments)
+    logs.configure("error", found.log.format)
+    check_files(found)
+    repository = load_repository(
+        Path(found.models.directory), RuntimeOptions(providers=found.execution.providers, threads=1)
+    )
+    models = [
+        {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
+        for served in repository
+    ]
+    refused = [{"path": str(bundle.path), "error": bundle.error.message} for bundle in repository.refused]
+    lines = [f"{model['name']} version {model['version']} from {model['path']}" for model in models]
+    lines += [f"refused: {bundle['error']}" for bundle in refused]
+    if not lines:
+        lines = [f"no bundle in {found.models.directory}"]
+    _print(arguments, "\n".join(lines), {"models": models, "refused": refused, "sessions": found.sessions})
+    for served in repository:
+        served.loaded.close()
+    return 0 if models and not refused else 1
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    token = os.environ.get("FIRSTLINE_TOKEN", "")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    found: dict[str, object] = {"url": arguments.url, "live": False, "ready": False}
+    try:
+        with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S) as client:
+            found["live"] = client.get("/v2/health/live").is_success
+            found["ready"] = client.get("/v2/health/ready").is_success
+            listed = client.get("/firstline/v1/models")
+            if listed.is_success:
+                found["models"] = listed.json()["models"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+        found["error"] = f"{arguments.url} does not answer as a gateway: {error or type(error).__name__}"
+    lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
+    if "error" in found:
+        lines = [str(found["error"])]
+    elif isinstance(models := found.get("models"), list):
+        lines += [f"model: {model['name']} version {model['version']}" for model in models]
+    else:
+        lines.append("models: set FIRSTLINE_TOKEN to see them")
+    _print(arguments, "\n".join(lines), found)
+    return 0 if found["ready"] else 1
+
+
+def _yes(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def _token_create(arguments: argparse.Namespace) -> int:
+    path = Path(_settings(arguments).auth.tokens_file)
+    text = tokens.create_token(path, arguments.name, arguments.kind, datetime.now(UTC))
+    _print(arguments, text, {"name": arguments.name, "kind": arguments.kind, "token": text})
+    return 0
+
+
+def _token_list(arguments: argparse.Namespace) -> int:
+    known = tokens.read_tokens(Path(_settings(arguments).auth.tokens_file))
+    rows = [{"name": token.name, "kind": token.kind, "created": token.created.isoformat()} for token in known]
+    text = "\n".join(f"{row['kind']:12} {row['name']}  {row['created']}" for row in rows)
+    _print(arguments, text or "no tokens", {"tokens": rows})
+    return 0
+
+
+def _token_revoke(arguments: argparse.Namespace) -> int:
+    tokens.revoke_token(Path(_settings(arguments).auth.tokens_file), arguments.name)
+    _print(arguments, f"revoked {arguments.name}", {"revoked": arguments.name})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The HTTP application: the infer routes first, then the framework's."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from firstline_gateway import __version__
+from firstline_gateway.api import control, errors, openapi
+from firstline_gateway.api.infer import infer_routes
+from firstline_gateway.gateway import Gateway
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application of a gateway; `GET /openapi.json` describes it."""
+    app = FastAPI(
+        title="Firstline gateway",
+        version=__version__,
+        routes=list(infer_routes(gateway)),
+        redirect_slashes=False,
+        # The documentation pages load scripts from other hosts; the description itself is served.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.gateway = gateway
+    for router in (control.health, control.metadata, control.metrics):
+        app.include_router(router)
+    errors.install(app)
+    openapi.describe(app)
+    return app

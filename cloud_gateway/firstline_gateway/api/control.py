@@ -1,0 +1,111 @@
+"""V2's health and metadata, the list of models, and the metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPBearer
+from starlette.responses import Response
+
+from firstline_core.protocol import http
+from firstline_gateway.api.auth import authenticate
+from firstline_gateway.api.errors import response_of
+from firstline_gateway.gateway import Gateway
+
+
+def gateway_of(request: Request) -> Gateway:
+    return cast(Gateway, request.app.state.gateway)
+
+
+async def _caller(
+    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="A token."))]
+) -> None:
+    authenticate(gateway_of(request).tokens, request.headers.get("authorization"))
+
+
+async def _reader_of_metrics(request: Request) -> None:
+    gateway = gateway_of(request)
+    if not gateway.settings.api.open_metrics:
+        authenticate(gateway.tokens, request.headers.get("authorization"))
+
+
+health = APIRouter(tags=["health"])
+metadata = APIRouter(tags=["models"], dependencies=[Depends(_caller)])
+metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
+
+
+@health.get("/v2/health/live", summary="Is the process up? Needs no token.")
+async def live(request: Request) -> Response:
+    return response_of(http.live_reply(gateway_of(request).plane))
+
+
+@health.get("/v2/health/ready", summary="Does it take requests? 400 while it does not. Needs no token.")
+async def ready(request: Request) -> Response:
+    return response_of(http.ready_reply(gateway_of(request).plane))
+
+
+@metrics.get("/metrics", summary="Prometheus metrics; a token of any kind reads them unless api.open_metrics is set.")
+async def read_metrics(request: Request) -> Response:
+    content, content_type = gateway_of(request).metrics.render()
+    return Response(content, media_type=content_type)
+
+
+@metadata.get("/v2", summary="The server's name, version and extensions.")
+async def server_metadata(request: Request) -> Response:
+    return response_of(http.server_metadata_reply(gateway_of(request).plane))
+
+
+@metadata.get("/v2/models/{model}", summary="What the current version takes and gives.")
+async def model_metadata(request: Request, model: str) -> Response:
+    return response_of(http.model_metadata_reply(gateway_of(request).plane, model, ""))
+
+
+@metadata.get("/v2/models/{model}/versions/{version}", summary="What a version takes and gives.")
+async def version_metadata(request: Request, model: str, version: str) -> Response:
+    return response_of(http.model_metadata_reply(gateway_of(request).plane, model, version))
+
+
+@metadata.get("/v2/models/{model}/ready", summary="Would the current version answer now?")
+async def model_ready(request: Request, model: str) -> Response:
+    return response_of(http.model_ready_reply(gateway_of(request).plane, model, ""))
+
+
+@metadata.get("/v2/models/{model}/versions/{version}/ready", summary="Would this version answer now?")
+async def version_ready(request: Request, model: str, version: str) -> Response:
+    return response_of(http.model_ready_reply(gateway_of(request).plane, model, version))
+
+
+@metadata.post("/v2/repository/index", summary="Triton's list of models; the body is ignored and may be empty.")
+async def repository_index(request: Request) -> Response:
+    gateway = gateway_of(request)
+    state = "READY" if gateway.plane.ready() else "UNAVAILABLE"
+    return response_of(
+        http.json_reply(
+            [
+                {"name": served.key.name, "version": str(served.key.version), "state": state, "reason": ""}
+                for served in gateway.repository
+            ]
+        )
+    )
+
+
+@metadata.get("/firstline/v1/models", summary="The models served: versions, labels and full model digests.")
+async def list_models(request: Request) -> Response:
+    repository = gateway_of(request).repository
+    return response_of(
+        http.json_reply(
+            {
+                "models": [
+                    {
+                        "name": served.key.name,
+                        "version": str(served.key.version),
+                        "current": served.key.version == repository.versions(served.key.name)[-1],
+                        "full_model_digest": served.digest,
+                        "labels": served.manifest.labels,
+                    }
+                    for served in repository
+                ]
+            }
+        )
+    )

@@ -1,0 +1,72 @@
+"""Every failure leaves as `{"error": sentence, "code": code}`: ours, the framework's, and the unforeseen."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from firstline_core.errors import FirstlineError, RequestError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol.http import Reply, error_reply, json_reply
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+
+def response_of(reply: Reply) -> Response:
+    """A core reply in the framework's form."""
+    return Response(reply.body, status_code=reply.status, headers=reply.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Has the app answer failures in JSON."""
+    app.add_exception_handler(FirstlineError, _ours)
+    app.add_exception_handler(HTTPException, _frameworks)
+    app.add_middleware(LastResort)
+
+
+async def _ours(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
+    return response_of(error_reply(error))
+
+
+async def _frameworks(request: Request, error: Exception) -> Response:
+    """404 and 405, which the router raises before any of our code runs."""
+    assert isinstance(error, HTTPException)  # noqa: S101
+    path = request.url.path[:200]
+    sentence = {
+        404: f"There is nothing at {path}; GET /openapi.json lists the addresses.",
+        405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
+    }.get(error.status_code, HTTPStatus(error.status_code).description)
+    reply = json_reply({"error": sentence, "code": RequestError.code}, error.status_code)
+    return Response(reply.body, status_code=reply.status, headers={**reply.headers, **(error.headers or {})})
+
+
+class LastResort:
+    """The outermost handler: what nobody foresaw is logged with an id, and the client is told that id alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:  # the outermost loop of a request
+            request_id = new_request_id()
+            log.exception("request failed unexpectedly", request_id=request_id, path=ascii(scope.get("path", "")))
+            if started:
+                raise  # half an answer is out; only closing the connection tells the client
+            error = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
+            await response_of(error_reply(error))(scope, receive, send)

@@ -1,0 +1,140 @@
+"""One request through the gateway, whichever transport brought it: resolve, check, batch, answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from firstline_core.clock import Clock
+from firstline_core.errors import InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.protocol.limits import Limits
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Privacy,
+    Reason,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+)
+from firstline_gateway import __version__
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.repository import Repository, ServedModel
+
+_RETRY_WHILE_DRAINING_S = 1.0
+
+
+class GatewayDataPlane:
+    """Implements `firstline_core.protocol.http.DataPlane`."""
+
+    server_name = "firstline-gateway"
+    server_version = __version__
+
+    def __init__(
+        self, repository: Repository, batcher: Batcher, *, metrics: GatewayMetrics, clock: Clock, limits: Limits
+    ) -> None:
+        self._repository = repository
+        self._batcher = batcher
+        self._metrics = metrics
+        self._clock = clock
+        self._draining = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.limits = limits
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        """True while it serves at least one model and is not shutting down."""
+        return not self._draining and bool(self._repository.models)
+
+    def model_ready(self, model: str, version: str) -> bool:
+        self._repository.resolve(model, version)
+        return self.ready()
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        return self._repository.metadata(model, version)
+
+    async def drain(self) -> None:
+        """Refuses new requests from now on, and returns once those in flight are answered."""
+        self._draining = True
+        await self._idle.wait()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Runs the full model.
+
+        Raises:
+            RequestError: the request makes no sense here; `UnknownModelError`, `ModelMismatchError` and
+                `InvalidTensorError` say what kind.
+            CapacityError: no room, no time, or no new work; come back later.
+            InferenceError: the model failed.
+        """
+        structlog.contextvars.bind_contextvars(request_id=request.request_id, rows=request.rows)
+        if self._draining:
+            raise NotReadyError(
+                "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
+            )
+        started_s = self._clock.monotonic_s()
+        served = self._repository.resolve(request.model, request.version)
+        _check(request, served)
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            probabilities = await self._batcher.submit(served.key, request)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+        seconds = self._clock.monotonic_s() - started_s
+        response = InferResponse(
+            model=served.key.name,
+            version=str(served.key.version),
+            outputs=(Tensor(served.manifest.output_spec.name, probabilities),),
+            id=request.id,
+            answer=Answer(
+                request_id=request.request_id,
+                status=Status.FINAL,
+                certified=True,
+                durable=False,
+                tier=Tier.CLOUD,
+                # Whoever speaks to a gateway asked for the cloud; a device puts its own reason in this one's place.
+                reason=Reason.REQUESTED,
+                confidence=None,
+                model_digest=served.digest,
+                attempts=(Attempt(Tier.CLOUD, "ok", round(seconds * 1000, 3)),),
+            ),
+        )
+        self._metrics.observe(response, seconds)
+        return response
+
+
+def _check(request: InferRequest, served: ServedModel) -> None:
+    """Refuses what must not, or cannot, run here, before it costs a place in the queue."""
+    if request.privacy is Privacy.LOCAL_ONLY:
+        raise RequestError(
+            "privacy=local_only means that the input must not leave the device, but it reached the cloud; "
+            "send it to the device's agent, or drop privacy=local_only."
+        )
+    if request.route is Route.EDGE:
+        raise RequestError("route=edge cannot be met by a gateway; send the request to the device's agent.")
+    if request.full_model_digest and request.full_model_digest != served.digest:
+        raise ModelMismatchError(
+            f"The request was made for full model {request.full_model_digest}, but version {served.key.version} of "
+            f"'{served.key.name}' on this gateway has {served.digest}; bring both tiers to the same bundle."
+        )
+    name = served.manifest.input_spec.name
+    if [tensor.name for tensor in request.inputs] != [name]:
+        given = ", ".join(f"'{tensor.name}'" for tensor in request.inputs)
+        raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
+    known = served.manifest.output_spec.name
+    for output in request.outputs:
+        if output.name != known:
+            raise InvalidTensorError(f"Model '{served.key.name}' has no output '{output.name[:100]}'; it has: {known}.")

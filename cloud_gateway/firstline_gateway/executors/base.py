@@ -1,0 +1,51 @@
+"""What the batcher needs of an engine, in this process or on other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import FirstlineError
+from firstline_core.types import Tensor
+
+Probabilities = NDArray[np.float32]
+Outcome = Probabilities | FirstlineError
+"""What became of one request of a batch: (rows, classes) in the order of its rows, or why it alone failed."""
+
+
+class ModelKey(NamedTuple):
+    """A full model as the gateway serves it."""
+
+    name: str
+    version: int
+
+
+class Executor(Protocol):
+    """Runs batches of requests.
+
+    Attributes:
+        slots: how many batches may run at the same moment; the batcher never asks for more.
+    """
+
+    @property
+    def slots(self) -> int: ...
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor]) -> list[Outcome]:
+        """Runs the inputs of several requests as one batch, processing included.
+
+        Args:
+            key: which model; it is one of those that the engine was given.
+            inputs: one tensor for each request, as the client sent it.
+
+        Returns:
+            One outcome for each request, in the order of `inputs`. What is wrong with one request is its own
+            outcome and leaves the others alone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the engine after what runs has finished, and frees the models."""
+        ...

@@ -1,0 +1,120 @@
+"""The gateway put together from its settings: models, engine, batcher, data plane, tokens, MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.protocol import topics
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.executors.base import Executor
+from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.mqtt import MqttConsumer, read_password
+from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings import Settings
+from firstline_gateway.tokens import TokenStore
+
+log = logger(__name__)
+
+
+class Gateway:
+    """One gateway, free of any transport's server.
+
+    Args:
+        settings: as `settings.load` gave them.
+        repository: the models, loaded.
+        executor: runs them; the gateway closes it.
+        clock: what deadlines and durations are on.
+
+    Raises:
+        ConfigError: the token file, the broker's password or the topics are no good.
+    """
+
+    def __init__(
+        self, settings: Settings, repository: Repository, executor: Executor, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.settings = settings
+        self.repository = repository
+        self.clock = clock
+        self.metrics = GatewayMetrics()
+        self.tokens = TokenStore(Path(settings.auth.tokens_file)) if settings.auth.mode == "tokens" else None
+        self._executor = executor
+        batcher = Batcher(
+            executor,
+            clock=clock,
+            max_batch_rows=settings.execution.max_batch_rows,
+            queue_requests=settings.execution.queue_requests,
+            queue_bytes=settings.execution.queue_bytes,
+            on_batch=self.metrics.batch,
+            on_expired=self.metrics.expired,
+        )
+        self.metrics.queue_depth(lambda: batcher.depth)
+        self.plane = GatewayDataPlane(repository, batcher, metrics=self.metrics, clock=clock, limits=settings.limits)
+        self._mqtt = (
+            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock)
+            if settings.mqtt.enabled
+            else None
+        )
+
+    async def start(self) -> None:
+        """Begins to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        if self._mqtt is not None:
+            await self._mqtt.start()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.plane.drain()
+                if self._mqtt is not None:
+                    await self._mqtt.drain()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends MQTT and frees the models, after what runs at this moment."""
+        if self._mqtt is not None:
+            await self._mqtt.close()
+        await asyncio.to_thread(self._executor.close)
+
+
+def open_gateway(settings: Settings) -> Gateway:
+    """Loads the models and puts the gateway together; takes as long as the models take to load.
+
+    Raises:
+        ConfigError: a setting names something that is not there or no good.
+    """
+    check_files(settings)
+    repository = load_repository(
+        Path(settings.models.directory), RuntimeOptions(providers=settings.execution.providers, threads=1)
+    )
+    executor = LocalExecutor(
+        {served.key: served.loaded for served in repository},
+        sessions=settings.sessions,
+        max_batch_rows=settings.execution.max_batch_rows,
+    )
+    gateway = Gateway(settings, repository, executor)
+    if not repository.models:
+        log.warning("no model to serve", directory=settings.models.directory)
+    if gateway.tokens is not None and not len(gateway.tokens):
+        log.warning("no token yet, so nobody may call", create="firstline-gateway token create NAME --kind application")
+    return gateway
+
+
+def check_files(settings: Settings) -> None:
+    """Tries what the settings name beside the models.
+
+    Raises:
+        ConfigError: the token file, the broker's password or the topics are no good.
+    """
+    if settings.auth.mode == "tokens":
+        TokenStore(Path(settings.auth.tokens_file))
+    if settings.mqtt.enabled:
+        topics.shared_requests(settings.mqtt.group, settings.mqtt.prefix)
+        read_password(settings.mqtt)

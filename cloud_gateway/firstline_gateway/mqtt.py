@@ -1,0 +1,183 @@
+"""Requests over MQTT 5: one of a group of gateways that share every device's requests.
+
+The identity is the device in the topic: the broker's ACL lets each device publish below its own name only. For the
+same reason an answer goes to that device's own response topic and to no other, whatever the message asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import socket
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RequestError
+from firstline_core.protocol import envelope
+from firstline_core.protocol.http import DataPlane
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics, parse_request, shared_requests
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.journal import record
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.settings import Mqtt
+
+# Beside the payload a message has its topic and properties.
+_PACKET_OVERHEAD_BYTES = 64 * 1024
+# How long the broker keeps an answer for a device that left, where the request had no deadline.
+_ANSWER_EXPIRY_S = 60
+_PASSWORD_LIMIT_BYTES = 4096
+
+log = logger(__name__)
+
+
+class MqttConsumer:
+    """Takes requests from the broker, has the data plane answer them, and acknowledges after answering.
+
+    A gateway that dies with a request in work leaves it unacknowledged; the device's own deadline then decides.
+
+    Args:
+        plane: answers.
+        settings: the broker, the topics and how many requests may be in work.
+
+    Raises:
+        ConfigError: the password file or the topics are no good.
+    """
+
+    def __init__(self, plane: DataPlane, settings: Mqtt, *, metrics: GatewayMetrics, clock: Clock) -> None:
+        self._plane = plane
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._filter = shared_requests(settings.group, settings.prefix)
+        self._in_work = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._client = MqttClient(
+            MqttSettings(
+                host=settings.host,
+                port=settings.port,
+                # Unique, because a broker ends the older of two connections of one client id.
+                client_id=f"{settings.group}-{socket.gethostname()}-{secrets.token_hex(4)}",
+                username=settings.username,
+                password=read_password(settings),
+                tls_ca_file=Path(settings.tls_ca_file) if settings.tls_ca_file else None,
+                receive_maximum=settings.concurrency,
+                maximum_packet_bytes=plane.limits.body_bytes + _PACKET_OVERHEAD_BYTES,
+            ),
+            manual_ack=True,
+        )
+        metrics.gauge("mqtt_connected", "1 while the broker is connected.", lambda: float(self._client.connected))
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    async def start(self) -> None:
+        """Connects in the background, for as long as it takes, and again whenever the connection is lost."""
+        await self._client.subscribe(self._filter, self._handle)
+        self._client.start()
+
+    async def drain(self) -> None:
+        """Returns once every request taken from the broker is answered."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _handle(self, message: Message) -> None:
+        self._in_work += 1
+        self._idle.clear()
+        try:
+            await self._answer(message)
+        finally:
+            self._in_work -= 1
+            if not self._in_work:
+                self._idle.set()
+
+    async def _answer(self, message: Message) -> None:
+        try:
+            device, model = parse_request(message.topic, self._settings.prefix)
+            own = Topics(device, self._settings.prefix).response
+        except (ProtocolError, ConfigError) as fault:
+            self._drop(message, fault)
+            return
+        if message.response_topic != own:
+            asked = f"'{message.response_topic}'" if message.response_topic else "none"
+            self._drop(message, RequestError(f"A request's response topic must be '{own}', and it names {asked}."))
+            return
+        started_s = self._clock.monotonic_s()
+        principal = f"device:{device}"
+        publication, error = await self._work(message, model, own, principal)
+        record(
+            self._metrics,
+            transport="mqtt",
+            model=model,
+            principal=principal,
+            seconds=self._clock.monotonic_s() - started_s,
+            error=error,
+        )
+        try:
+            await self._client.publish(publication)
+        except LinkDownError as lost:
+            log.warning("answer not published", device=device, error=lost.message)
+            return  # unacknowledged, so the broker may give the request to another gateway
+        except FirstlineError as refused:
+            log.error("answer refused by the broker", device=device, error=refused.message)
+        message.ack()
+
+    async def _work(
+        self, message: Message, model: str, response_topic: str, principal: str
+    ) -> tuple[Publication, FirstlineError | None]:
+        """The answer to publish, and the error that it tells of."""
+        expiry_s = _ANSWER_EXPIRY_S
+        try:
+            request = envelope.read_request(
+                message, model, now_s=self._clock.monotonic_s(), principal=principal, limits=self._plane.limits
+            )
+            if request.deadline_s is not None:
+                expiry_s = max(1, math.ceil(request.deadline_s - self._clock.monotonic_s()))
+            return (
+                envelope.response_publication(
+                    request,
+                    await self._plane.infer(request),
+                    topic=response_topic,
+                    correlation_data=message.correlation_data,
+                    expiry_s=expiry_s,
+                    traceparent=message.properties.get(envelope.TRACEPARENT, ""),
+                ),
+                None,
+            )
+        except FirstlineError as error:
+            publication = envelope.error_publication(
+                error, topic=response_topic, correlation_data=message.correlation_data, expiry_s=expiry_s
+            )
+            return publication, error
+
+    def _drop(self, message: Message, error: FirstlineError) -> None:
+        """Acknowledges a message that nobody may be answered to."""
+        self._metrics.error(error)
+        log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
+        message.ack()
+
+
+def read_password(settings: Mqtt) -> str:
+    """The broker's password, "" where none is set.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no password.
+    """
+    if not settings.password_file:
+        return ""
+    path = Path(settings.password_file)
+    try:
+        with path.open("rb") as stream:
+            password = stream.read(_PASSWORD_LIMIT_BYTES).decode().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"mqtt.password_file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"mqtt.password_file {path} is not UTF-8 text.") from error
+    if not password:
+        raise ConfigError(f"mqtt.password_file {path} is empty; put the password into it.")
+    return password

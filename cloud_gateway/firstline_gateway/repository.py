@@ -1,0 +1,165 @@
+"""The models served: the bundles of a folder, by name and version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.pipeline import LoadedModel, load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelMetadata
+from firstline_gateway.executors.base import ModelKey
+
+# V2 metadata names the framework as Triton does.
+_PLATFORMS = {"onnx": "onnxruntime_onnx", "tflite": "tflite"}
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One version of a bundle whose full model is loaded."""
+
+    key: ModelKey
+    path: Path
+    manifest: Manifest
+    loaded: LoadedModel
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.full_digest
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBundle:
+    """A folder that looked like a bundle and is not served."""
+
+    path: Path
+    error: FirstlineError
+
+
+class Repository:
+    """What is served. Names and versions are those of the manifests, whatever the folders are called."""
+
+    def __init__(self, models: dict[ModelKey, ServedModel], refused: tuple[RefusedBundle, ...] = ()) -> None:
+        self.models = models
+        self.refused = refused
+        self._versions: dict[str, tuple[int, ...]] = {}
+        for name, version in sorted(models):
+            self._versions[name] = (*self._versions.get(name, ()), version)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """By name, then by version."""
+        return (self.models[key] for key in sorted(self.models))
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        """The versions of a bundle, the current one last.
+
+        Raises:
+            UnknownModelError: there is no such bundle.
+        """
+        try:
+            return self._versions[name]
+        except KeyError:
+            served = ", ".join(self._versions) or "none"
+            raise UnknownModelError(f"There is no model '{name}' on this gateway; it serves: {served}.") from None
+
+    def resolve(self, name: str, version: str) -> ServedModel:
+        """The model of a request; the version "" means the highest.
+
+        Raises:
+            UnknownModelError: there is no such bundle or version.
+        """
+        versions = self.versions(name)
+        if not version:
+            return self.models[ModelKey(name, versions[-1])]
+        for known in versions:
+            if str(known) == version:
+                return self.models[ModelKey(name, known)]
+        raise UnknownModelError(
+            f"Model '{name}' has no version '{version}' on this gateway; it serves: {', '.join(map(str, versions))}."
+        )
+
+    def metadata(self, name: str, version: str) -> ModelMetadata:
+        """What V2 says of a model.
+
+        Raises:
+            UnknownModelError: there is no such bundle or version.
+        """
+        served = self.resolve(name, version)
+        full = served.manifest.full
+        return ModelMetadata(
+            name=name,
+            versions=tuple(map(str, self.versions(name))),
+            platform=_PLATFORMS[full.runtime] if full is not None else "",
+            inputs=(served.manifest.input_spec,),
+            outputs=(served.manifest.output_spec,),
+            labels=served.manifest.labels,
+        )
+
+
+def load_repository(directory: Path, options: RuntimeOptions) -> Repository:
+    """Loads the full model of every bundle in a folder; one that is no good is logged, and the others are served.
+
+    Args:
+        directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
+        options: how the models run.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    models: dict[ModelKey, ServedModel] = {}
+    refused: list[RefusedBundle] = []
+    for path in find_bundles(directory):
+        try:
+            served = _load(path, options, models)
+        except FirstlineError as error:
+            log.error("bundle refused", path=str(path), error=error.message)
+            refused.append(RefusedBundle(path, error))
+        else:
+            models[served.key] = served
+            log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
+    return Repository(models, tuple(refused))
+
+
+def find_bundles(directory: Path) -> list[Path]:
+    """The folders with a manifest: `directory`, its subfolders and theirs, in order; hidden ones are passed over.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    try:
+        if (directory / MANIFEST_NAME).exists():
+            return [directory]
+        found: list[Path] = []
+        for folder in _folders(directory):
+            found += [folder] if (folder / MANIFEST_NAME).exists() else _folders(folder)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no models folder {directory}; create it, or name another with models.directory."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"The models folder {directory} cannot be read: {error.strerror}.") from error
+    return [folder for folder in found if (folder / MANIFEST_NAME).exists()]
+
+
+def _folders(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _load(path: Path, options: RuntimeOptions, taken: dict[ModelKey, ServedModel]) -> ServedModel:
+    bundle = open_bundle(path)
+    manifest = bundle.manifest
+    key = ModelKey(manifest.name, manifest.version)
+    if key in taken:
+        raise ConfigError(
+            f"{path} and {taken[key].path} are both version {key.version} of '{key.name}'; remove one of them."
+        )
+    if manifest.full is None:
+        raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
+    return ServedModel(key, path, manifest, load_model(bundle, manifest.full, options))

@@ -1,0 +1,115 @@
+"""The process's HTTP server: binds, announces itself once it answers, and ends without dropping a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from firstline_core.errors import CapacityError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.app import create_app
+from firstline_gateway.gateway import Gateway
+
+_BACKLOG = 2048
+# For writing out answers that are made; requests have their own, longer time before it.
+_CLOSE_S = 2
+
+log = logger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Takes the address, without answering on it yet.
+
+    Raises:
+        CapacityError: it is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host.strip("[]"), port))
+    except OSError as error:
+        taken.close()
+        raise CapacityError(
+            f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --port, or stop what holds it."
+        ) from error
+    return taken
+
+
+def url_of(bound: socket.socket) -> str:
+    """The address as a URL."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn with its signals left to us and a moment from which it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `api.drain_s`.
+
+    Args:
+        gateway: started and closed here.
+        bound: from `bind`; closed here.
+        announce: called once requests are answered.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = http_server(create_app(gateway), gateway.settings.api.keep_alive_s)
+    await gateway.start()
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        await server.up.wait()
+        announce()
+        await stop.wait()
+        log.info("draining")
+        # Still listening: load balancers see `ready` turn, and new requests are sent elsewhere with a sentence.
+        if not await gateway.drain(gateway.settings.api.drain_s):
+            log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
+    finally:
+        server.should_exit = True
+        await serving
+        await gateway.close()
+        log.info("stopped")
+
+
+def http_server(app: ASGIApp, keep_alive_s: float) -> Server:
+    """uvicorn as the gateway runs it."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=int(keep_alive_s),
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+    )

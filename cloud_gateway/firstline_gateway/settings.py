@@ -1,0 +1,170 @@
+"""What an operator may set. Every field has a default; `cloud_gateway/gateway.toml` shows them all."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from firstline_core import settings
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+
+ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
+SYSTEM_AUTHORITIES = "system"
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every network of this machine."""
+    port: Port = 8080
+    """TCP port; 0 lets the system choose."""
+    body_limit_bytes: Count = DEFAULT_LIMITS.body_bytes
+    """The largest request body (bytes)."""
+    rows_limit: Count = DEFAULT_LIMITS.rows
+    """The most rows in one request."""
+    keep_alive_s: Seconds = 75.0
+    """How long an idle connection stays open (seconds); longer than the clients' own, so that they close first."""
+    drain_s: Seconds = 10.0
+    """How long requests in flight may take after SIGTERM (seconds)."""
+    open_metrics: bool = False
+    """Serve /metrics without a token; otherwise any valid token reads them."""
+
+
+class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mode: Literal["tokens", "off"] = "tokens"
+    """"off" serves whoever connects, and is refused unless `api.host` is a loopback address."""
+    tokens_file: str = "tokens.json"
+    """Hashes of the tokens, kept by `firstline-gateway token`."""
+
+
+class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    directory: str = "models"
+    """Each subfolder, or subfolder/version, that holds a manifest.json is a bundle; every version is served."""
+
+
+class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers in order of preference; one that is absent is an error."""
+    sessions: Annotated[int, Meta(ge=0)] = 0
+    """Batches that run at the same moment, each on one thread; 0 means one for each core."""
+    max_batch_rows: Count = 32
+    """The most rows that run as one batch."""
+    queue_requests: Count = 1024
+    """The most requests that wait for one model; more are refused with a time to come back."""
+    queue_bytes: Count = 1 << 30
+    """The most bytes of tensors that wait, all models together."""
+
+
+class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    """Also take requests from devices over MQTT 5."""
+    host: str = "127.0.0.1"
+    """The broker."""
+    port: Port = 1883
+    """The broker's port."""
+    username: str = ""
+    """Whom the broker knows this gateway as; "" connects without."""
+    password_file: str = ""
+    """A file that holds the password, and nothing else."""
+    tls_ca_file: str = ""
+    """Certificate authority of a broker that speaks TLS, or "system" for the machine's own; "" connects without TLS."""
+    prefix: str = "firstline/v1"
+    """First levels of every topic."""
+    group: str = "gateway"
+    """Shared subscription; gateways with the same group share the load."""
+    concurrency: Annotated[int, Meta(ge=1, le=65535)] = 64
+    """The most requests in work at the same moment; the broker holds the others back."""
+
+
+class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """At "info" each request is one line."""
+    format: Literal["text", "json"] = "text"
+    """"text" for people, "json" for collectors; to stderr."""
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    api: Api = Api()
+    auth: Auth = Auth()
+    models: Models = Models()
+    execution: Execution = Execution()
+    mqtt: Mqtt = Mqtt()
+    log: Log = Log()
+
+    @property
+    def limits(self) -> Limits:
+        """What one message may ask for."""
+        body_bytes = self.api.body_limit_bytes
+        return Limits(
+            body_bytes=body_bytes,
+            json_bytes=min(DEFAULT_LIMITS.json_bytes, body_bytes),
+            rows=self.api.rows_limit,
+        )
+
+    @property
+    def sessions(self) -> int:
+        """Batches that run at the same moment."""
+        return self.execution.sessions or usable_cores()
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which a container's cpuset makes fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load(
+    file: Path | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Reads the settings; relative paths in them count from the configuration file's folder.
+
+    Raises:
+        ConfigError: a source cannot be read, or says something that makes no sense.
+    """
+    found = settings.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
+    if found.auth.mode == "off" and not is_loopback(found.api.host):
+        raise ConfigError(
+            f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
+            'set auth.mode = "tokens", or api.host = "127.0.0.1".'
+        )
+    if found.mqtt.password_file and not found.mqtt.username:
+        raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
+    base = file.parent if file is not None else Path()
+    return msgspec.structs.replace(
+        found,
+        auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
+        models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
+        mqtt=msgspec.structs.replace(
+            found.mqtt,
+            password_file=_below(base, found.mqtt.password_file),
+            tls_ca_file=found.mqtt.tls_ca_file
+            if found.mqtt.tls_ca_file == SYSTEM_AUTHORITIES
+            else _below(base, found.mqtt.tls_ca_file),
+        ),
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _below(base: Path, path: str) -> str:
+    return str(base / path) if path else ""
