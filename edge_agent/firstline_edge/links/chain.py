@@ -205,6 +205,9 @@ class LinkChain:
         except FirstlineError as error:
             log.debug("link probe failed", link=way.link.name, error=error.message)
             way.breaker.probe_failed()
+        except Exception:  # this task's outermost loop: without it the link would never come back
+            log.exception("link probe broke", link=way.link.name)
+            way.breaker.probe_failed()
         else:
             way.breaker.probe_succeeded()
         self._note_states()

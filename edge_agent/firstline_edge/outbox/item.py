@@ -1,0 +1,118 @@
+"""What waits in the outbox, and its form on disk: the V2 binary bodies that also travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from firstline_core.protocol.oip import (
+    Encoded,
+    Limits,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from firstline_core.types import InferRequest, InferResponse
+
+# What this agent accepted and wrote is read back whatever limits hold by then.
+_ANY = 1 << 62
+_NO_LIMITS = Limits(
+    body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
+)
+
+_FIXED_BYTES = 512  # a row's columns and its share of the indexes, about
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxItem:
+    """A promise of a correction.
+
+    Args:
+        request: the rows to send, with `request_id` and `principal`; its deadline is not kept, for it has passed.
+        rows: their positions in the answer.
+        provisional: the answer already given, all rows.
+        created_wall_s: when the promise was made.
+    """
+
+    request: InferRequest
+    rows: tuple[int, ...]
+    provisional: InferResponse
+    created_wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item as columns of `items`."""
+
+    request_id: str
+    principal: str
+    model: str
+    version: str
+    rows: str
+    request: bytes
+    request_header: int | None
+    provisional: bytes
+    provisional_header: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.request) + len(self.provisional) + len(self.rows) + _FIXED_BYTES
+
+
+def pack(item: OutboxItem) -> StoredItem:
+    """The item for the disk.
+
+    Raises:
+        InvalidTensorError: an input or output that V2 cannot carry.
+    """
+    request = encode_request(replace(item.request, deadline_s=None), binary=True)
+    provisional = pack_response(item.provisional)
+    return StoredItem(
+        request_id=item.request.request_id,
+        principal=item.request.principal,
+        model=item.request.model,
+        version=item.request.version,
+        rows=orjson.dumps(item.rows).decode(),
+        request=request.body,
+        request_header=request.header_length,
+        provisional=provisional.body,
+        provisional_header=provisional.header_length,
+    )
+
+
+def unpack(stored: StoredItem, created_wall_s: float) -> OutboxItem:
+    """The item from the disk.
+
+    Raises:
+        FirstlineError: the bytes are not what `pack` wrote.
+    """
+    request = decode_request(
+        stored.model,
+        stored.request,
+        stored.request_header,
+        version=stored.version,
+        principal=stored.principal,
+        trust_request_id=True,
+        limits=_NO_LIMITS,
+    )
+    rows: list[Any] = orjson.loads(stored.rows)
+    provisional = unpack_response(stored.provisional, stored.provisional_header)
+    return OutboxItem(request, tuple(rows), provisional, created_wall_s)
+
+
+def pack_response(response: InferResponse) -> Encoded:
+    """An answer with all its outputs, in binary: NaN and raw bytes survive."""
+    everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
+    return encode_response(everything, response)
+
+
+def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
+    """The answer that `pack_response` wrote.
+
+    Raises:
+        ProtocolError: the bytes are not what it wrote.
+    """
+    return decode_response(body, header_length, _NO_LIMITS)

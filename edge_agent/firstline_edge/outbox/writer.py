@@ -1,0 +1,130 @@
+"""One thread that writes, and commits in groups: many callers share one fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any
+
+from firstline_core.errors import CapacityError, FirstlineError
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+_GROUP_LIMIT = 256
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the database holds, kept beside it so that a limit costs no query."""
+
+    items: int = 0
+    item_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+
+
+Operation = Callable[[sqlite3.Connection, Totals], Any]
+
+
+class GroupWriter:
+    """Runs operations in the order given; the future of each is done once its group is on the disk.
+
+    An operation that raises a `FirstlineError` must not have written; it fails alone. An error of SQLite's undoes
+    the whole group, and fails all of it.
+
+    Args:
+        connection: used by this thread alone from now on, and closed by it.
+        totals: at the start; each operation sees and may change those of its group so far.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, totals: Totals) -> None:
+        self._connection = connection
+        self._totals = totals
+        self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="outbox-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def totals(self) -> Totals:
+        """As of the last commit."""
+        return self._totals
+
+    async def run(self, operation: Operation) -> Any:
+        """Runs one operation; returns its result once it is on the disk.
+
+        Raises:
+            CapacityError: the disk or the database refuses.
+            FirstlineError: the operation's own.
+        """
+        if self._closing:
+            raise CapacityError("The outbox is closed.")
+        done: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.put((operation, done))
+        return await done
+
+    async def close(self) -> None:
+        """Ends the thread after what was queued before."""
+        self._closing = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._queue.get()]
+            while not self._queue.empty() and len(group) < _GROUP_LIMIT:
+                group.append(self._queue.get())
+            open_ = None not in group
+            work = [entry for entry in group if entry is not None]
+            if work:
+                outcomes = self._commit([operation for operation, _ in work])
+                self._loop.call_soon_threadsafe(_settle, [done for _, done in work], outcomes)
+        self._connection.close()
+
+    def _commit(self, operations: list[Operation]) -> list[Any]:
+        totals = replace(self._totals)
+        outcomes: list[Any] = []
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for operation in operations:
+                try:
+                    outcomes.append(operation(self._connection, totals))
+                except FirstlineError as error:
+                    outcomes.append(error)
+            self._connection.execute("COMMIT")
+        except Exception as error:  # the thread's outermost loop: it must outlive any one group
+            log.exception("outbox write failed", operations=len(operations))
+            if self._connection.in_transaction:
+                self._roll_back()
+            return [_refusal(error) for _ in operations]
+        self._totals = totals
+        return outcomes
+
+    def _roll_back(self) -> None:
+        try:
+            self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            log.exception("outbox rollback failed")
+
+
+def _refusal(cause: Exception) -> CapacityError:
+    refusal = CapacityError(f"The outbox could not be written: {cause}. Is the disk full or failing?")
+    refusal.__cause__ = cause
+    return refusal
+
+
+def _settle(futures: list[asyncio.Future[Any]], outcomes: list[Any]) -> None:
+    for done, outcome in zip(futures, outcomes, strict=True):
+        if done.done():
+            continue
+        if isinstance(outcome, BaseException):
+            done.set_exception(outcome)
+        else:
+            done.set_result(outcome)
