@@ -1,0 +1,153 @@
+"""docker-compose.yml, the Dockerfiles and the unit fit each other, the checkout and the programs they start."""
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import firstline_edge.settings
+import firstline_gateway.settings
+
+CHECKOUT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILES = {
+    "edge-agent": CHECKOUT / "edge_agent" / "Dockerfile",
+    "firstline-gateway": CHECKOUT / "cloud_gateway" / "Dockerfile",
+}
+UNIT = CHECKOUT / "edge_agent" / "edge-agent.service"
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    """(instruction, arguments) in order, continued lines joined."""
+    text = re.sub(r"\\\n", " ", dockerfile.read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
+
+
+def mounts(service: str) -> dict[str, str]:
+    """Path in the container to path in the checkout, of what is mounted from there."""
+    pairs = [volume.split(":") for volume in SERVICES[service]["volumes"]]
+    return {target[0]: source for source, *target in pairs if source.startswith("./")}
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    schema = json.loads((Path(__file__).parent / "compose_spec.json").read_text())
+    jsonschema.Draft201909Validator(schema).validate(COMPOSE)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_is_confined_and_watched(service: str) -> None:
+    found = SERVICES[service]
+    assert found["read_only"] is True
+    assert found["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in found["security_opt"]
+    assert found["healthcheck"]["test"][0] == "CMD"
+    assert all(port.startswith("127.0.0.1:") for port in found.get("ports", []))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_is_mounted_is_in_the_checkout(service: str) -> None:
+    missing = [source for source in mounts(service).values() if not (CHECKOUT / source).exists()]
+    assert missing == []
+
+
+def test_secrets_are_files_that_git_ignores_and_each_is_declared_and_used() -> None:
+    declared = COMPOSE["secrets"]
+    ignored = (CHECKOUT / ".gitignore").read_text().splitlines()
+    assert "secrets/" in ignored
+    assert all(secret["file"].startswith("secrets/") for secret in declared.values())
+    assert {name for service in SERVICES.values() for name in service.get("secrets", [])} == set(declared)
+    text = (CHECKOUT / "docker-compose.yml").read_text()
+    named = set(re.findall(r"/run/secrets/(\w+)", text)) | {"mosquitto_passwords"}
+    assert named == set(declared)
+
+
+def test_the_gateway_understands_its_environment() -> None:
+    service = SERVICES["gateway"]
+    file = CHECKOUT / mounts("gateway")["/etc/firstline/gateway.toml"]
+    found = firstline_gateway.settings.load(file, environ=service["environment"])
+    assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
+    assert found.auth.mode == "tokens"
+    assert (found.mqtt.enabled, found.mqtt.host, found.mqtt.username) == (True, "mosquitto", "gateway")
+    assert Path(found.mqtt.password_file).name in service["secrets"]
+
+
+def test_the_agent_understands_its_environment() -> None:
+    service = SERVICES["edge-agent"]
+    file = CHECKOUT / mounts("edge-agent")["/etc/firstline/edge-agent.toml"]
+    found = firstline_edge.settings.load(file, environ=service["environment"])
+    assert found.device_id == "edge-1"
+    assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
+    http, mqtt = found.links
+    assert (http.url, mqtt.host) == ("http://gateway:8080", "mosquitto")
+    assert mqtt.username == found.device_id, "the broker's ACL takes the user name for the device id"
+    used = {Path(path).name for path in (found.api.token_file, http.token_file, mqtt.password_file)}
+    assert used == set(service["secrets"])
+
+
+@pytest.mark.parametrize("command", DOCKERFILES)
+def test_what_an_image_copies_is_in_the_build_context(command: str) -> None:
+    ignore = (CHECKOUT / ".dockerignore").read_text().splitlines()
+    let_in = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+    for instruction, arguments in instructions(DOCKERFILES[command]):
+        if instruction != "COPY" or arguments.startswith("--from"):
+            continue
+        *sources, _ = arguments.split()
+        for source in sources:
+            assert (CHECKOUT / source).exists()
+            assert any(fnmatch(source, pattern) for pattern in let_in)
+
+
+@pytest.mark.parametrize("command", DOCKERFILES)
+def test_an_image_runs_an_installed_command_as_nobody_special(command: str) -> None:
+    steps = instructions(DOCKERFILES[command])
+    last_stage = steps[max(i for i, (name, _) in enumerate(steps) if name == "FROM") :]
+    users = [arguments for name, arguments in last_stage if name == "USER"]
+    assert users == ["firstline"]
+    started = json.loads(dict(last_stage)["CMD"])
+    scripts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert started[0] == command
+    assert command in scripts
+    service = next(
+        s
+        for s in SERVICES
+        if SERVICES[s].get("build", {}).get("dockerfile", "").startswith(str(DOCKERFILES[command].parent.name))
+    )
+    assert started[-1] in mounts(service)
+
+
+def test_the_unit_starts_what_the_image_starts() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNIT)
+    service = unit["Service"]
+    image = json.loads(dict(instructions(DOCKERFILES["edge-agent"]))["CMD"])
+    started = shlex.split(service["ExecStart"])
+    assert [Path(started[0]).name, *started[1:]] == image
+    assert (service["DynamicUser"], service["ProtectSystem"], service["NoNewPrivileges"]) == ("yes", "strict", "yes")
+    name, _, value = service["Environment"].partition("=")
+    found = firstline_edge.settings.load(None, environ={name: value})
+    assert found.state_dir == Path("/var/lib") / service["StateDirectory"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = tmp_path / "edge-agent"
+    program.symlink_to("/bin/true")
+    text = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", UNIT.read_text(), flags=re.MULTILINE)
+    unit = tmp_path / "edge-agent.service"
+    unit.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "edge-agent" in line]
+    assert complaints == []
