@@ -1,0 +1,91 @@
+"""`firstline evaluate`: what a bundle gives on labelled images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.output import Output, OutputOption, print_json, print_table, progress, table
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import Evaluation, Latency, evaluate
+from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.select import RuntimeOptions
+
+
+def evaluate_bundle(
+    bundle: Annotated[Path, typer.Argument(help="Folder of the bundle.", show_default=False)],
+    *,
+    data: Annotated[Path, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")],
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take this many images, spread evenly over labels.csv.")
+    ] = None,
+    edge: Annotated[
+        list[str] | None,
+        typer.Option(help="Edge variant by id, or 'all'; may be repeated. Default: the first that loads."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Measure edge-only, full-only and tiered: accuracy, share at the edge, bytes, latency.
+
+    Every image goes through the models one by one, as requests do. The tiered answers are routed by the bundle's own
+    policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
+    """
+    opened = open_bundle(bundle)
+    dataset = open_dataset(data, limit)
+    with progress("Evaluating") as told:
+        found = evaluate(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=told)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        _print_text(found)
+
+
+def _print_text(found: Evaluation) -> None:
+    score = found.policy.score
+    typer.echo(
+        f"{found.bundle} version {found.version} on {found.samples} images of {found.data}. Edge answers are kept when "
+        f"{score.kind} (temperature {score.temperature:g}) is at least {found.policy.threshold:g}."
+    )
+    made = table("", "model", ">accuracy", ">at the edge", ">disagree", ">KB sent", ">p50 ms", ">p99 ms")
+    for variant in found.variants:
+        figures = variant.edge
+        made.add_row(
+            "edge only", figures.id, _percent(figures.accuracy), _percent(1), "", "0.0", *_ms(figures.latency_ms)
+        )
+        if (both := variant.tiered) is not None:
+            made.add_row(
+                "tiered",
+                figures.id,
+                _percent(both.accuracy),
+                _percent(both.edge_share),
+                "-" if both.disagreement is None else _percent(both.disagreement),
+                f"{both.bytes_sent / 1000:.1f}",
+                *_ms(both.latency_ms),
+            )
+    if found.full is not None:
+        sent = next((v.tiered.bytes_all for v in found.variants if v.tiered is not None), None)
+        made.add_row(
+            "full only",
+            found.full.id,
+            _percent(found.full.accuracy),
+            _percent(0),
+            "",
+            "" if sent is None else f"{sent / 1000:.1f}",
+            *_ms(found.full.latency_ms),
+        )
+    print_table(made)
+    typer.echo(
+        "disagree: of the answers kept at the edge, those for which the full model says another label. KB sent: of "
+        "encoded images. ms: of one image through the models on this machine, without the network."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}".replace("%", " %")
+
+
+def _ms(latency: Latency) -> tuple[str, str]:
+    return f"{latency.p50:.2f}", f"{latency.p99:.2f}"

@@ -1,0 +1,105 @@
+"""How commands print: data on stdout as text or JSON, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from firstline.workbench.inspect import Summary
+
+# A bar that flashes by tells nothing.
+_SILENT_S = 2.0
+# Where stdout is no terminal, nobody's window limits a table.
+_PIPE_COLUMNS = 200
+
+
+class Output(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the output on stdout.")]
+
+
+def print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def table(*columns: str) -> Table:
+    """A plain table; columns whose names start with '>' are right-aligned."""
+    made = Table(box=box.SIMPLE, pad_edge=False)
+    for column in columns:
+        made.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    return made
+
+
+def print_table(made: Table) -> None:
+    width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+    Console(file=sys.stdout, width=width, highlight=False, markup=False).print(made)
+
+
+def print_summary(path: Path, summary: Summary) -> None:
+    score = summary.policy.score
+    typer.echo(f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels.")
+    typer.echo(f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}.")
+    typer.echo(
+        f"Policy: keep an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "
+        f"{summary.policy.threshold:g}."
+    )
+    made = table("tier", "model", "file", ">bytes", "precision", "digest", "before", "after")
+    for model in summary.models:
+        made.add_row(
+            model.tier,
+            model.id,
+            model.file if model.present else f"{model.file} (absent)",
+            f"{model.size_bytes:,}",
+            model.precision,
+            model.digest[:12],
+            model.preprocess or "-",
+            model.postprocess or "-",
+        )
+    print_table(made)
+
+
+def warn(sentence: str) -> None:
+    typer.echo(f"Warning: {sentence}", err=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for what takes longer than two seconds; none where nobody looks.
+
+    Yields:
+        Told how much is done, of how much.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+    )
+    task = bar.add_task(what)
+    start_s = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        if not console.is_terminal or time.monotonic() - start_s < _SILENT_S:
+            return
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield told
+    finally:
+        bar.stop()

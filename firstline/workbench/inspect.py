@@ -1,0 +1,147 @@
+"""What a bundle says of itself, and whether it does here what it says: `firstline bundle inspect` and `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from firstline.workbench.checks import may_be_probabilities, noise
+from firstline.workbench.spelling import spell
+from firstline_core.bundle.manifest import InputSpec, Model, Policy
+from firstline_core.bundle.pipeline import load_model, load_scorer
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import FirstlineError
+from firstline_core.runtime.select import RuntimeOptions
+
+Outcome = Literal["ok", "absent", "failed"]
+
+
+class ModelSummary(Struct, frozen=True):
+    """One model; `digest` covers its bytes and its processing, `sha256` its bytes."""
+
+    id: str
+    tier: Literal["edge", "full"]
+    file: str
+    present: bool
+    size_bytes: int
+    sha256: str
+    digest: str
+    runtime: str
+    precision: str
+    preprocess: str
+    postprocess: str
+    measured: Mapping[str, float]
+
+
+class Summary(Struct, frozen=True):
+    """A bundle in short."""
+
+    name: str
+    version: int
+    task: str
+    input: InputSpec
+    labels: tuple[str, ...]
+    policy: Policy
+    models: tuple[ModelSummary, ...]
+
+
+class Check(Struct, frozen=True):
+    """One thing that was checked; `detail` says what was found."""
+
+    what: str
+    outcome: Outcome
+    detail: str
+
+
+def summarise(bundle: Bundle) -> Summary:
+    manifest = bundle.manifest
+
+    def model(found: Model) -> ModelSummary:
+        return ModelSummary(
+            id=found.id,
+            tier="full" if found is manifest.full else "edge",
+            file=found.artefact.file,
+            present=bundle.has(found),
+            size_bytes=found.artefact.size_bytes,
+            sha256=found.artefact.sha256,
+            digest=found.digest,
+            runtime=found.runtime,
+            precision=found.precision,
+            preprocess=spell(found.preprocess),
+            postprocess=spell(found.postprocess),
+            measured=found.measured,
+        )
+
+    return Summary(
+        name=manifest.name,
+        version=manifest.version,
+        task=manifest.task,
+        input=manifest.input,
+        labels=manifest.labels,
+        policy=manifest.policy,
+        models=tuple(model(found) for found in manifest.models),
+    )
+
+
+def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Check, ...]:  # noqa: B008 (frozen)
+    """Checks every file's size and sha256, loads every model that is here, and runs each once.
+
+    Args:
+        path: the bundle.
+        options: how the models run.
+
+    Returns:
+        A check for the files, one for each model and one for the score. A file that is not here is "absent", which is
+        no failure: a device does not get what it does not need.
+    """
+    try:
+        bundle = open_bundle(path)
+    except FirstlineError as error:
+        return (Check("files", "failed", error.message),)
+    artefacts = bundle.manifest.artefacts
+    here = sum(bundle.file(artefact).is_file() for artefact in artefacts)
+    checks = [Check("files", "ok", f"{here} of {len(artefacts)} here, each with its size and sha256")]
+    checks += [_verified(bundle, model, options) for model in bundle.manifest.models]
+    checks.append(_verified_score(bundle, options))
+    return tuple(checks)
+
+
+def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
+    what = f"model {model.id}"
+    if missing := bundle.missing(model):
+        return Check(what, "absent", f"{', '.join(missing)} is not here")
+    try:
+        loaded = load_model(bundle, model, options)
+        try:
+            tensor = noise(bundle.manifest.input, loaded)
+            if tensor is None:
+                return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")
+            probabilities = loaded.predict(tensor)
+        finally:
+            loaded.close()
+    except FirstlineError as error:
+        return Check(what, "failed", error.message)
+    if not np.isfinite(probabilities).all():
+        return Check(what, "failed", "gives NaN or infinity for noise")
+    shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
+    if not may_be_probabilities(probabilities):
+        return Check(what, "ok", f"gives {shape}, which do not look like probabilities")
+    return Check(what, "ok", f"gives probabilities {shape}")
+
+
+def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:
+    kind = bundle.manifest.policy.score.kind
+    graph = bundle.manifest.policy.score.graph
+    if graph is not None and not bundle.file(graph).is_file():
+        return Check("score", "absent", f"{graph.file} is not here")
+    try:
+        score = load_scorer(bundle, options)
+        classes = len(bundle.manifest.labels)
+        sure, unsure = score(np.stack([np.eye(1, classes)[0], np.full(classes, 1 / classes)]).astype(np.float32))
+    except FirstlineError as error:
+        return Check("score", "failed", error.message)
+    return Check("score", "ok", f"{kind} gives {sure:.4g} for one certain class, {unsure:.4g} for a uniform answer")
