@@ -41,10 +41,9 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """Patience.
+    """Patience with the link.
 
     Args:
-        max_age_s: after which a promise expires.
         timeout_s: for one request.
         concurrency: requests at once; live requests need the link too.
         refusals: failures of the gateway's own (not of the link) after which a promise expires.
@@ -54,7 +53,6 @@ class DeliverySettings:
         backoff_max_s: cap of that.
     """
 
-    max_age_s: float = 7 * 86_400.0
     timeout_s: float = 30.0
     concurrency: int = 4
     refusals: int = 5
@@ -73,6 +71,7 @@ class Delivery:
         clock: for waits and ages.
         rng: for jitter.
         on_correction: told of each answer once it is stored, expired ones included; its failure is logged only.
+        max_age_s: after which a promise expires.
         settings: patience.
     """
 
@@ -85,6 +84,7 @@ class Delivery:
         rng: random.Random,
         *,
         on_correction: OnCorrection | None = None,
+        max_age_s: float = 7 * 86_400.0,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -93,6 +93,7 @@ class Delivery:
         self._clock = clock
         self._rng = rng
         self._on_correction = on_correction
+        self._max_age_s = max_age_s
         self._settings = settings
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
 
@@ -116,14 +117,14 @@ class Delivery:
     async def _work(self) -> float | None:
         """One step. None if it went well; otherwise wait, at least so many seconds (0: as backoff says)."""
         items = await self._outbox.pending(self._settings.concurrency)
-        expired = [item for item in items if self._outbox.age_s(item) >= self._settings.max_age_s]
+        expired = [item for item in items if self._outbox.age_s(item) >= self._max_age_s]
         for item in expired:
             reason = item.provisional.answer.reason if item.provisional.answer is not None else Reason.LINK_DOWN
             await self._end(item, expire(item.provisional, reason))
         if expired or not items:
             return None
         if not self._chain.available:
-            left_s = self._settings.max_age_s - self._outbox.age_s(items[0])
+            left_s = self._max_age_s - self._outbox.age_s(items[0])
             await _first(self._chain.wait_available(), self._clock.sleep(left_s))
             if self._chain.available:
                 await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))

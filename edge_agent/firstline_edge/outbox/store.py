@@ -12,13 +12,13 @@ century old once its clock is set.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, FirstlineError, QueueFullError, RequestError, UnknownAnswerError
@@ -28,7 +28,7 @@ from firstline_edge.outbox import schema
 from firstline_edge.outbox.item import OutboxItem, StoredItem, pack, pack_response, unpack, unpack_response
 from firstline_edge.outbox.writer import GroupWriter, Totals
 
-__all__ = ["Outbox", "OutboxItem", "OutboxLimits"]
+__all__ = ["Outbox", "OutboxItem"]
 
 log = logger(__name__)
 
@@ -39,59 +39,51 @@ _EARLIEST_PLAUSIBLE_S = 1_767_225_600.0  # 2026-01-01
 _COLUMNS = "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header"
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxLimits:
-    """How much is kept.
-
-    Args:
-        items: promises at most.
-        item_bytes: of all promises together.
-        answer_bytes: of all kept answers together; the oldest make room.
-        answer_age_s: after which an answer is no longer kept.
-    """
-
-    items: int = 10_000
-    item_bytes: int = 256 * 1024 * 1024
-    answer_bytes: int = 64 * 1024 * 1024
-    answer_age_s: float = 7 * 86_400.0
-
-
 class Outbox:
-    """Promises and answers in one SQLite file; `open` makes one, on a running event loop.
+    """Promises and answers in one SQLite file.
 
     Everything may be awaited by many tasks at once. A cancelled `put` may still have been stored.
+
+    Args:
+        path: of the database; its folder is made private.
+        limit_items: promises at most.
+        limit_bytes: of all promises together.
+        answer_limit_bytes: of all kept answers together; the oldest make room.
+        answer_max_age_s: after which an answer is no longer kept.
+        clock: for ages.
+
+    Raises:
+        ConfigError: another agent uses it, or a newer version wrote it.
+        CapacityError: the disk refuses.
     """
 
     def __init__(
-        self, lock: IO[bytes], writer: GroupWriter, reader: sqlite3.Connection, limits: OutboxLimits, clock: Clock
+        self,
+        path: Path,
+        *,
+        limit_items: int = 10_000,
+        limit_bytes: int = 256 * 1024 * 1024,
+        answer_limit_bytes: int = 64 * 1024 * 1024,
+        answer_max_age_s: float = 7 * 86_400.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._lock = lock
-        self._writer = writer
-        self._reader = reader
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
-        self._limits = limits
+        self._limit_items = limit_items
+        self._limit_bytes = limit_bytes
+        self._answer_limit_bytes = answer_limit_bytes
+        self._answer_max_age_s = answer_max_age_s
         self._clock = clock
-        self._floor_s = _EARLIEST_PLAUSIBLE_S
-        self._born_s: dict[str, float] = {}
         self._pending = asyncio.Event()
-
-    @classmethod
-    async def open(cls, path: Path, limits: OutboxLimits = OutboxLimits(), clock: Clock = SYSTEM_CLOCK) -> Outbox:
-        """Opens or makes the outbox at `path`, in a folder of its own.
-
-        Raises:
-            ConfigError: another agent uses it, or a newer version wrote it.
-            CapacityError: the disk refuses.
-        """
-        lock = schema.lock(path)
-        try:
-            connection, reader, totals = await asyncio.to_thread(_open, path, clock.wall_s())
-        except BaseException:
-            lock.close()
-            raise
-        outbox = cls(lock, GroupWriter(connection, totals), reader, limits, clock)
-        await outbox._learn_ages()
-        return outbox
+        with contextlib.ExitStack() as undo:
+            self._lock = undo.enter_context(schema.lock(path))
+            connection = undo.enter_context(contextlib.closing(schema.open_or_replace(path, clock.wall_s())))
+            try:
+                self._reader = undo.enter_context(contextlib.closing(schema.open_reader(path)))
+                totals = self._learn()
+            except sqlite3.Error as error:
+                raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
+            undo.pop_all()
+        self._writer = GroupWriter(connection, totals, self._note_depth)
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
     def depth(self) -> int:
@@ -116,7 +108,6 @@ class Outbox:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
         stored = pack(item)
         created_wall_s = self._plausible_wall_s(item.created_wall_s)
-        limits = self._limits
 
         def insert(connection: sqlite3.Connection, totals: Totals) -> bool:
             known = connection.execute(
@@ -125,11 +116,11 @@ class Outbox:
             ).fetchone()
             if known is not None:
                 return False
-            if totals.items >= limits.items:
+            if totals.items >= self._limit_items:
                 raise QueueFullError(f"The outbox holds {totals.items} requests, its limit.")
-            if totals.item_bytes + stored.size_bytes > limits.item_bytes:
+            if totals.item_bytes + stored.size_bytes > self._limit_bytes:
                 raise QueueFullError(
-                    f"The outbox holds {totals.item_bytes} of {limits.item_bytes} bytes; {stored.size_bytes} more "
+                    f"The outbox holds {totals.item_bytes} of {self._limit_bytes} bytes; {stored.size_bytes} more "
                     "do not fit."
                 )
             connection.execute(
@@ -140,9 +131,17 @@ class Outbox:
             totals.item_bytes += stored.size_bytes
             return True
 
-        if await self._writer.run(insert):
-            self._born_s[request_id] = self._clock.monotonic_s()
-            self._pending.set()
+        known = request_id in self._born_s
+        self._born_s.setdefault(request_id, self._clock.monotonic_s())
+        inserted = False
+        try:
+            inserted = await self._writer.run(insert)
+        except asyncio.CancelledError:
+            inserted = True  # or will be
+            raise
+        finally:
+            if not inserted and not known:
+                del self._born_s[request_id]
 
     async def pending(self, limit: int) -> list[OutboxItem]:
         """The oldest promises, at most `limit`.
@@ -165,7 +164,7 @@ class Outbox:
                 # Nobody could ever send it, and it would block those behind it.
                 log.error("outbox item unreadable, dropped", request_id=stored.request_id, why=error.message)
                 await self._writer.run(partial(_delete, request_id=stored.request_id))
-                self._forget(stored.request_id)
+                self._born_s.pop(stored.request_id, None)
         return found
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
@@ -177,7 +176,6 @@ class Outbox:
         encoded = pack_response(final)
         size_bytes = len(encoded.body)
         now_wall_s = self._plausible_wall_s(self._clock.wall_s())
-        limits = self._limits
 
         def move(connection: sqlite3.Connection, totals: Totals) -> None:
             principal = _delete(connection, totals, request_id=request_id)
@@ -190,10 +188,10 @@ class Outbox:
             )
             totals.answers += 1
             totals.answer_bytes += size_bytes
-            _evict_answers(connection, totals, limits, now_wall_s)
+            self._evict_answers(connection, totals, now_wall_s)
 
         await self._writer.run(move)
-        self._forget(request_id)
+        self._born_s.pop(request_id, None)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """The answer by its id: the final or expired one, or the provisional one while its promise stands.
@@ -228,54 +226,60 @@ class Outbox:
         """Returns once there is a promise; at once if so already."""
         await self._pending.wait()
 
-    async def close(self) -> None:
-        """Ends after what was put before; the file can then be opened again."""
-        await self._writer.close()
+    def close(self) -> None:
+        """Ends after what was put before is on the disk; the file can then be opened again."""
+        self._writer.close()
         self._reading.shutdown(wait=True)
         self._reader.close()
         self._lock.close()
 
-    def _forget(self, request_id: str) -> None:
-        self._born_s.pop(request_id, None)
-        if self.depth == 0:
+    def _note_depth(self) -> None:
+        if self.depth:
+            self._pending.set()
+        else:
             self._pending.clear()
 
-    async def _learn_ages(self) -> None:
-        newest = (
-            "SELECT max(seen_s) FROM (SELECT max(created_wall_s) AS seen_s FROM items"
-            " UNION ALL SELECT max(stored_wall_s) FROM answers)"
-        )
-        seen_s, created = await self._read(
-            lambda reader: (
-                reader.execute(newest).fetchone()[0],
-                reader.execute("SELECT request_id, created_wall_s FROM items").fetchall(),
-            )
-        )
+    def _learn(self) -> Totals:
+        """Takes stock of what an earlier process left."""
+        one = self._reader.execute
+        items = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
+        answers = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
+        newest = "SELECT max(created_wall_s) AS s FROM items UNION ALL SELECT max(stored_wall_s) FROM answers"
+        (seen_s,) = one(f"SELECT max(s) FROM ({newest})").fetchone()  # noqa: S608
+        self._floor_s = max(_EARLIEST_PLAUSIBLE_S, float(seen_s or 0.0))
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
-        self._floor_s = max(self._floor_s, seen_s or 0.0)
+        created = one("SELECT request_id, created_wall_s FROM items").fetchall()
         self._born_s = {request_id: now_s - max(0.0, wall_s - then_s) for request_id, then_s in created}
         if created:
             self._pending.set()
+        return Totals(*items, *answers)
 
     def _plausible_wall_s(self, wall_s: float) -> float:
         return max(wall_s, self._floor_s) if wall_s < _EARLIEST_PLAUSIBLE_S else wall_s
+
+    def _evict_answers(self, connection: sqlite3.Connection, totals: Totals, now_wall_s: float) -> None:
+        oldest_s = now_wall_s - self._answer_max_age_s
+        count, size_bytes = connection.execute(
+            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_s,)
+        ).fetchone()
+        if count:
+            connection.execute("DELETE FROM answers WHERE stored_wall_s < ?", (oldest_s,))
+            totals.answers -= count
+            totals.answer_bytes -= size_bytes
+        # The newest always stays: a promise was kept by it just now.
+        while totals.answer_bytes > self._answer_limit_bytes and totals.answers > 1:
+            sequence, size_bytes = connection.execute(
+                "SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1"
+            ).fetchone()
+            connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
+            totals.answers -= 1
+            totals.answer_bytes -= size_bytes
 
     async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reading, query, self._reader)
         except sqlite3.Error as error:
             raise CapacityError(f"The outbox could not be read: {error}. Is the disk failing?") from error
-
-
-def _open(path: Path, wall_s: float) -> tuple[sqlite3.Connection, sqlite3.Connection, Totals]:
-    connection = schema.open_or_replace(path, wall_s)
-    try:
-        items = connection.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
-        answers = connection.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
-        return connection, schema.open_reader(path), Totals(*items, *answers)
-    except sqlite3.Error as error:
-        connection.close()
-        raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
 
 
 def _values(stored: StoredItem) -> tuple[object, ...]:
@@ -292,22 +296,3 @@ def _delete(connection: sqlite3.Connection, totals: Totals, *, request_id: str) 
     totals.item_bytes -= found[1]
     principal: str = found[0]
     return principal
-
-
-def _evict_answers(connection: sqlite3.Connection, totals: Totals, limits: OutboxLimits, now_wall_s: float) -> None:
-    oldest_s = now_wall_s - limits.answer_age_s
-    count, size_bytes = connection.execute(
-        "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_s,)
-    ).fetchone()
-    if count:
-        connection.execute("DELETE FROM answers WHERE stored_wall_s < ?", (oldest_s,))
-        totals.answers -= count
-        totals.answer_bytes -= size_bytes
-    # The newest always stays: a promise was kept by it just now.
-    while totals.answer_bytes > limits.answer_bytes and totals.answers > 1:
-        sequence, size_bytes = connection.execute(
-            "SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1"
-        ).fetchone()
-        connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
-        totals.answers -= 1
-        totals.answer_bytes -= size_bytes

@@ -40,14 +40,15 @@ class GroupWriter:
     Args:
         connection: used by this thread alone from now on, and closed by it.
         totals: at the start; each operation sees and may change those of its group so far.
+        on_commit: called on the event loop after each group, also when those who wait were cancelled.
     """
 
-    def __init__(self, connection: sqlite3.Connection, totals: Totals) -> None:
+    def __init__(self, connection: sqlite3.Connection, totals: Totals, on_commit: Callable[[], None]) -> None:
         self._connection = connection
+        self._on_commit = on_commit
         self._totals = totals
         self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
         self._closing = False
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="outbox-writer", daemon=True)
         self._thread.start()
 
@@ -65,15 +66,15 @@ class GroupWriter:
         """
         if self._closing:
             raise CapacityError("The outbox is closed.")
-        done: asyncio.Future[Any] = self._loop.create_future()
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.put((operation, done))
         return await done
 
-    async def close(self) -> None:
-        """Ends the thread after what was queued before."""
+    def close(self) -> None:
+        """Ends the thread, after it has written what was queued before."""
         self._closing = True
         self._queue.put(None)
-        await asyncio.to_thread(self._thread.join)
+        self._thread.join()
 
     def _run(self) -> None:
         open_ = True
@@ -85,8 +86,19 @@ class GroupWriter:
             work = [entry for entry in group if entry is not None]
             if work:
                 outcomes = self._commit([operation for operation, _ in work])
-                self._loop.call_soon_threadsafe(_settle, [done for _, done in work], outcomes)
+                waiting = [done for _, done in work]
+                waiting[0].get_loop().call_soon_threadsafe(self._settle, waiting, outcomes)
         self._connection.close()
+
+    def _settle(self, futures: list[asyncio.Future[Any]], outcomes: list[Any]) -> None:
+        self._on_commit()
+        for done, outcome in zip(futures, outcomes, strict=True):
+            if done.done():
+                continue
+            if isinstance(outcome, BaseException):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
 
     def _commit(self, operations: list[Operation]) -> list[Any]:
         totals = replace(self._totals)
@@ -118,13 +130,3 @@ def _refusal(cause: Exception) -> CapacityError:
     refusal = CapacityError(f"The outbox could not be written: {cause}. Is the disk full or failing?")
     refusal.__cause__ = cause
     return refusal
-
-
-def _settle(futures: list[asyncio.Future[Any]], outcomes: list[Any]) -> None:
-    for done, outcome in zip(futures, outcomes, strict=True):
-        if done.done():
-            continue
-        if isinstance(outcome, BaseException):
-            done.set_exception(outcome)
-        else:
-            done.set_result(outcome)
