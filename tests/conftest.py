@@ -14,6 +14,7 @@ from support.broker import Broker, find_mosquitto
 BrokerStarter = Callable[..., Broker]
 
 _CHECKOUT = Path(__file__).parents[1]
+_CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 
 def _shared_data() -> Path:
@@ -26,11 +27,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("shared_data") is not None and not _shared_data().is_dir():
         pytest.skip(f"no models and images in {_shared_data()} (FIRSTLINE_SHARED_DATA names another folder)")
 
+    if item.get_closest_marker("clients") is not None and not _CLIENTS_PYTHON.exists():
+        _missing("there is no .venv-clients: `make clients`")
+
 
 def _require_mosquitto() -> None:
-    message = "mosquitto is not installed: `apt-get install mosquitto`"
+    _missing("mosquitto is not installed: `apt-get install mosquitto`")
+
+
+def _missing(message: str) -> None:
     if os.environ.get("CI") == "true":
-        pytest.fail(message, pytrace=False)  # a green CI must mean that MQTT was tried
+        pytest.fail(message, pytrace=False)  # a green CI must mean that it was tried
     pytest.skip(message)
 
 
@@ -62,3 +69,11 @@ def shared_data() -> Path:
     if not _shared_data().is_dir():
         pytest.skip(f"no models and images in {_shared_data()} (FIRSTLINE_SHARED_DATA names another folder)")
     return _shared_data()
+
+
+@pytest.fixture(scope="session")
+def clients_python() -> Path:
+    """The interpreter of the environment that holds the Triton and KServe clients."""
+    if not _CLIENTS_PYTHON.exists():
+        _missing("there is no .venv-clients: `make clients`")
+    return _CLIENTS_PYTHON

@@ -1,0 +1,129 @@
+"""The built wheel, installed where other people's `shared`, `models` and `tests` lie, is complete and works."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
+DIGITS = CHECKOUT / "models" / "digits"
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=CHECKOUT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def contents(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel, and sees the dependencies of this one but not its editable checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    run(
+        *(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"),
+        *("--disable-pip-version-check", "--no-deps", "--no-index", wheel),
+        cwd=folder,
+    )
+    # A path in a .pth is searched last, and .pth files in it (the editable install's) are not read.
+    (site_packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A user's own folder, with packages that are named like folders of this checkout."""
+    for name in ("shared", "models", "tests", "edge_agent", "cloud_gateway"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this is the user\\'s own package')\n")
+    return tmp_path
+
+
+def test_the_packages_lie_at_the_top_and_nothing_else_does(contents: set[str]) -> None:
+    tops = {name.split("/")[0] for name in contents}
+    assert tops == {*PACKAGES, f"firstline-{PROJECT['version']}.dist-info"}
+
+
+def test_it_is_typed_and_licensed(contents: set[str]) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= contents
+    assert f"firstline-{PROJECT['version']}.dist-info/licenses/LICENSE" in contents
+
+
+def test_every_module_of_the_checkout_is_in_it(contents: set[str]) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "firstline", "edge_agent", "cloud_gateway", "shared"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    modules = {re.sub(r"^(edge_agent|cloud_gateway|shared)/", "", name) for name in listed if name.endswith(".py")}
+    assert modules
+    assert modules <= contents
+
+
+@pytest.mark.parametrize("part", ["bundle", "heldout"])
+def test_the_demo_s_models_and_samples_travel_with_it(contents: set[str], part: str) -> None:
+    shipped = {path.relative_to(DIGITS).as_posix() for path in (DIGITS / part).rglob("*") if path.is_file()}
+    assert shipped
+    assert {f"firstline/demo/digits/{name}" for name in shipped} <= contents
+
+
+def test_its_packages_are_the_ones_imported(environment: Path, elsewhere: Path) -> None:
+    code = f"import {', '.join(PACKAGES)}\n" + "".join(f"print({package}.__file__)\n" for package in PACKAGES)
+    files = run(environment / "bin" / "python", "-c", code, cwd=elsewhere).split()
+    assert len(files) == len(PACKAGES)
+    assert all(Path(file).is_relative_to(environment) for file in files)
+
+
+@pytest.mark.parametrize("command", PROJECT["scripts"])
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_its_commands_answer(environment: Path, elsewhere: Path, command: str, flag: str) -> None:
+    printed = run(environment / "bin" / command, flag, cwd=elsewhere)
+    assert (PROJECT["version"] if flag == "--version" else command) in printed
+
+
+def test_its_demo_bundle_opens(environment: Path, elsewhere: Path) -> None:
+    code = (
+        "from importlib.resources import files\n"
+        "from pathlib import Path\n"
+        "import firstline.demo\n"
+        "from firstline_core.bundle.store import open_bundle\n"
+        "bundle = open_bundle(Path(str(files('firstline.demo') / 'digits' / 'bundle')))\n"
+        "print(bundle.path, bundle.missing(bundle.manifest.full))\n"
+    )
+    path, missing = run(environment / "bin" / "python", "-c", code, cwd=elsewhere).split(maxsplit=1)
+    assert Path(path).is_relative_to(environment)
+    assert missing.strip() == "()"
