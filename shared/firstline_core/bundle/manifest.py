@@ -21,7 +21,7 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,76 @@
+"""Manifests survive their file form, with their digests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score, encode_manifest, parse_manifest
+from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, Graph, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.errors import IntegrityError
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+PATHS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}){0,2}", fullmatch=True)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+SIZES = st.integers(1, 16384)
+ARTEFACTS = st.builds(Artefact, PATHS, st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 2**40))
+CHANNELS = st.lists(FLOATS, max_size=4).map(tuple)
+PRE: Any = st.one_of(
+    st.builds(Decode, st.sampled_from(["RGB", "L"])),
+    st.builds(CenterCrop, st.floats(0, 1, exclude_min=True)),
+    st.builds(Resize, SIZES, SIZES, st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])),
+    st.builds(Scale, CHANNELS, CHANNELS),
+    st.builds(Layout, st.sampled_from(["NHWC", "NCHW"])),
+    st.builds(Flatten),
+    st.builds(Graph, ARTEFACTS),
+)
+POST: Any = st.one_of(st.builds(Softmax), st.builds(LabelOffset, SIZES), st.builds(Graph, ARTEFACTS))
+MODELS = st.builds(
+    Model,
+    NAMES,
+    ARTEFACTS,
+    st.sampled_from(["onnx", "tflite"]),
+    st.text(max_size=5),
+    st.lists(PRE, max_size=4).map(tuple),
+    st.lists(POST, max_size=3).map(tuple),
+    st.text(max_size=5),
+    st.text(max_size=5),
+    st.dictionaries(st.text(max_size=5), FLOATS, max_size=2),
+)
+SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy"]), st.floats(0.01, 100)) | st.builds(
+    Score, st.just("graph"), st.just(1.0), ARTEFACTS
+)
+SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes: (-1, *sizes))
+INPUTS = st.builds(InputSpec, st.text(max_size=5), st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES) | st.builds(
+    InputSpec, st.text(max_size=5), st.just("BYTES"), st.just((-1,))
+)
+MANIFESTS = st.builds(
+    Manifest,
+    NAMES,
+    st.integers(1, 2**53),
+    st.lists(st.text(max_size=5), min_size=2, max_size=4).map(tuple),
+    INPUTS,
+    st.lists(MODELS, min_size=1, max_size=3, unique_by=lambda model: model.id).map(tuple),
+    st.none(),
+    st.builds(Policy, SCORES, FLOATS),
+)
+
+
+@given(MANIFESTS)
+def test_survives_its_file_form(manifest: Manifest) -> None:
+    found = parse_manifest(encode_manifest(manifest))
+    assert found == manifest
+    assert [model.digest for model in found.models] == [model.digest for model in manifest.models]
+
+
+@given(MANIFESTS, st.data())
+def test_a_damaged_file_is_refused_or_read_but_never_crashes(manifest: Manifest, data: st.DataObject) -> None:
+    text = bytearray(encode_manifest(manifest))
+    text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parse_manifest(bytes(text))
+    except IntegrityError as error:
+        assert error.message

@@ -1,0 +1,123 @@
+"""Scores and the routing policy over everything they can be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from firstline_core.errors import RequestError
+from firstline_core.routing.confidence import score, temper
+from firstline_core.routing.policy import Evidence, after, before
+from firstline_core.types import Privacy, Reason, Route, Tier
+
+KINDS: Any = ["max_probability", "margin", "entropy"]
+TEMPERATURES = st.floats(0.05, 50)
+PROBABILITIES = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=12),
+    elements=st.floats(0, 1, width=32) | st.integers(0, 255).map(lambda q: q / 256),
+)
+
+
+@given(PROBABILITIES, TEMPERATURES)
+def test_tempered_rows_are_distributions_in_the_same_order(probabilities: Any, temperature: float) -> None:
+    found = temper(probabilities, temperature)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+    assert ((found >= 0) & (found <= 1)).all()
+    for before_row, after_row in zip(probabilities, found, strict=True):
+        order = np.argsort(before_row, kind="stable")
+        assert (np.diff(after_row[order]) >= 0).all()
+
+
+@given(PROBABILITIES, TEMPERATURES, st.sampled_from(KINDS))
+def test_scores_are_in_range_and_know_no_neighbour(probabilities: Any, temperature: float, kind: Any) -> None:
+    found = score(kind, probabilities, temperature)
+    assert found.shape == (len(probabilities),)
+    assert found.dtype == np.float32
+    assert ((found >= 0) & (found <= 1)).all()
+    alone = np.concatenate([score(kind, row[None], temperature) for row in probabilities])
+    np.testing.assert_allclose(found, alone, rtol=1e-6, atol=1e-7)
+
+
+@given(PROBABILITIES, TEMPERATURES, st.sampled_from(KINDS), st.randoms(use_true_random=False))
+def test_scores_do_not_depend_on_the_order_of_labels(
+    probabilities: Any, temperature: float, kind: Any, random: Any
+) -> None:
+    columns = list(range(probabilities.shape[1]))
+    random.shuffle(columns)
+    moved = score(kind, probabilities[:, columns], temperature)
+    np.testing.assert_allclose(moved, score(kind, probabilities, temperature), rtol=1e-5, atol=2e-6)
+
+
+@given(st.integers(2, 10), st.lists(st.floats(0, 1), min_size=2, max_size=8), st.sampled_from(KINDS), TEMPERATURES)
+def test_more_mass_on_the_likeliest_never_scores_less(
+    classes: int, masses: list[float], kind: Any, temperature: float
+) -> None:
+    """From the uniform row (0) to a certain one (1), along a straight line."""
+    certain = np.eye(1, classes)
+    uniform = np.full((1, classes), 1 / classes)
+    rows = np.concatenate([mass * certain + (1 - mass) * uniform for mass in sorted(masses)]).astype(np.float32)
+    assert (np.diff(score(kind, rows, temperature)) >= -1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(PROBABILITIES, TEMPERATURES)
+def test_a_tie_of_the_two_likeliest_has_no_margin_and_never_looks_certain(
+    kind: Any, probabilities: Any, temperature: float
+) -> None:
+    best = probabilities.argmax(axis=1)
+    second = (best + 1) % probabilities.shape[1]
+    rows = np.arange(len(best))
+    probabilities[rows, second] = probabilities[rows, best]
+    found = score(kind, probabilities, temperature)
+    if kind == "margin":
+        assert (found == 0).all()
+    assert (found <= 1 - np.log(2) / np.log(probabilities.shape[1]) + 1e-5).all() or kind != "entropy"
+    assert (found <= 0.5 + 1e-6).all() or kind == "entropy"
+
+
+EVIDENCE = st.builds(
+    Evidence,
+    route=st.sampled_from(Route),
+    privacy=st.sampled_from(Privacy),
+    holds_model=st.booleans(),
+    size_bytes=st.integers(0, 3),
+    limit_bytes=st.integers(0, 3),
+)
+
+
+@given(EVIDENCE, st.floats(), st.floats())
+def test_every_request_is_answered_by_one_tier_within_its_bounds(
+    evidence: Evidence, found: float, threshold: float
+) -> None:
+    try:
+        early = before(evidence)
+    except RequestError:
+        bound = evidence.privacy is Privacy.LOCAL_ONLY or evidence.route is Route.EDGE
+        assert bound  # what may leave the device always has a way
+        return
+    decision = early or after(found, threshold)
+    assert decision.tier in (Tier.EDGE, Tier.CLOUD)
+    if evidence.privacy is Privacy.LOCAL_ONLY:
+        assert early is not None
+    if evidence.privacy is Privacy.LOCAL_ONLY or evidence.route is Route.EDGE:
+        assert decision.tier is Tier.EDGE
+    if evidence.route is Route.CLOUD or evidence.heavy:
+        assert decision.tier is Tier.CLOUD
+    if decision.tier is Tier.EDGE:
+        assert evidence.holds_model
+
+
+@given(st.floats(), st.floats())
+def test_kept_if_and_only_if_the_score_reaches_the_threshold(found: float, threshold: float) -> None:
+    decision = after(found, threshold)
+    assert (decision.tier is Tier.EDGE) == (found >= threshold)
+    assert (decision.reason is Reason.CONFIDENT) == (decision.tier is Tier.EDGE)
+    if np.isnan(found) or np.isnan(threshold):
+        assert decision.tier is Tier.CLOUD

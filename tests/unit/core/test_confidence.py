@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import InvalidTensorError
+from firstline_core.routing.confidence import entropy, margin, max_probability, score, temper
+
+ROWS = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]], np.float32)
+KINDS: Any = ["max_probability", "margin", "entropy"]
+
+
+def test_the_scores_by_hand() -> None:
+    np.testing.assert_allclose(max_probability(ROWS), [0.7, 0.4, 1, 1 / 3])
+    np.testing.assert_allclose(margin(ROWS), [0.5, 0, 1, 0], atol=1e-7)
+    by_hand = [1 + sum(p * np.log(p) for p in row if p > 0) / np.log(3) for row in ROWS.tolist()]
+    np.testing.assert_allclose(entropy(ROWS), by_hand, atol=1e-6)
+
+
+def test_tempering_probabilities_is_tempering_logits() -> None:
+    logits = np.random.default_rng(0).normal(size=(20, 7)).astype(np.float32)
+    expected = np.exp(logits / 2.5) / np.exp(logits / 2.5).sum(axis=1, keepdims=True)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(temper(probabilities, 2.5), expected, rtol=1e-4)
+
+
+def test_a_quantised_row_is_normalised_and_its_zeros_stay_last() -> None:
+    found = temper(np.array([[0.5, 0.25, 0.0]], np.float32), 1.0)
+    np.testing.assert_allclose(found, [[2 / 3, 1 / 3, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_no_number_scores_nan_and_harms_no_other(kind: Any, bad: float) -> None:
+    rows = ROWS.copy()
+    rows[1, 0] = bad
+    with np.errstate(invalid="ignore"):
+        found = score(kind, rows)
+    assert np.isnan(found[1])
+    np.testing.assert_array_equal(np.delete(found, 1), np.delete(score(kind, ROWS), 1))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (2, 2, 2)])
+def test_what_is_no_matrix_of_classes_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidTensorError, match=r"\[rows, classes >= 2\]"):
+        score("margin", np.ones(shape, np.float32))

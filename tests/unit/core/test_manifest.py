@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import (
+    MANIFEST_LIMIT_BYTES,
+    InputSpec,
+    Manifest,
+    Model,
+    encode_manifest,
+    parse_manifest,
+)
+from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
+from firstline_core.errors import IntegrityError
+from firstline_core.types import TensorSpec
+
+FILE = Artefact("models/edge.onnx", "a" * 64, 10)
+GRAPH = Artefact("graph.onnx", "b" * 64, 20)
+EDGE = Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8), Scale()), (Softmax(),))
+FULL = Model("full", Artefact("full.onnx", "c" * 64, 30), "onnx", "fp32", (Decode(), Graph(GRAPH)))
+MANIFEST = Manifest("digits", 3, ("a", "b"), InputSpec("image", "BYTES", (-1,)), (EDGE,), FULL)
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps(json.loads(encode_manifest(MANIFEST)) | fields).encode()
+
+
+def test_says_what_clients_see() -> None:
+    assert MANIFEST.input_spec == TensorSpec("image", "BYTES", (-1,))
+    assert MANIFEST.output_spec == TensorSpec("probabilities", "FP32", (-1, 2))
+    assert MANIFEST.full_digest == FULL.digest
+
+
+def test_names_every_file_once() -> None:
+    assert MANIFEST.artefacts == (FILE, FULL.artefact, GRAPH)
+
+
+def test_survives_its_file_form() -> None:
+    assert parse_manifest(encode_manifest(MANIFEST)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": 2}, "format 2; this version of Firstline reads format 1"),
+        ({"colour": "red"}, "unknown field `colour`"),
+        ({"labels": ["one"]}, "at least two labels"),
+        ({"edge": [], "full": None}, "needs an edge variant or a full model"),
+        ({"version": 0}, "version"),
+        ({"name": "../up"}, "name"),
+        ({"policy": {"score": {"kind": "graph"}}}, "goes with kind 'graph'"),
+        ({"policy": {"score": {"temperature": 0}}}, "temperature"),
+        ({"input": {"name": "x", "datatype": "FP32", "shape": []}}, "input shape needs -1"),
+        ({"input": {"name": "x", "datatype": "FP32", "shape": [1, 4]}}, "input shape needs -1"),
+        ({"input": {"name": "x", "datatype": "FP32", "shape": [-1, 0]}}, "at least 1"),
+        ({"input": {"name": "x", "datatype": "BYTES", "shape": [-1, 1]}}, r"BYTES input has shape \[-1\]"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(IntegrityError, match=message):
+        parse_manifest(changed(**fields))
+
+
+@pytest.mark.parametrize(
+    "file", ["../up.onnx", "/etc/passwd", "a/../../b", ".hidden", "a/.hidden", "a//b", "a\\b", "", "a/", "a\n"]
+)
+def test_a_file_cannot_lie_outside_of_the_bundle(file: str) -> None:
+    edge = json.loads(encode_manifest(MANIFEST))["edge"][0]
+    edge["artefact"]["file"] = file
+    with pytest.raises(IntegrityError, match="is not a manifest"):
+        parse_manifest(changed(edge=[edge]))
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b'{"format": 1', b"[" * 100_000, b'{"format": {}}'])
+def test_what_is_no_manifest_is_refused(text: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        parse_manifest(text)
+
+
+def test_a_huge_file_is_not_parsed() -> None:
+    with pytest.raises(IntegrityError, match="at most"):
+        parse_manifest(b" " * (MANIFEST_LIMIT_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Model("edge", GRAPH, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess),
+        Model("edge", FILE, "tflite", "fp32", EDGE.preprocess, EDGE.postprocess),
+        Model("edge", FILE, "onnx", "fp32", (Decode(), Resize(8, 8, "bicubic"), Scale()), EDGE.postprocess),
+        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, ()),
+        Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, output="logits"),
+    ],
+)
+def test_the_digest_changes_with_all_that_changes_answers(other: Model) -> None:
+    assert other.digest != EDGE.digest
+
+
+def test_the_digest_does_not_change_with_names_and_figures() -> None:
+    renamed = Model("other", FILE, "onnx", "float", EDGE.preprocess, EDGE.postprocess, measured={"accuracy": 1.0})
+    assert renamed.digest == EDGE.digest

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.bundles import artefact, encode, images, model, write_manifest
+from support.onnx_models import average_colours, linear, write_graph
+
+from firstline_core.bundle.manifest import InputSpec, Policy, Score
+from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.routing import confidence
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+OPTIONS = RuntimeOptions()
+COLOURS = ("red", "green", "blue")
+NUMBERS = InputSpec("x", "FP32", (-1, 2))
+EYE = np.eye(2, dtype=np.float32)
+
+
+def solid(channel: int, size: int = 6) -> Any:
+    pixels = np.zeros((size, size, 3), np.uint8)
+    pixels[:, :, channel] = 255
+    return pixels
+
+
+def colour_bundle(root: Path, *, size: int | str = 4, labels: tuple[str, ...] = COLOURS, resize: bool = True) -> Bundle:
+    path = average_colours(root / "colours.onnx", size=size)
+    steps = (Decode(), *((Resize(4, 4),) if resize else ()), Scale(), Layout("NCHW"))
+    return write_manifest(root, [model(path, root, preprocess=steps, postprocess=(Softmax(),))], labels)
+
+
+def number_bundle(root: Path, **fields: Any) -> Bundle:
+    path = linear(root / "m.onnx", EYE)
+    return write_manifest(root, [model(path, root, postprocess=(Softmax(),))], ["a", "b"], input=NUMBERS, **fields)
+
+
+def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
+    found = loaded.predict(images(*[encode(solid(channel, 5 + channel)) for channel in (2, 0, 1)]))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-6)
+    assert [loaded.labels[i] for i in found.argmax(axis=1)] == ["blue", "red", "green"]
+    assert loaded.digest == loaded.model.digest
+
+
+def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
+    one, two = images(encode(solid(0))), Tensor("image", np.stack([solid(1), solid(2)]))
+    together = loaded.run(np.concatenate([loaded.prepare(one), loaded.prepare(two)]))
+    np.testing.assert_allclose(together, np.concatenate([loaded.predict(one), loaded.predict(two)]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (Tensor("other", np.zeros((1, 2), np.float32)), "input is 'x', not 'other'"),
+        (Tensor("x", np.zeros((1, 2), np.float64)), "'x' is FP32, but was sent as FP64"),
+        (Tensor("x", np.zeros((1, 3), np.float32)), r"shape \[1, 3\], but the model takes \[any, 2\]"),
+        (Tensor("x", np.zeros(2, np.float32)), r"shape \[2\]"),
+        (Tensor("x", np.float32(1).reshape(())), "no rows"),
+        (Tensor("x", np.zeros((0, 2), np.float32)), "no rows"),
+        (Tensor("x", np.array([[0, 1], [2, np.nan]], np.float32)), "Row 1 of input 'x' has NaN"),
+        (Tensor("x", np.array([[np.inf, 1]], np.float32)), "Row 0 of input 'x' has NaN or infinity"),
+    ],
+)
+def test_what_is_not_the_bundles_input_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
+    loaded = load_edge(number_bundle(tmp_path), OPTIONS)
+    with pytest.raises(InvalidTensorError, match=message):
+        loaded.prepare(tensor)
+
+
+def test_an_image_input_takes_bytes_or_pixels_only(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
+    with pytest.raises(InvalidTensorError, match=r"BYTES \(encoded images\) or UINT8 pixels, but was sent as FP32"):
+        loaded.prepare(Tensor("image", np.zeros((1, 4, 4, 3), np.float32)))
+    two_axes = Tensor("image", images(encode(solid(0))).array.reshape(1, 1))
+    with pytest.raises(InvalidTensorError, match=r"shape \[1, 1\], but the model takes \[any\]"):
+        loaded.prepare(two_axes)
+
+
+def test_rows_that_the_model_does_not_take_are_found_before_they_join_a_batch(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path, resize=False), OPTIONS)
+    assert loaded.prepare(images(encode(solid(0, 4)))).shape == (1, 3, 4, 4)
+    with pytest.raises(InvalidTensorError, match=r"rows of shape \[3, 6, 6\], but model 'colours' takes \[3, 4, 4\]"):
+        loaded.prepare(images(encode(solid(0, 6))))
+
+
+@pytest.mark.parametrize("resize", [True, False])
+def test_a_wrong_label_file_is_refused_at_load(tmp_path: Path, resize: bool) -> None:
+    bundle = colour_bundle(tmp_path, labels=("red", "green"), resize=resize)
+    with pytest.raises(ModelLoadError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
+        load_edge(bundle, OPTIONS)
+
+
+def test_where_sizes_are_free_a_wrong_label_file_is_found_at_the_first_run(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path, labels=("red", "green"), resize=False, size="side"), OPTIONS)
+    with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
+        loaded.predict(images(encode(solid(0))))
+
+
+def test_steps_that_do_not_fit_the_model_are_refused_at_load(tmp_path: Path) -> None:
+    path = average_colours(tmp_path / "colours.onnx", size=4)
+    bundle = write_manifest(
+        tmp_path, [model(path, tmp_path, preprocess=(Decode(), Resize(5, 5), Layout("NCHW")))], COLOURS
+    )
+    with pytest.raises(ModelLoadError, match=r"trial run: .*rows of shape \[3, 5, 5\]"):
+        load_edge(bundle, OPTIONS)
+
+
+def test_the_label_offset_drops_the_background(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", np.array([[9, 1, 2], [9, 2, 1]], np.float32))
+    declared = model(path, tmp_path, postprocess=(LabelOffset(1),))
+    loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS), OPTIONS)
+    np.testing.assert_allclose(loaded.predict(Tensor("x", np.array([[1, 0]], np.float32))), [[1, 2]])
+
+
+def test_several_outputs_need_a_name(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", EYE, softmax=True)
+    unnamed = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], input=NUMBERS)
+    with pytest.raises(ModelLoadError, match="2 outputs, 'logits', 'probabilities'; name one of them as `output`"):
+        load_edge(unnamed, OPTIONS)
+    wrong = write_manifest(tmp_path, [model(path, tmp_path, output="scores")], ["a", "b"], input=NUMBERS)
+    with pytest.raises(ModelLoadError, match="no output 'scores'; it has 'logits', 'probabilities'"):
+        load_edge(wrong, OPTIONS)
+    named = write_manifest(tmp_path, [model(path, tmp_path, output="probabilities")], ["a", "b"], input=NUMBERS)
+    np.testing.assert_allclose(load_edge(named, OPTIONS).predict(Tensor("x", EYE)).sum(axis=1), 1, rtol=1e-6)
+
+
+def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None:
+    before = linear(tmp_path / "before.onnx", EYE[::-1].copy())
+    after = linear(tmp_path / "after.onnx", EYE * 10)
+    path = linear(tmp_path / "m.onnx", EYE)
+    steps = Graph(artefact(before, tmp_path)), Graph(artefact(after, tmp_path))
+    declared = model(path, tmp_path, preprocess=(steps[0],), postprocess=(steps[1],))
+    bundle = write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS)
+    loaded = load_edge(bundle, OPTIONS)
+    np.testing.assert_allclose(loaded.predict(Tensor("x", np.array([[1, 2]], np.float32))), [[20, 10]])
+    loaded.close()
+    with pytest.raises(InferenceError, match="closed"):
+        loaded.predict(Tensor("x", EYE))
+    after.unlink()
+    with pytest.raises(ModelLoadError, match=r"has no after\.onnx"):
+        load_model(bundle, declared, OPTIONS)
+
+
+def test_the_first_variant_that_loads_is_taken(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.tflite"
+    broken.write_bytes(b"not a model")
+    absent, good = linear(tmp_path / "absent.onnx", EYE), linear(tmp_path / "good.onnx", EYE)
+    variants = [model(path, tmp_path) for path in (absent, broken, good)]
+    absent.unlink()
+    bundle = write_manifest(tmp_path, variants, ["a", "b"], input=NUMBERS)
+    assert load_edge(bundle, OPTIONS).model.id == "good"
+    good.unlink()
+    with pytest.raises(ModelLoadError) as refused:
+        load_edge(bundle, OPTIONS)
+    for told in ("absent:", "has no absent.onnx", "broken:", "no TFLite interpreter", "good:", "has no good.onnx"):
+        assert told in refused.value.message
+
+
+def test_a_bundle_without_edge_variants_says_so(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", EYE)
+    bundle = write_manifest(tmp_path, [], ["a", "b"], input=NUMBERS, full=model(path, tmp_path))
+    with pytest.raises(ModelLoadError, match="declares no edge variant"):
+        load_edge(bundle, OPTIONS)
+    assert bundle.manifest.full is not None
+    assert isinstance(load_model(bundle, bundle.manifest.full, OPTIONS), LoadedModel)
+
+
+def test_predicts_from_several_threads(tmp_path: Path) -> None:
+    loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
+    wrong: list[int] = []
+
+    def work(channel: int) -> None:
+        row = images(encode(solid(channel)))
+        wrong.extend(channel for _ in range(50) if loaded.predict(row).argmax() != channel)
+
+    threads = [threading.Thread(target=work, args=(channel,)) for channel in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+PROBABILITIES = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
+
+
+def test_the_declared_score(tmp_path: Path) -> None:
+    score = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
+    np.testing.assert_array_equal(score(PROBABILITIES), confidence.score("margin", PROBABILITIES, 2.0))
+
+
+def score_graph(path: Path, classes: int) -> Path:
+    """The first class's probability as the score, (n, 1)."""
+    return write_graph(
+        path,
+        [helper.make_node("MatMul", ["probabilities", "first"], ["score"])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", classes])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.eye(classes, 1, dtype=np.float32), "first")],
+    )
+
+
+def test_the_bundles_own_score_graph(tmp_path: Path) -> None:
+    graph = score_graph(tmp_path / "score.onnx", 2)
+    bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
+    found = load_scorer(bundle, OPTIONS)(PROBABILITIES)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [0.7, 0.5])
+    graph.unlink()
+    with pytest.raises(ModelLoadError, match="score graph is absent"):
+        load_scorer(bundle, OPTIONS)
+
+
+def test_a_score_graph_for_other_classes_is_refused_at_load(tmp_path: Path) -> None:
+    graph = score_graph(tmp_path / "score.onnx", 5)
+    bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
+    with pytest.raises(ModelLoadError, match="does not score 2 classes"):
+        load_scorer(bundle, OPTIONS)

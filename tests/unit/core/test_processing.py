@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.bundles import IMAGES, encode, images
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.images import PIXELS_LIMIT
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.processing import compile_postprocess, compile_preprocess, softmax
+from firstline_core.bundle.steps import (
+    CenterCrop,
+    Decode,
+    Flatten,
+    Graph,
+    LabelOffset,
+    Layout,
+    PreStep,
+    Resize,
+    Scale,
+    Softmax,
+)
+from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.types import Tensor
+
+RNG = np.random.default_rng(0)
+NUMBERS = InputSpec("x", "FP32", (-1, 4))
+GRAPH = Graph(Artefact("graph.onnx", "0" * 64, 1))
+
+
+def no_graph(step: Graph) -> Any:
+    raise AssertionError(step)
+
+
+def pre(*steps: PreStep, spec: InputSpec = IMAGES) -> Any:
+    return compile_preprocess(steps, spec, no_graph)
+
+
+def photo(height: int = 10, width: int = 14) -> Any:
+    return RNG.integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_a_png_is_decoded_to_its_pixels() -> None:
+    pixels = photo()
+    np.testing.assert_array_equal(pre(Decode())(images(encode(pixels))), pixels[None])
+
+
+def test_a_jpeg_is_decoded_as_pillow_does() -> None:
+    encoded = encode(photo(), "JPEG")
+    expected = np.asarray(Image.open(io.BytesIO(encoded)))
+    np.testing.assert_array_equal(pre(Decode())(images(encoded)), expected[None])
+
+
+def test_rows_keep_their_order() -> None:
+    rows = [photo() for _ in range(5)]
+    np.testing.assert_array_equal(pre(Decode())(images(*map(encode, rows))), np.stack(rows))
+
+
+def test_grey_has_one_channel_and_colour_becomes_grey() -> None:
+    grey = RNG.integers(0, 256, (4, 5), dtype=np.uint8)
+    np.testing.assert_array_equal(pre(Decode("L"))(images(encode(grey))), grey[None, :, :, None])
+    colour = photo()
+    expected = np.asarray(Image.fromarray(colour).convert("L"))
+    np.testing.assert_array_equal(pre(Decode("L"))(images(encode(colour)))[0, :, :, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("P", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("1", "PNG"), ("CMYK", "JPEG")]
+)
+def test_other_modes_are_converted(mode: str, kind: str) -> None:
+    file = io.BytesIO()
+    Image.fromarray(photo()).convert(mode).save(file, kind)
+    expected = np.asarray(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
+    np.testing.assert_array_equal(pre(Decode())(images(file.getvalue())), expected[None])
+
+
+def test_16_bits_keep_their_high_byte() -> None:
+    wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
+    found = pre(Decode("L"))(images(encode(wide)))
+    np.testing.assert_array_equal(found[0, :, :, 0], wide >> 8)
+
+
+def test_exif_orientation_is_not_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    file = io.BytesIO()
+    Image.fromarray(photo(10, 14)).save(file, "JPEG", exif=exif)
+    assert pre(Decode())(images(file.getvalue())).shape == (1, 10, 14, 3)
+
+
+GOOD_PNG, GOOD_JPEG = encode(photo()), encode(photo(), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"", "neither JPEG nor PNG: it is empty"),
+        (b"hello world", "neither JPEG nor PNG: 11 bytes that begin with 68 65 6c 6c 6f 20 77 6f"),
+        (b"GIF89a" + bytes(50), "neither JPEG nor PNG"),
+        (GOOD_PNG[:60], "is a broken PNG of 60 bytes"),
+        (GOOD_PNG[:8], "is a broken PNG of 8 bytes"),
+        (GOOD_JPEG[:-40], "is a broken JPEG"),
+        (GOOD_JPEG[:3], "is a broken JPEG of 3 bytes"),
+        (GOOD_PNG[:8] + bytes(100), "is a broken PNG"),
+        (GOOD_JPEG[:3] + bytes(100), "is a broken JPEG"),
+        ("text", "is of type str; encoded images are bytes"),
+    ],
+)
+def test_garbage_names_its_row(bad: Any, message: str) -> None:
+    with pytest.raises(
+        InvalidTensorError, match=f"Row 1 of input 'image' {message}|Row 1 of input 'image' is {message}"
+    ):
+        pre(Decode())(images(GOOD_PNG, bad))
+
+
+def test_a_flipped_byte_is_an_error_or_an_image_but_never_a_crash() -> None:
+    run = pre(Decode(), Resize(4, 4))
+    for good in (GOOD_PNG, GOOD_JPEG):
+        for position in range(0, len(good), 7):
+            bad = bytearray(good)
+            bad[position] ^= 0x55
+            with contextlib.suppress(InvalidTensorError, PayloadTooLargeError):
+                run(images(bytes(bad)))
+
+
+def _png_header(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"")
+    chunks = [
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in (header, data)
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_too_many_pixels_are_refused_from_the_header() -> None:
+    side = int(PIXELS_LIMIT**0.5) + 1
+    with pytest.raises(PayloadTooLargeError, match=f"Row 0 of input 'image' has {side}x{side} pixels; at most"):
+        pre(Decode(), Resize(8, 8))(images(_png_header(side, side)))
+    with pytest.raises(PayloadTooLargeError, match="65000x65000"):
+        pre(Decode(), Resize(8, 8))(images(_png_header(65000, 65000)))
+
+
+def test_many_small_files_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline_core.bundle.processing.PIXELS_LIMIT", 1000)
+    with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
+        pre(Decode())(images(*[GOOD_PNG] * 100))
+    assert pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100)).shape == (100, 3, 3, 3)
+
+
+def test_rows_of_different_sizes_need_a_resize() -> None:
+    with pytest.raises(InvalidTensorError, match="Row 2 of input 'image' has 14x11 pixels and row 0 has 14x10"):
+        pre(Decode())(images(encode(photo()), encode(photo()), encode(photo(11, 14))))
+    assert pre(Decode(), Resize(6, 5))(images(encode(photo()), encode(photo(11, 14)))).shape == (2, 5, 6, 3)
+
+
+@pytest.mark.parametrize(("fraction", "side"), [(1.0, 10), (0.875, 9), (0.5, 5), (0.01, 1)])
+def test_the_central_square_of_the_short_side(fraction: float, side: int) -> None:
+    pixels = photo(10, 15)
+    left, top = (15 - side) // 2, (10 - side) // 2
+    found = pre(Decode(), CenterCrop(fraction))(images(encode(pixels)))
+    np.testing.assert_array_equal(found[0], pixels[top : top + side, left : left + side])
+
+
+@pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_resizes_as_pillow_does(name: Any) -> None:
+    pixels = photo(40, 30)
+    expected = Image.fromarray(pixels).resize((7, 5), Image.Resampling[name.upper()])
+    np.testing.assert_array_equal(pre(Decode(), Resize(7, 5, name))(images(encode(pixels)))[0], np.asarray(expected))
+
+
+def test_steps_run_in_the_order_declared() -> None:
+    pixels = photo(40, 30)
+    expected = Image.fromarray(pixels).crop((2, 7, 28, 33)).resize((8, 8), Image.Resampling.BILINEAR)
+    found = pre(Decode(), CenterCrop(0.875), Resize(8, 8))(images(encode(pixels)))
+    np.testing.assert_array_equal(found[0], np.asarray(expected))
+
+
+def test_decoded_pixels_pass_and_give_the_same() -> None:
+    rows = np.stack([photo(), photo()])
+    run = pre(Decode(), CenterCrop(0.8), Resize(5, 5), Scale())
+    np.testing.assert_array_equal(run(Tensor("image", rows)), run(images(*map(encode, rows))))
+    untouched = pre(Decode())(Tensor("image", rows))
+    assert untouched is rows
+
+
+def test_decoded_pixels_are_converted_to_the_mode() -> None:
+    rows = photo()[None]
+    assert pre(Decode("L"))(Tensor("image", rows)).shape == (1, 10, 14, 1)
+    assert pre(Decode("RGB"))(Tensor("image", rows[..., :1])).shape == (1, 10, 14, 3)
+    with pytest.raises(InvalidTensorError, match=r"shape \[1, 10, 14, 2\]; pixels come as UINT8"):
+        pre(Decode())(Tensor("image", rows[..., :2]))
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Scale(), lambda x: x / 255),
+        (Scale((127.5,), (127.5,)), lambda x: (x - 127.5) / 127.5),
+        (Scale((1.0, 2.0, 3.0), (4.0,)), lambda x: (x - np.array([1, 2, 3])) / 4),
+        (Scale((0.0,), (4.0, 5.0, 6.0)), lambda x: x / np.array([4, 5, 6])),
+    ],
+)
+def test_scale(step: Scale, expected: Any) -> None:
+    pixels = photo()
+    found = pre(Decode(), step)(images(encode(pixels)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found[0], expected(pixels.astype(np.float64)), rtol=1e-6, atol=1e-6)
+
+
+def test_layout_and_flatten() -> None:
+    pixels = photo()
+    first = pre(Decode(), Layout("NCHW"))(images(encode(pixels)))
+    np.testing.assert_array_equal(first[0], pixels.transpose(2, 0, 1))
+    assert first.flags.c_contiguous
+    np.testing.assert_array_equal(pre(Decode(), Layout("NHWC"))(images(encode(pixels)))[0], pixels)
+    np.testing.assert_array_equal(pre(Decode(), Flatten())(images(encode(pixels)))[0], pixels.reshape(-1))
+
+
+def test_numbers_pass_and_the_callers_array_stays_as_it_was() -> None:
+    x = np.array([[1, 2, 3, 4]], np.float32)
+    kept = x.copy()
+    np.testing.assert_allclose(pre(Scale((1.0,), (2.0,)), spec=NUMBERS)(Tensor("x", x)), [[0, 0.5, 1, 1.5]])
+    np.testing.assert_array_equal(x, kept)
+    assert pre(spec=NUMBERS)(Tensor("x", x)) is x
+
+
+def test_a_graph_is_a_step() -> None:
+    run = compile_preprocess((Scale((0.0,), (2.0,)), GRAPH), NUMBERS, lambda _: lambda x: x + 1)
+    np.testing.assert_allclose(run(Tensor("x", np.full((1, 4), 4, np.float32))), np.full((1, 4), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "spec", "message"),
+    [
+        ((), IMAGES, "decode comes first"),
+        ((Resize(4, 4), Decode()), IMAGES, "decode comes first"),
+        ((Decode(), Decode()), IMAGES, "decode comes first, and once"),
+        ((Decode(), Scale(), Resize(4, 4)), IMAGES, "come before scale"),
+        ((Decode(),), NUMBERS, "image steps need BYTES or UINT8"),
+        ((Decode(), Scale((0.0,), (0.0,))), IMAGES, "no std of 0"),
+        ((Decode(), Scale((), (1.0,))), IMAGES, "0 means"),
+        ((Decode(), Scale((1.0, 2.0), (1.0, 2.0, 3.0))), IMAGES, "2 means and 3 stds"),
+        ((Decode("L"), Scale((1.0, 2.0, 3.0))), IMAGES, "3 channels, but the input has 1"),
+        ((Decode(), Layout("NCHW"), Scale((1.0, 2.0, 3.0))), IMAGES, "by channel comes before layout"),
+    ],
+)
+def test_steps_that_make_no_sense_are_refused_at_load(steps: Any, spec: InputSpec, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        pre(*steps, spec=spec)
+
+
+def test_softmax_is_stable_and_right() -> None:
+    found = softmax(np.array([[1000, 1000, -1000], [0, np.log(3), -np.inf]], np.float32))
+    np.testing.assert_allclose(found, [[0.5, 0.5, 0], [0.25, 0.75, 0]], rtol=1e-6)
+
+
+def test_post_steps() -> None:
+    logits = RNG.normal(size=(4, 6)).astype(np.float64)
+    run = compile_postprocess((Softmax(), LabelOffset(2)), no_graph)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    found = run(logits.reshape(4, 1, 1, 6))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected[:, 2:], rtol=1e-5)
+    doubled = compile_postprocess((GRAPH,), lambda _: lambda x: x.astype(np.float64) * 2)(logits)
+    assert doubled.dtype == np.float32
+    np.testing.assert_allclose(doubled, logits * 2, rtol=1e-6)

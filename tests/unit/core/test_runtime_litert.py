@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.runtime import litert
+from firstline_core.runtime.litert import LiteRtRuntime
+
+pytestmark = pytest.mark.tflite
+
+ARTEFACTS = Path(__file__).parents[3] / "models" / "digits" / "artefacts"
+FLOAT, INT8 = ARTEFACTS / "edge.tflite", ARTEFACTS / "edge_int8.tflite"
+
+
+def load(path: Path) -> LiteRtRuntime:
+    return LiteRtRuntime(path, threads=1)
+
+
+def digits(rows: int, runtime: LiteRtRuntime, seed: int = 0) -> dict[str, Any]:
+    spec = runtime.inputs[0]
+    return {spec.name: np.random.default_rng(seed).random((rows, *spec.shape[1:])).astype(np.float32)}
+
+
+def outputs(runtime: LiteRtRuntime, feeds: dict[str, Any]) -> Any:
+    return runtime.run(feeds)[runtime.outputs[0].name]
+
+
+@pytest.mark.parametrize("path", [FLOAT, INT8])
+def test_callers_see_real_values_of_any_number_of_rows(path: Path) -> None:
+    runtime = load(path)
+    assert runtime.inputs[0].datatype == runtime.outputs[0].datatype == "FP32"
+    assert runtime.provider in ("tflite/litert", "tflite/tflite-runtime")
+    feeds = digits(5, runtime)
+    together = outputs(runtime, feeds)
+    assert together.shape == (5, 10)
+    assert together.dtype == np.float32
+    name = runtime.inputs[0].name
+    one_by_one = np.concatenate([outputs(runtime, {name: feeds[name][i : i + 1]}) for i in range(5)])
+    np.testing.assert_array_equal(together, one_by_one)
+
+
+def test_int8_gives_nearly_what_float_gives() -> None:
+    floats, ints = load(FLOAT), load(INT8)
+    feeds = digits(50, floats)
+    array = next(iter(feeds.values()))
+    exact, rounded = outputs(floats, feeds), outputs(ints, {ints.inputs[0].name: array})
+    assert (exact.argmax(axis=1) == rounded.argmax(axis=1)).mean() > 0.8
+    assert np.abs(exact - rounded).max() < 0.1 * np.ptp(exact)
+
+
+@pytest.mark.shared_data
+def test_int8_is_scaled_as_its_publisher_says(shared_data: Path) -> None:
+    """int8 = pixel - 128 and probability = (q + 128) / 256, by the models' card."""
+    path = shared_data / "cifar10-cascade" / "models" / "mlperf_resnet8_int8.tflite"
+    runtime = load(path)
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    interpreter, _ = litert._build(path.read_bytes(), path, 1)
+    feed, out = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    for row, found in zip(pixels, outputs(runtime, {runtime.inputs[0].name: pixels}), strict=True):
+        interpreter.set_tensor(feed, (row.astype(np.int16) - 128).astype(np.int8)[None])
+        interpreter.invoke()
+        np.testing.assert_array_equal(found, (interpreter.get_tensor(out)[0].astype(np.float32) + 128) / 256)
+    as_floats = outputs(runtime, {runtime.inputs[0].name: pixels.astype(np.float32)})
+    np.testing.assert_array_equal(as_floats, outputs(runtime, {runtime.inputs[0].name: pixels}))
+
+
+@pytest.mark.shared_data
+def test_pixels_pass_as_they_are_into_a_uint8_model(shared_data: Path) -> None:
+    """Its scale is 1/128 and its zero point 128, so the real values are (pixel - 128) / 128."""
+    runtime = load(shared_data / "imagenet-cascade" / "models" / "mobilenet_v1_0.25_128_quant.tflite")
+    name = runtime.inputs[0].name
+    pixels = np.random.default_rng(2).integers(0, 256, (2, 128, 128, 3), dtype=np.uint8)
+    real = (pixels.astype(np.float32) - 128) / 128
+    raw = outputs(runtime, {name: pixels})
+    np.testing.assert_array_equal(raw, outputs(runtime, {name: real}))
+    assert raw.min() >= 0
+    assert raw.max() <= 1
+
+
+def test_values_outside_of_the_quantised_range_are_clipped_not_wrapped() -> None:
+    runtime = load(INT8)
+    spec = runtime.inputs[0]
+    huge, limit = (np.full((1, *spec.shape[1:]), value, np.float32) for value in (1e6, 1e3))
+    np.testing.assert_array_equal(outputs(runtime, {spec.name: huge}), outputs(runtime, {spec.name: limit}))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_is_no_integer(bad: float) -> None:
+    runtime = load(INT8)
+    feeds = digits(2, runtime)
+    feeds[runtime.inputs[0].name].flat[3] = bad
+    with pytest.raises(InvalidTensorError, match="NaN or infinity"):
+        runtime.run(feeds)
+
+
+def test_wrong_feeds_are_named() -> None:
+    runtime = load(FLOAT)
+    name = runtime.inputs[0].name
+    with pytest.raises(InvalidTensorError, match=f"'{name}' takes .* but was fed"):
+        runtime.run({name: np.zeros((1, 3), np.float32)})
+    with pytest.raises(InvalidTensorError, match="was fed 'other'"):
+        runtime.run({"other": np.zeros((1, 64), np.float32)})
+
+
+def test_answers_do_not_change_when_the_model_runs_again() -> None:
+    runtime = load(FLOAT)
+    first = outputs(runtime, digits(1, runtime, seed=0))
+    kept = first.copy()
+    outputs(runtime, digits(1, runtime, seed=1))
+    np.testing.assert_array_equal(first, kept)
+    first[:] = 0  # and are the caller's own
+    np.testing.assert_array_equal(outputs(runtime, digits(1, runtime, seed=0)), kept)
+
+
+def test_runs_from_several_threads() -> None:
+    runtime = load(INT8)
+    expected = [outputs(runtime, digits(3, runtime, seed)) for seed in range(4)]
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for _ in range(100):
+            if not np.array_equal(outputs(runtime, digits(3, runtime, seed)), expected[seed]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_closes_twice_and_runs_no_more() -> None:
+    runtime = load(FLOAT)
+    feeds = digits(1, runtime)
+    runtime.close()
+    runtime.close()
+    with pytest.raises(InferenceError, match="closed"):
+        runtime.run(feeds)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x07" * 50])
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.tflite").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"m\.tflite"):
+        load(tmp_path / "m.tflite")
+
+
+def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="No such file"):
+        load(tmp_path / "m.tflite")
+
+
+def _module_that_fails(name: str) -> ModuleType:
+    module = ModuleType(name)
+
+    def fail(**_: object) -> None:
+        raise ValueError("numpy.core.multiarray failed to import")
+
+    module.Interpreter = fail  # type: ignore[attr-defined]
+    return module
+
+
+def test_an_interpreter_that_imports_but_does_not_build_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    working = LiteRtRuntime(FLOAT, threads=1).provider.removeprefix("tflite/")
+    other = next(name for name in litert._MODULES if name != working)
+    monkeypatch.setattr(litert, "_MODULES", {other: "broken_interpreter", working: litert._MODULES[working]})
+    monkeypatch.setitem(sys.modules, "broken_interpreter", _module_that_fails("broken_interpreter"))
+    assert load(FLOAT).provider == f"tflite/{working}"
+
+
+def test_where_none_builds_every_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litert, "_MODULES", {"litert": "no_such_interpreter", "tflite-runtime": "broken_interpreter"})
+    monkeypatch.setitem(sys.modules, "broken_interpreter", _module_that_fails("broken_interpreter"))
+    with pytest.raises(ModelLoadError, match=r"litert: No module.*tflite-runtime: numpy.*'firstline\[litert\]'"):
+        load(FLOAT)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.bundles import model, write_manifest
+from support.onnx_models import linear
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import IntegrityError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "bundle"
+    edge = linear(root / "models" / "edge.onnx", np.ones((2, 2), np.float32))
+    full = linear(root / "full.onnx", np.ones((2, 2), np.float32) * 2)
+    write_manifest(root, [model(edge, root)], ["a", "b"], full=model(full, root))
+    return root
+
+
+def test_opens_what_is_as_declared(root: Path) -> None:
+    bundle = open_bundle(root)
+    assert bundle.manifest.name == "small"
+    assert all(bundle.has(found) for found in bundle.manifest.models)
+
+
+def test_an_artefact_that_this_device_does_not_need_may_be_absent(root: Path) -> None:
+    (root / "full.onnx").unlink()
+    bundle = open_bundle(root)
+    assert bundle.manifest.full is not None
+    assert not bundle.has(bundle.manifest.full)
+    assert bundle.missing(bundle.manifest.full) == ("full.onnx",)
+    assert bundle.has(bundle.manifest.edge[0])
+
+
+def test_one_flipped_bit_is_found(root: Path) -> None:
+    file = root / "models" / "edge.onnx"
+    content = bytearray(file.read_bytes())
+    content[20] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(IntegrityError, match=r"edge\.onnx has sha256 .* but the manifest says"):
+        open_bundle(root)
+
+
+def test_a_truncated_file_is_found(root: Path) -> None:
+    file = root / "full.onnx"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match=r"full\.onnx has \d+ bytes, but the manifest says \d+"):
+        open_bundle(root)
+
+
+def test_a_link_out_of_the_bundle_is_refused_even_with_the_right_bytes(root: Path) -> None:
+    outside = root.parent / "outside.onnx"
+    (root / "full.onnx").rename(outside)
+    (root / "full.onnx").symlink_to(outside)
+    with pytest.raises(IntegrityError, match="outside the bundle"):
+        open_bundle(root)
+
+
+def test_a_linked_folder_out_of_the_bundle_is_refused(root: Path) -> None:
+    (root / "models").rename(root.parent / "models")
+    (root / "models").symlink_to(root.parent / "models")
+    with pytest.raises(IntegrityError, match="outside the bundle"):
+        open_bundle(root)
+
+
+def test_a_linked_manifest_is_refused(root: Path) -> None:
+    (root / "manifest.json").rename(root.parent / "manifest.json")
+    (root / "manifest.json").symlink_to(root.parent / "manifest.json")
+    with pytest.raises(IntegrityError, match="outside the bundle"):
+        open_bundle(root)
+
+
+def test_links_inside_of_the_bundle_and_to_the_bundle_are_fine(root: Path) -> None:
+    (root / "full.onnx").rename(root / "other.onnx")
+    (root / "full.onnx").symlink_to("other.onnx")
+    (root.parent / "current").symlink_to(root)
+    assert open_bundle(root.parent / "current").manifest.name == "small"
+
+
+def test_a_loop_of_links_is_refused(root: Path) -> None:
+    (root / "full.onnx").unlink()
+    (root / "full.onnx").symlink_to("full.onnx")
+    with pytest.raises(IntegrityError, match=r"full\.onnx"):
+        open_bundle(root)
+
+
+def test_what_is_no_file_is_refused(root: Path) -> None:
+    (root / "full.onnx").unlink()
+    os.mkfifo(root / "full.onnx")
+    with pytest.raises(IntegrityError, match="is not a file"):
+        open_bundle(root)
+
+
+def test_no_bundle_at_all(tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match=r"cannot be read: No such file or directory; is .* a bundle"):
+        open_bundle(tmp_path)
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        open_bundle(tmp_path / "nowhere")
+
+
+def test_a_manifest_that_is_none(root: Path) -> None:
+    (root / "manifest.json").write_text('{"format": 1, "name": "x"}')
+    with pytest.raises(IntegrityError, match=r"manifest\.json is not a manifest: .*missing required field"):
+        open_bundle(root)
