@@ -60,7 +60,8 @@ mosquitto:
 	command -v mosquitto >/dev/null || echo 'mosquitto is not installed: the tests that need a broker are left out' >&2
 
 tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and numpy 1 (Python 3.11)
-	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$(grep -rl 'mark\.tflite' tests --include='test_*.py')
+	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
+	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$files
 
 clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with the Triton and KServe clients
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
