@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from firstline.cli import bundle, evaluate
+from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
 EXIT_FAILED = 1
@@ -32,10 +33,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # plain help and plain errors: a sentence, not a box
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bundle.app, name="bundle")
 app.command("evaluate")(evaluate.evaluate_bundle)
+app.command("demo")(demo)
 
 
 def _version(wanted: bool) -> None:

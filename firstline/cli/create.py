@@ -16,13 +16,21 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import summarise
 from firstline.workbench.recipe import parse_score, read_recipe
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.spelling import USAGE, parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 
-_STEPS = "Steps before the model, e.g. decode:RGB,center_crop:0.875,resize:224x224,scale:127.5:127.5,layout:NCHW"
-_AFTER = "Steps after the model, e.g. softmax,label_offset:1"
+# "\b" keeps the lines of a paragraph as they are.
+STEPS_HELP = "\n".join(
+    [
+        "\b",
+        "Steps, separated by commas and carried out in order; a list's values are separated by slashes:",
+        *(f"  {spelled:<30} {meaning}" for spelled, meaning in USAGE.values()),
+        "For example: decode:RGB,center_crop:0.875,resize:224x224,scale:127.5:127.5,layout:NCHW",
+        "             scale:0:255,scale:0.485/0.456/0.406:0.229/0.224/0.225",
+    ]
+)
 
 
 def create(
@@ -41,10 +49,10 @@ def create(
     full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Text file, one label a line.")] = None,
     labels_skip: Annotated[int | None, typer.Option(min=0, help="Leading lines that are no labels.")] = None,
-    preprocess: Annotated[str | None, typer.Option(help=f"{_STEPS}; for every model.")] = None,
+    preprocess: Annotated[str | None, typer.Option(help="Steps before the model, for every model; see below.")] = None,
     edge_preprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models.")] = None,
     full_preprocess: Annotated[str | None, typer.Option(help="Instead, for the full model.")] = None,
-    postprocess: Annotated[str | None, typer.Option(help=f"{_AFTER}; for every model.")] = None,
+    postprocess: Annotated[str | None, typer.Option(help="Steps after the model, for every model; see below.")] = None,
     edge_postprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models; '' means none.")] = None,
     full_postprocess: Annotated[str | None, typer.Option(help="Instead, for the full model; '' means none.")] = None,
     score: Annotated[
@@ -67,9 +75,7 @@ def create(
 ) -> None:
     """Make a bundle from anyone's model files; what does not fit together is said now.
 
-    Steps are separated by commas, a step's arguments by colons, lists by slashes:
-    scale:0.485/0.456/0.406:0.229/0.224/0.225. Numbers are in the pixels' own 0..255. Quantised models are fed real
-    values; the runtime scales them.
+    Quantised models are fed real values; the runtime scales them.
     """
     if recipe is not None:
         flags = {

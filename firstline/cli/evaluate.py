@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, progress, table
+from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, evaluate
 from firstline_core.bundle.store import open_bundle
@@ -15,7 +16,7 @@ from firstline_core.runtime.select import RuntimeOptions
 
 
 def evaluate_bundle(
-    bundle: Annotated[Path, typer.Argument(help="Folder of the bundle.", show_default=False)],
+    bundle: BundleArgument,
     *,
     data: Annotated[Path, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")],
     limit: Annotated[
@@ -33,7 +34,7 @@ def evaluate_bundle(
     Every image goes through the models one by one, as requests do. The tiered answers are routed by the bundle's own
     policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
     """
-    opened = open_bundle(bundle)
+    opened = open_bundle(require_bundle(bundle))
     dataset = open_dataset(data, limit)
     with progress("Evaluating") as told:
         found = evaluate(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=told)

@@ -91,15 +91,19 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
     )
     task = bar.add_task(what)
+    started = False
     start_s = time.monotonic()
 
     def told(done: int, total: int) -> None:
+        nonlocal started
         if not console.is_terminal or time.monotonic() - start_s < _SILENT_S:
             return
         bar.start()
+        started = True
         bar.update(task, completed=done, total=total)
 
     try:
         yield told
     finally:
-        bar.stop()
+        if started:  # else it would print an empty line
+            bar.stop()

@@ -90,21 +90,21 @@ def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeO
         return  # only a run can tell
     offset = sum(step.offset for step in model.postprocess if isinstance(step, LabelOffset))
     labels, outputs = len(bundle.manifest.labels), math.prod(sizes)
-    over = outputs - offset - labels
-    if over == 0:
+    if outputs - offset == labels:
         return
     dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""
-    said = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels;"
-    if over > 0:
-        verb = "correct the step to" if offset else "add"
+    said = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels"
+    if not offset and outputs == labels + 1:
         raise ConfigError(
-            f"{said} {verb} label_offset:{over + offset} in its postprocessing where the first {over + offset} outputs "
-            "are no labels of yours (a background class), or complete the labels."
+            f"{said}: add label_offset:1 to its postprocessing where its first output is a background class, or give "
+            "the label that is missing."
         )
-    raise ConfigError(
-        f"{said} leave out the first {-over} of the labels (--labels-skip {-over}) where they name what the model "
-        "does not give or label_offset drops, or give the labels of this model."
-    )
+    if labels == outputs - offset + 1:
+        raise ConfigError(
+            f"{said}: leave out the first label (--labels-skip 1) where it is a background class that the model "
+            f"{'does not count' if not offset else 'drops'}, or correct the labels."
+        )
+    raise ConfigError(f"{said}: give the labels of this model, one for each output.")
 
 
 def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:

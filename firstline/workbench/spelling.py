@@ -4,17 +4,7 @@
     softmax,label_offset:1
 
 Steps are separated by commas and carried out in order; a step's arguments are separated by colons, in the order of
-the table below or by name; the values of a list are separated by slashes. Numbers are in the pixels' own 0..255.
-
-    decode[:RGB|L]                              JPEG or PNG bytes to pixels
-    center_crop[:FRACTION]                      the central square, FRACTION of the short side
-    resize:WIDTHxHEIGHT[:FILTER]                nearest, bilinear, bicubic or lanczos
-    scale[:MEAN[:STD]]                          (x - MEAN) / STD; std=255 unless named
-    layout:NHWC|NCHW                            the order of the axes
-    flatten                                     all axes but the rows' into one
-    graph:FILE.onnx                             an ONNX graph with one input and one output
-    softmax                                     after the model: logits to probabilities
-    label_offset[:COLUMNS]                      after the model: drop leading columns, 1 unless named
+`USAGE` or by name; the values of a list are separated by slashes.
 """
 
 from __future__ import annotations
@@ -33,14 +23,25 @@ from firstline_core.errors import ConfigError
 PlainPre = PreStep | Path
 PlainPost = PostStep | Path
 
+USAGE: Mapping[str, tuple[str, str]] = {
+    "decode": ("decode[:RGB|L]", "JPEG or PNG bytes to pixels, 0 to 255"),
+    "center_crop": ("center_crop[:FRACTION]", "the central square, FRACTION of the short side"),
+    "resize": ("resize:WIDTHxHEIGHT[:FILTER]", "nearest, bilinear (default), bicubic or lanczos"),
+    "scale": ("scale[:MEAN[:STD]]", "(x - MEAN) / STD; 0 and 255 unless named"),
+    "layout": ("layout:NHWC|NCHW", "order of the axes"),
+    "flatten": ("flatten", "all axes but the rows' into one"),
+    "graph": ("graph:FILE.onnx", "an ONNX graph with one input and one output"),
+    "softmax": ("softmax", "after the model: logits to probabilities"),
+    "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),
+}
+"""How each step is spelled, and what it does."""
+
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "decode": ("mode",),
     "center_crop": ("fraction",),
     "resize": ("size", "filter"),
     "scale": ("mean", "std"),
     "layout": ("to",),
-    "flatten": (),
-    "softmax": (),
     "label_offset": ("offset",),
 }
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
@@ -98,19 +99,19 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"The step '{text}' makes no sense: {_lowered(error)}; it is spelled {_usage(op)}."
+            f"The step '{text}' makes no sense: {_lowered(error)}; it is spelled {USAGE[op][0]}."
         ) from error
 
 
 def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
     name, equals, value = argument.partition("=")
-    names = _ARGUMENTS[op]
+    names = _ARGUMENTS.get(op, ())
     if not equals:
         if position >= len(names):
-            raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {_usage(op)}.")
+            raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {USAGE[op][0]}.")
         return names[position], argument
     if name not in names:
-        raise ConfigError(f"The step '{text}' takes no '{name}'; it is spelled {_usage(op)}.")
+        raise ConfigError(f"The step '{text}' takes no '{name}'; it is spelled {USAGE[op][0]}.")
     return name, value
 
 
@@ -130,12 +131,6 @@ def _size(value: str, text: str) -> dict[str, object]:
         return {"width": int(width), "height": int(height or width)}
     except ValueError as error:
         raise ConfigError(f"The step '{text}' needs a size like 224x224 (width x height), not '{value}'.") from error
-
-
-def _usage(op: str) -> str:
-    lines = (line.split("  ")[0].strip() for line in (__doc__ or "").splitlines())
-    found = next((line for line in lines if line.startswith(f"{op}[") or line.startswith(f"{op}:")), op)
-    return f"'{found}'"
 
 
 def _lowered(error: Exception) -> str:

@@ -1,0 +1,99 @@
+"""`firstline demo`: the whole line on this machine, as a live table and a summary."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.demo import assets, story
+from firstline.demo.summary import KINDS, Record, accuracy, percentiles_ms
+
+_REFRESH_S = 0.1
+
+
+def demo(*, output: OutputOption = Output.TEXT) -> None:
+    """Run both tiers here, send real traffic, cut the link, mend it, and count.
+
+    Exits with 1 if a request or a promised correction was lost.
+    """
+    with _Screen() as screen:
+        summary = asyncio.run(story.run(assets.digits(), show=screen.show))
+    if output is Output.JSON:
+        print_json(summary)
+    else:
+        print_table(_summary_table(summary))
+        typer.echo(_sentences(summary))
+    if summary["lost"]:
+        raise typer.Exit(1)
+
+
+class _Screen:
+    """The live table on stderr; where that is no terminal, a line for each phase."""
+
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._phase = ""
+        self._next_s = 0.0
+
+    def __enter__(self) -> _Screen:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, phase: str, records: Sequence[Record]) -> None:
+        new_phase, self._phase = phase != self._phase, phase
+        if not self._console.is_terminal:
+            if new_phase:
+                self._console.print(phase)
+            return
+        if new_phase or time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _REFRESH_S
+            self._live.update(Group(Text(phase, style="bold"), _live_table(records)), refresh=True)
+
+
+def _live_table(records: Sequence[Record]) -> Table:
+    made = table("who answered", ">answers", ">p50 ms", ">p99 ms", ">accuracy")
+    for kind in KINDS:
+        theirs = [record for record in records if record.kind == kind]
+        times = percentiles_ms(record.ms for record in theirs)
+        made.add_row(
+            kind, str(len(theirs)), _ms(times["p50"]), _ms(times["p99"]), f"{accuracy(theirs):.2%}" if theirs else "-"
+        )
+    return made
+
+
+def _summary_table(summary: dict[str, Any]) -> Table:
+    made = table("who answered", ">answers", ">share", ">p50 ms", ">p99 ms")
+    for kind in KINDS:
+        count, times = summary["answers"][kind], summary["latency_ms"][kind]
+        made.add_row(kind, str(count), f"{count / summary['requests']:.1%}", _ms(times["p50"]), _ms(times["p99"]))
+    return made
+
+
+def _sentences(summary: dict[str, Any]) -> str:
+    right, offline = summary["accuracy"], summary["offline"]
+    return (
+        f"{summary['requests']} requests, {summary['lost']} lost; the device sent {summary['bytes_sent']:,} bytes.\n"
+        f"Accuracy: edge only {right['edge_only']:.2%}, full only {right['cloud_only']:.2%}, "
+        f"tiered {right['tiered']:.2%}.\n"
+        f"While the link was cut: {offline['answered']} answered, of which {offline['corrected']} were provisional "
+        "and corrected once it was back."
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,135 @@
+"""The demo's house: a gateway, a device, perhaps a broker, and a link between them that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from firstline.client import AsyncClient
+from firstline.demo.processes import broker, tier
+from firstline.demo.wire import Wire
+from firstline_core.errors import ConfigError
+
+Transport = Literal["http", "mqtt"]
+
+DEVICE = "demo-device"
+
+_GATEWAY = """\
+[api]
+port = 0
+[models]
+directory = "models"
+[auth]
+tokens_file = "tokens.json"
+"""
+_GATEWAY_MQTT = """\
+[mqtt]
+enabled = true
+host = "127.0.0.1"
+port = {port}
+"""
+_AGENT = """\
+[agent]
+device_id = "{device}"
+state_dir = "state-{transport}"
+[api]
+port = 0
+[models]
+directories = ["device"]
+# A demo is short: the link is probed at least once a second.
+[breaker]
+open_ms = 200
+open_max_ms = 1000
+[[links]]
+kind = "{transport}"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A running agent, asked through `client`; `wire` is its only way to the gateway."""
+
+    transport: Transport
+    client: AsyncClient
+    wire: Wire
+
+
+class House:
+    """A running gateway, and devices that are started one at a time."""
+
+    def __init__(self, folder: Path, gateway_port: int, broker_port: int | None) -> None:
+        self._folder = folder
+        self._gateway_port = gateway_port
+        self._broker_port = broker_port
+
+    @property
+    def transports(self) -> tuple[Transport, ...]:
+        return ("http",) if self._broker_port is None else ("http", "mqtt")
+
+    @asynccontextmanager
+    async def device(self, transport: Transport) -> AsyncIterator[Device]:
+        """Starts an agent with an empty cache whose link uses `transport`."""
+        far_port = self._gateway_port if transport == "http" else self._broker_port
+        assert far_port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
+        async with AsyncExitStack() as stack:
+            wire = await stack.enter_async_context(Wire(far_port))
+            config = self._folder / f"agent-{transport}.toml"
+            link = (
+                f'url = "http://127.0.0.1:{wire.port}"\ntoken_file = "device.token"\n'
+                if transport == "http"
+                else f'host = "127.0.0.1"\nport = {wire.port}\n'
+            )
+            config.write_text(_AGENT.format(device=DEVICE, transport=transport) + link)
+            log = self._folder / f"agent-{transport}.log"
+            agent = await stack.enter_async_context(tier("firstline_edge", config, log))
+            client = await stack.enter_async_context(AsyncClient(agent.url))
+            yield Device(transport, client, wire)
+
+
+@asynccontextmanager
+async def house(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[House]:
+    """Starts what the devices need, in processes of its own, and stops it again.
+
+    Args:
+        folder: empty; configurations, logs and state go here.
+        bundle: what is served; the device gets it without the full model.
+        mosquitto: also start a broker.
+
+    Raises:
+        ConfigError: a process did not start.
+    """
+    shutil.copytree(bundle, folder / "models" / bundle.name)
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    full_file = Path(manifest["full"]["artefact"]["file"]).name
+    shutil.copytree(bundle, folder / "device" / bundle.name, ignore=shutil.ignore_patterns(full_file))
+    async with AsyncExitStack() as stack:
+        broker_port = await stack.enter_async_context(broker(folder)) if mosquitto else None
+        config = folder / "gateway.toml"
+        config.write_text(_GATEWAY + (_GATEWAY_MQTT.format(port=broker_port) if broker_port else ""))
+        token_file = folder / "device.token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(await _create_token(config))
+        gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
+        yield House(folder, urlsplit(gateway.url).port or 0, broker_port)
+
+
+async def _create_token(config: Path) -> str:
+    """The device's token, made by the command that an operator would use."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "firstline_gateway", "token", "create", DEVICE, "--kind", "device"),
+        *("--config", str(config)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    token, said = await process.communicate()
+    if process.returncode:
+        raise ConfigError(f"The device's token could not be made: {said.decode(errors='replace').strip()}")
+    return token.decode()
