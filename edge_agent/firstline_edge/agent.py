@@ -1,0 +1,294 @@
+"""The agent, put together: settings to parts, parts to one data plane.
+
+In process it is used as it is:
+
+async with EdgeAgent(settings) as agent:
+response = await agent.infer_file("digits", png_bytes)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
+from firstline_core.protocol import short
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata
+from firstline_edge import rows
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.disk_cache import DiskCache
+from firstline_edge.models import Models, open_models
+from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.store import Outbox
+from firstline_edge.recorder import Recorder
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.state import StateDirectory
+from firstline_edge.wiring import Links, open_links
+
+LOCAL_PRINCIPAL = "local"
+
+
+class EdgeAgent:
+    """Answers on the device what may be answered there. An async context manager, and a `http.DataPlane`.
+
+    Args:
+        settings: see `settings.py`.
+        clock: for tests.
+    """
+
+    server_name = "firstline-edge"
+
+    def __init__(self, settings: EdgeSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings = settings
+        self.server_version = installed_version("firstline")
+        self.limits = Limits(
+            body_bytes=settings.api.body_limit_bytes,
+            json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),
+        )
+        self.metrics = RequestMetrics("edge")
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._ready = False
+        self._resources = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> EdgeAgent:
+        try:
+            await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ready = False
+        await self._resources.aclose()
+
+    async def _start(self) -> None:
+        settings, clock, resources = self.settings, self._clock, self._resources
+        self.state = StateDirectory(settings.state_dir)
+        resources.callback(self.state.close)
+
+        executor = ThreadPoolExecutor(settings.models.workers, thread_name_prefix="model")
+        resources.callback(executor.shutdown, wait=True, cancel_futures=True)
+        self.models: Models = open_models(
+            [Path(directory) for directory in settings.models.directories],
+            RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads),
+            executor,
+        )
+        resources.callback(self.models.close)
+
+        disk = None
+        if settings.cache.disk_limit_bytes:
+            disk = DiskCache(
+                self.state.cache_path, limit_bytes=settings.cache.disk_limit_bytes, ttl_s=settings.cache.ttl_s
+            )
+        self.cache = ResultCache(
+            limit_bytes=settings.cache.memory_limit_bytes, ttl_s=settings.cache.ttl_s, disk=disk, clock=clock
+        )
+        resources.callback(self.cache.close)
+
+        self._recorder = Recorder(
+            metrics=self.metrics,
+            decisions_path=self.state.decisions_path,
+            decisions_limit_bytes=settings.log.decisions_limit_bytes,
+            log_requests=settings.log.requests,
+            clock=clock,
+        )
+        resources.callback(self._recorder.close)
+
+        self.outbox = Outbox(
+            self.state.outbox_path,
+            limit_items=settings.outbox.limit_items,
+            limit_bytes=settings.outbox.limit_bytes,
+            answer_limit_bytes=settings.outbox.answers_limit_bytes,
+            answer_max_age_s=settings.outbox.answers_age_s,
+            clock=clock,
+        )
+        resources.callback(self.outbox.close)
+
+        self.links: Links = await open_links(settings, self._birth, self.limits, clock)
+        resources.push_async_callback(self.links.close)
+
+        self._cascade = Cascade(
+            models=self.models,
+            cache=self.cache,
+            cloud=self.links.chain,
+            promises=self.outbox,
+            options=CascadeOptions(
+                limit_bytes=settings.policy.limit_bytes,
+                min_threshold=settings.policy.min_threshold,
+                default_timeout_s=settings.policy.default_timeout_ms / 1000,
+                reserve_s=settings.policy.deadline_reserve_ms / 1000,
+            ),
+            clock=clock,
+        )
+        resources.push_async_callback(self._cascade.close)
+        if self.links.chain is not None:
+            delivery = Delivery(
+                self.outbox,
+                self.links.chain,
+                rows.merge,
+                clock,
+                random.Random(),  # noqa: S311 (jitter)
+                on_correction=self._corrected,
+                max_age_s=settings.outbox.max_age_s,
+            )
+            task = asyncio.create_task(delivery.run(), name="delivery")
+            resources.push_async_callback(_cancelled, task)
+        self._gauges()
+        self._ready = True
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answers one request; see `Cascade.infer` for what it raises."""
+        if not self._ready:
+            raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
+        started_s = time.perf_counter()
+        try:
+            response = await self._cascade.infer(request)
+        except FirstlineError as error:
+            self._recorder.refused(request, error)
+            raise
+        self._recorder.answered(request, response, time.perf_counter() - started_s, self._threshold(request))
+        return response
+
+    async def infer_file(
+        self, model: str, content: bytes, *, content_type: str = "", **preferences: str
+    ) -> InferResponse:
+        """Answers for an encoded image, or JSON, as it lies in a file.
+
+        Args:
+            model: the bundle's name.
+            content: the file's bytes.
+            content_type: as over HTTP; only a multipart form is told apart.
+            preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
+        """
+        request = short.request_from_file(
+            model,
+            self.metadata(model, ""),
+            content,
+            content_type,
+            preferences,
+            now_s=self._clock.monotonic_s(),
+            principal=LOCAL_PRINCIPAL,
+            limits=self.limits,
+        )
+        return await self.infer(request)
+
+    async def answer(self, request_id: str, principal: str = LOCAL_PRINCIPAL) -> InferResponse:
+        """The answer that was promised a correction: provisional until that came, final or expired after.
+
+        Raises:
+            UnknownAnswerError: nothing was promised to this principal under this id.
+        """
+        return await self.outbox.answer(request_id, principal)
+
+    def live(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def model_ready(self, model: str, version: str) -> bool:
+        held = self.models.find(model, version)
+        if held is None:
+            raise self._unknown(model, version)
+        return held.edge is not None or self.links.available
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        held = self.models.find(model, version)
+        if held is None:
+            raise self._unknown(model, version)
+        return held.metadata
+
+    def labels(self, model: str, version: str) -> tuple[str, ...]:
+        """The labels of a model, empty where this device does not hold it."""
+        held = self.models.find(model, version)
+        return held.manifest.labels if held is not None else ()
+
+    def status(self) -> dict[str, Any]:
+        """How the agent is, for people and for programs. No secret, no payload."""
+        return {
+            "device_id": self.settings.device_id,
+            "version": self.server_version,
+            "ready": self._ready,
+            "uptime_s": round(self._clock.monotonic_s() - self._started_s, 1),
+            "models": [
+                {
+                    "name": held.manifest.name,
+                    "version": held.version,
+                    "edge": held.edge.loaded.model.id if held.edge is not None else None,
+                    "provider": held.edge.loaded.runtime.provider if held.edge is not None else None,
+                    "row_ms": round(held.edge.row_ms, 3) if held.edge is not None else None,
+                    "threshold": self._cascade.threshold(held),
+                    "model_digest": held.edge.loaded.digest if held.edge is not None else None,
+                    "full_model_digest": held.manifest.full_digest or None,
+                    "problem": held.problem or None,
+                }
+                for held in self.models.all
+            ],
+            "problems": [{"path": str(found.path), "message": found.message} for found in self.models.problems],
+            "links": dict(self.links.states()),
+            "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
+            "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
+        }
+
+    async def _corrected(self, response: InferResponse) -> None:
+        self._recorder.corrected(response)
+        await self.links.publish(response)
+
+    def _birth(self) -> dict[str, object]:
+        """What the broker keeps of this device: which models it runs."""
+        return {
+            "agent_version": self.server_version,
+            "models": [
+                {
+                    "name": held.manifest.name,
+                    "version": held.version,
+                    "model_digest": held.edge.loaded.digest if held.edge is not None else None,
+                    "full_model_digest": held.manifest.full_digest or None,
+                }
+                for held in self.models.all
+            ],
+        }
+
+    def _threshold(self, request: InferRequest) -> float | None:
+        held = self.models.find(request.model, request.version)
+        return self._cascade.threshold(held) if held is not None else None
+
+    def _unknown(self, model: str, version: str) -> UnknownModelError:
+        names = ", ".join(sorted({held.manifest.name for held in self.models.all})) or "none"
+        wanted = f"'{model}'" + (f" in version {version}" if version else "")
+        return UnknownModelError(f"This device holds no model {wanted}; it holds: {names}.")
+
+    def _gauges(self) -> None:
+        gauges: Mapping[str, tuple[str, Any]] = {
+            "outbox_items": ("Promised corrections that are still to come.", lambda: self.outbox.depth),
+            "outbox_bytes": ("Payload in the outbox.", lambda: self.outbox.size_bytes),
+            "cache_entries": ("Results in the cache's memory front.", lambda: len(self.cache)),
+            "cache_bytes": ("Size of the cache's memory front.", lambda: self.cache.size_bytes),
+            "link_available": ("1 while a link to a gateway may be used.", lambda: float(self.links.available)),
+        }
+        for name, (description, read) in gauges.items():
+            self.metrics.gauge(name, description, read)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Ends a background task; if it had failed before, that shows here and not nowhere."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

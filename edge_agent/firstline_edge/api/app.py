@@ -1,0 +1,128 @@
+"""The HTTP surface: thin handlers that carry `http.Reply` values to and from Starlette. No meaning lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from firstline_core.errors import FirstlineError, RequestError
+from firstline_core.protocol import http, short
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.oip import encode_response
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.access import Access
+
+_LOG = logger(__name__)
+
+Handler = Callable[[Request, str], Awaitable[Reply]]
+
+
+def create_app(agent: EdgeAgent, access: Access) -> Starlette:
+    """The agent's API.
+
+    Args:
+        agent: started.
+        access: who may call; health alone is open to everyone.
+    """
+
+    async def live(_request: Request) -> Response:
+        return _response(http.live_reply(agent))
+
+    async def ready(_request: Request) -> Response:
+        return _response(http.ready_reply(agent))
+
+    async def server_metadata(_request: Request, _principal: str) -> Reply:
+        return http.server_metadata_reply(agent)
+
+    async def model_ready(request: Request, _principal: str) -> Reply:
+        return http.model_ready_reply(agent, *_model(request))
+
+    async def model_metadata(request: Request, _principal: str) -> Reply:
+        return http.model_metadata_reply(agent, *_model(request))
+
+    async def infer(request: Request, principal: str) -> Reply:
+        body = await http.read_body(request.stream(), request.headers, agent.limits)
+        return await http.infer_reply(agent, *_model(request), request.headers, body, principal=principal)
+
+    async def infer_file(request: Request, principal: str) -> Reply:
+        body = await http.read_body(request.stream(), request.headers, agent.limits)
+        model, _ = _model(request)
+        return await short.short_reply(agent, model, request.headers, request.query_params, body, principal=principal)
+
+    async def answer(request: Request, principal: str) -> Reply:
+        form = request.query_params.get("form", "short")
+        if form not in ("short", "v2"):
+            raise RequestError(f"Query parameter 'form' is '{form}'; use short or v2.")
+        response = await agent.answer(request.path_params["request_id"], principal)
+        if form == "short":
+            return http.json_reply(short.reply_from(response, agent.labels(response.model, response.version)))
+        encoded = encode_response(InferRequest(response.model, (), request.path_params["request_id"]), response)
+        return Reply(200, http.headers_for(encoded), encoded.body)
+
+    async def status(_request: Request, _principal: str) -> Reply:
+        return http.json_reply(agent.status())
+
+    async def metrics(_request: Request, _principal: str) -> Reply:
+        text, content_type = agent.metrics.render()
+        return Reply(200, {http.CONTENT_TYPE: content_type}, text)
+
+    def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Lets in whom `access` knows, and turns what is raised into what is said."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return _response(await handler(request, access.principal(request.headers)))
+            except FirstlineError as error:
+                return _response(http.error_reply(error))
+            except ClientDisconnect:  # while it was still sending: nobody is left to read this
+                return Response(status_code=400)
+
+        return endpoint
+
+    model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    return Starlette(
+        routes=[
+            Route("/v2/health/live", live),
+            Route("/v2/health/ready", ready),
+            Route("/v2", guarded(server_metadata)),
+            *(Route(path, guarded(model_metadata)) for path in model_paths),
+            *(Route(f"{path}/ready", guarded(model_ready)) for path in model_paths),
+            *(Route(f"{path}/infer", guarded(infer), methods=["POST"]) for path in model_paths),
+            Route("/firstline/v1/models/{model}/infer", guarded(infer_file), methods=["POST"]),
+            Route("/firstline/v1/answers/{request_id}", guarded(answer)),
+            Route("/firstline/v1/status", guarded(status)),
+            Route("/metrics", guarded(metrics)),
+        ],
+        exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
+    )
+
+
+def _model(request: Request) -> tuple[str, str]:
+    return request.path_params["model"], request.path_params.get("version", "")
+
+
+def _response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, reply.headers)
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    said = "takes another method" if status == 405 else "is not an address of this agent"
+    reply = http.json_reply(
+        {"error": f"{request.method} {request.url.path[:200]} {said}.", "code": "invalid_request"}, status
+    )
+    return _response(reply)
+
+
+async def _unexpected(_request: Request, error: Exception) -> Response:
+    _LOG.error("unexpected failure", exc_info=error)
+    return _response(
+        http.json_reply({"error": "The agent failed unexpectedly; its log says more.", "code": "internal"}, 500)
+    )

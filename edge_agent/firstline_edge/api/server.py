@@ -1,0 +1,102 @@
+"""The agent as a process: one socket, one ready line, a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from firstline_core.errors import ConfigError
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import create_app
+from firstline_edge.settings import EdgeSettings
+
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
+_DRAIN_S = 10  # what answers in the making may take after the order to stop
+
+
+async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
+    """Runs the agent and its API until SIGTERM or SIGINT.
+
+    Args:
+        settings: see `settings.py`.
+        ready: called with the URL once requests are answered.
+
+    Raises:
+        ConfigError: the settings make no sense on this machine.
+        OSError: the address is taken.
+    """
+    access = access_of(settings.api)
+    with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
+        url = url_of(listener)
+        async with EdgeAgent(settings) as agent:
+            agent.state.publish_url(url)
+            server = _Server(create_app(agent, access), lambda: ready(url))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, server.stop)
+            await server.serve(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound TCP socket.
+
+    Raises:
+        ConfigError: the host has no address on this machine.
+        OSError: the port is taken or may not be bound.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"api.host is '{host}', which is no address: {error.strerror}.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a client on this machine reaches the socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, told to say when it is ready, and to leave signals to the process."""
+
+    def __init__(self, app: Starlette, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_DRAIN_S,
+            )
+        )
+        self._tell_ready = ready
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._tell_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn would raise them again at its end; a graceful stop is exit code 0."""
+        yield

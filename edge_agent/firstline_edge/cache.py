@@ -1,0 +1,127 @@
+"""The result cache: what a model said of a row, in memory and on disk. Evidence, not answers.
+
+The policy is applied again on every hit, so a tightened threshold is never answered from yesterday. A key names the
+model's digest (see `keys.py`), so a new model never is either. What is not final is not stored here at all.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.clock import Clock
+from firstline_edge.disk_cache import DiskCache
+
+_FORMAT = 1
+_HEAD = struct.Struct("<Bf")  # format, score
+# What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
+_OVERHEAD_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelOutput:
+    """What one model said of one row.
+
+    Args:
+        probabilities: (classes,) float32.
+        score: the edge model's confidence in [0, 1]; None for the full model.
+    """
+
+    probabilities: NDArray[np.float32]
+    score: float | None = None
+
+
+def encode(output: ModelOutput) -> bytes:
+    """One byte of format, the score (NaN where there is none), the probabilities; little-endian."""
+    score = math.nan if output.score is None else output.score
+    return _HEAD.pack(_FORMAT, score) + output.probabilities.astype("<f4", copy=False).tobytes()
+
+
+def decode(value: bytes) -> ModelOutput | None:
+    """What `encode` wrote; None for another format or a length that cannot be."""
+    if len(value) < _HEAD.size or value[0] != _FORMAT or (len(value) - _HEAD.size) % 4:
+        return None
+    _, score = _HEAD.unpack_from(value)
+    probabilities = np.frombuffer(value, dtype="<f4", offset=_HEAD.size)
+    return ModelOutput(probabilities, None if math.isnan(score) else score)
+
+
+class ResultCache:
+    """A memory front, least recently used first out, over an optional `DiskCache`. For one thread.
+
+    Args:
+        limit_bytes: of the memory front; 0 switches it off.
+        ttl_s: seconds that an entry lives.
+        disk: None where results must not outlive the process.
+    """
+
+    def __init__(self, *, limit_bytes: int, ttl_s: float, disk: DiskCache | None, clock: Clock) -> None:
+        self._limit_bytes = limit_bytes
+        self._ttl_s = ttl_s
+        self._disk = disk
+        self._clock = clock
+        self._entries: OrderedDict[bytes, tuple[float, ModelOutput]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> ModelOutput | None:
+        """What is known under `key`, or None."""
+        now_s = self._clock.monotonic_s()
+        entry = self._entries.get(key)
+        if entry is not None:
+            expires_s, output = entry
+            if expires_s > now_s:
+                self._entries.move_to_end(key)
+                return output
+            self._forget(key)
+        if self._disk is None:
+            return None
+        stored = self._disk.get(key)
+        if stored is None:
+            return None
+        value, left_s = stored
+        found = decode(value)
+        if found is not None:
+            self._remember(key, found, now_s + left_s)
+        return found
+
+    def put(self, key: bytes, output: ModelOutput, *, on_disk: bool = True) -> None:
+        """Stores what a model said.
+
+        Args:
+            key: from `keys.result_key`.
+            output: its probabilities are copied, for they may be a view of a whole batch or message.
+            on_disk: False for inputs that are bound to this device's memory.
+        """
+        output = ModelOutput(output.probabilities.copy(), output.score)
+        self._remember(key, output, self._clock.monotonic_s() + self._ttl_s)
+        if on_disk and self._disk is not None:
+            self._disk.put(key, encode(output))
+
+    def close(self) -> None:
+        """Closes the disk; calling it twice is harmless."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _remember(self, key: bytes, output: ModelOutput, expires_s: float) -> None:
+        self._forget(key)
+        self._entries[key] = (expires_s, output)
+        self.size_bytes += _size_bytes(output)
+        while self.size_bytes > self._limit_bytes:
+            self._forget(next(iter(self._entries)))
+
+    def _forget(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size_bytes -= _size_bytes(entry[1])
+
+
+def _size_bytes(output: ModelOutput) -> int:
+    return output.probabilities.nbytes + _OVERHEAD_BYTES

@@ -1,0 +1,100 @@
+"""`edge-agent explain REQUEST_ID`: the story of one request, from the decision log."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from typing import Any
+
+from firstline_core.errors import ConfigError
+from firstline_core.telemetry.decisions import find
+from firstline_core.types import Reason, Status
+from firstline_edge.cli.output import complain, say, say_json
+from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.settings import load
+from firstline_edge.state import decisions_path
+
+_TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
+
+_REASONS = {
+    Reason.CONFIDENT: "This device's model was sure enough{scores}, so its answer was kept.",
+    Reason.UNCERTAIN: "This device's model was not sure enough{scores}, so the full model was to answer.",
+    Reason.HEAVY: "This device could not answer: it does not run the model, or the payload was over its limit.",
+    Reason.REQUESTED: "The caller asked for this by `route` or `wait`.",
+    Reason.LOCAL_ONLY: "The caller's `privacy` kept the request on this device.",
+    Reason.LINK_DOWN: "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
+    Reason.DEADLINE: "The full model was to answer, but not before the deadline; this device's answer stood in.",
+    Reason.BUDGET: "The full model was to answer, but the budget did not allow it; this device's answer stood in.",
+    Reason.OUTBOX_FULL: "The full model could not answer, and no correction could be promised: the outbox was full.",
+    Reason.CLOUD_ERROR: "The full model was to answer, but the gateway refused; this device's answer stands.",
+}
+_STATUSES = {
+    Status.FINAL: "The answer is final.",
+    Status.PROVISIONAL: "The answer is provisional; a correction will come under the same id.",
+    Status.EXPIRED: "The correction did not come in time; the first answer stands.",
+}
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Prints what the decision log knows of one request."""
+    try:
+        settings = load(arguments.config)
+    except ConfigError as error:
+        complain(error.message)
+        return USAGE
+    path = decisions_path(settings.state_dir)
+    try:
+        lines = find(path, arguments.request_id)
+    except OSError as error:
+        complain(f"The decision log {path} cannot be read: {error.strerror}.")
+        return FAILED
+    if not lines:
+        complain(
+            f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "
+            "was local_only (these are never logged), or was refused with an error."
+        )
+        return FAILED
+    if arguments.output == "json":
+        say_json(lines)
+    else:
+        for text in [sentence for line in lines for sentence in describe(line)]:
+            say(text)
+    return OK
+
+
+def describe(line: dict[str, Any]) -> list[str]:
+    """One line of the log in sentences."""
+    at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
+    who = _TIERS[line["tier"]] + digest
+    if line.get("event") == "corrected":
+        if line["status"] == Status.EXPIRED:
+            return [f"{at}  {_STATUSES[Status.EXPIRED]}"]
+        return [
+            f"{at}  Corrected by {_TIERS[line['tier']]}, model {line['model_digest'][:12]}. {_STATUSES[Status.FINAL]}"
+        ]
+    said = [
+        f"{at}  {model}: answered by {_TIERS[line['tier']]} in {line['ms']:.3g} ms, model {line['model_digest'][:12]}."
+    ]
+    for attempt in line["attempts"]:
+        outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+        said.append(f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms")
+    said.append("  " + _REASONS[Reason(line["reason"])].format(scores=_scores(line)))
+    if line["rows"]:
+        said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
+    covered = "It is the full model's own, or covered by a certificate." if line["certified"] else ""
+    kept = "The promise is on the disk." if line["durable"] else ""
+    said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], covered, kept])))
+    return said
+
+
+def _scores(line: dict[str, Any]) -> str:
+    if line["confidence"] is None or line.get("threshold") is None:
+        return ""
+    lowest = "lowest score" if line["rows"] else "score"
+    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f})"
+
+
+def _row(row: dict[str, Any]) -> str:
+    score = "" if row["confidence"] is None else f", score {row['confidence']:.4f}"
+    return f"{row['tier']}, {row['reason']}{score}, {row['status']}"

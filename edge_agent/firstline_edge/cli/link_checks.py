@@ -1,0 +1,133 @@
+"""Doctor's look at the links: name, connection, the right far side, the token, and how long a round trip takes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import time
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import httpx
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.links.http import HttpLink
+from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.secrets_file import read_secret
+from firstline_edge.settings import EdgeSettings, LinkSection
+from firstline_edge.wiring import make_link
+
+_PROBES = 5
+_TIMEOUT_S = 3.0
+
+
+async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | None]:
+    """One finding or more for each link, and how far this clock is ahead of a gateway's (seconds)."""
+    if not settings.links:
+        advice = "add a [[links]] section, or uncertain answers are never corrected"
+        return [Finding("links", State.SLOW, "none configured", advice)], None
+    findings: list[Finding] = []
+    offset_s: float | None = None
+    for number, section in enumerate(settings.links):
+        host, port = _address(section)
+        subject = f"links[{number}] {section.kind} {host}:{port}"
+        failure = await _unreachable(subject, section, host, port)
+        if failure is not None:
+            findings.append(failure)
+            continue
+        try:
+            findings.append(await _probed(subject, section, settings))
+            if section.kind == "http":
+                authorised, seen_s = await _authorised(f"{subject} token", section)
+                findings.append(authorised)
+                offset_s = seen_s if seen_s is not None else offset_s
+        except ConfigError as error:
+            findings.append(from_error(subject, error.message))
+    return findings, offset_s
+
+
+def _address(section: LinkSection) -> tuple[str, int]:
+    if section.kind == "mqtt":
+        return section.host, section.port
+    parts = urlsplit(section.url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+async def _unreachable(subject: str, section: LinkSection, host: str, port: int) -> Finding | None:
+    """What keeps a TCP connection from being made, told apart: the name, or what it leads to."""
+    if section.proxy:
+        return None
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        return from_error(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
+    far_side = "the gateway" if section.kind == "http" else "mosquitto"
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"
+        return from_error(
+            subject, f"no connection: {why}", f"start {far_side}, or let the firewall pass: nc -vz {host} {port}"
+        )
+    return None
+
+
+async def _probed(subject: str, section: LinkSection, settings: EdgeSettings) -> Finding:
+    """Whether the far side is the right one, and the median round trip."""
+    link: HttpLink | MqttLink = make_link(section, settings, dict, DEFAULT_LIMITS, SYSTEM_CLOCK)
+    try:
+        await link.start()
+        await link.probe(_TIMEOUT_S)  # the first one connects
+        spent_ms = []
+        for _ in range(_PROBES):
+            started_s = time.perf_counter()
+            await link.probe(_TIMEOUT_S)
+            spent_ms.append((time.perf_counter() - started_s) * 1000)
+    except FirstlineError as error:
+        return from_error(subject, error.message)
+    finally:
+        await link.close()
+    p50_ms = statistics.median(spent_ms)
+    slow = p50_ms > settings.policy.default_timeout_ms / 2
+    advice = "raise policy.default_timeout_ms: half of it goes to one round trip" if slow else ""
+    return Finding(subject, State.SLOW if slow else State.OK, f"answers in {p50_ms:.3g} ms (p50)", advice)
+
+
+async def _authorised(subject: str, section: LinkSection) -> tuple[Finding, float | None]:
+    """Whether the gateway takes this device's token, and how far this clock is ahead of its own (seconds)."""
+    token = read_secret(section.token_file, "links.token_file")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with httpx.AsyncClient(
+            headers=headers,
+            verify=section.tls_ca_file or True,
+            proxy=section.proxy or None,
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+        ) as client:
+            response = await client.get(f"{section.url.rstrip('/')}/v2")
+    except (httpx.HTTPError, OSError) as error:
+        return from_error(subject, f"the gateway did not answer: {error}"), None
+    date = response.headers.get("date")
+    offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
+    if response.status_code in (401, 403):
+        said = "is refused" if token else "is missing, and the gateway wants one"
+        return (
+            from_error(
+                subject,
+                said,
+                "on the gateway: firstline-gateway token --help; then write the token into links.token_file",
+            ),
+            offset_s,
+        )
+    if response.status_code != 200:
+        return from_error(subject, f"the gateway answers /v2 with status {response.status_code}"), offset_s
+    return Finding(subject, State.OK, "is accepted" if token else "is not needed"), offset_s

@@ -1,0 +1,99 @@
+"""Doctor's look at the models: every variant is really loaded and run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.pipeline import load_model, load_scorer
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import FirstlineError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.models import bundle_paths
+from firstline_edge.samples import sample_input
+from firstline_edge.settings import EdgeSettings
+
+_RUNS = 20
+_INSTALL = {"onnx": "pip install 'firstline[edge]'", "tflite": "pip install 'firstline[litert]'"}
+
+
+def model_findings(settings: EdgeSettings) -> list[Finding]:
+    """One finding for each edge variant of each bundle."""
+    directories = [Path(directory) for directory in settings.models.directories]
+    if not directories:
+        advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
+        return [Finding("models", State.SLOW, "none configured", advice)]
+    options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+    findings = [
+        from_error("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
+        for directory in directories
+        if not bundle_paths([directory])
+    ]
+    for path in bundle_paths(directories):
+        try:
+            bundle = open_bundle(path)
+        except FirstlineError as error:
+            findings.append(from_error(f"bundle {path.name}", error.message))
+            continue
+        findings += _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
+    return findings
+
+
+def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -> list[Finding]:
+    manifest = bundle.manifest
+    name = f"model {manifest.name} {manifest.version}"
+    try:
+        load_scorer(bundle, options)
+    except FirstlineError as error:
+        return [from_error(name, error.message, _INSTALL["onnx"])]
+    if not manifest.edge:
+        return [Finding(name, State.SLOW, "has no edge variant; every request goes to the cloud")]
+    findings: list[Finding] = []
+    used = ""
+    for model in manifest.edge:
+        subject = f"{name} {model.id}"
+        try:
+            p50_ms, provider = _measure(bundle, model, options)
+        except FirstlineError as error:
+            findings.append(from_error(subject, error.message, _INSTALL[model.runtime]))
+            continue
+        used = used or model.id
+        pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
+        role = "the one in use" if used == model.id else "a spare"
+        slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
+        findings.append(
+            Finding(
+                subject,
+                State.SLOW if slow else State.OK,
+                f"{pace} on {provider}, {role}",
+                "use a smaller edge model, or raise policy.default_timeout_ms" if slow else "",
+            )
+        )
+    if used:  # a variant that does not load is no loss where another one does
+        findings = [
+            Finding(f.subject, State.SLOW, f.detail, f"{f.advice}; until then {used} is used")
+            if f.state is State.MISSING
+            else f
+            for f in findings
+        ]
+    return findings
+
+
+def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:
+    """Median milliseconds of one row (None where no row is typical), and what runs it."""
+    loaded = load_model(bundle, model, options)
+    try:
+        tensor = sample_input(bundle.manifest, loaded)
+        if tensor is None:
+            return None, loaded.runtime.provider
+        spent_ms = []
+        for _ in range(_RUNS):
+            started_s = time.perf_counter()
+            loaded.predict(tensor)
+            spent_ms.append((time.perf_counter() - started_s) * 1000)
+        return statistics.median(spent_ms), loaded.runtime.provider
+    finally:
+        loaded.close()

@@ -1,0 +1,60 @@
+"""The command line: what may be typed, and what the exit codes mean. Imports nothing that may be absent."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+OK = 0
+FAILED = 1
+USAGE = 2
+
+_EPILOG = """\
+exit codes:
+  0  done; `run` ends with it after SIGTERM or SIGINT
+  1  it could not be done: the port is taken, no agent answers, no such request, doctor found something missing
+  2  the command line or the configuration makes no sense; one sentence on stderr says why
+
+every setting can also come from the environment: FIRSTLINE_EDGE_SECTION__KEY, e.g. FIRSTLINE_EDGE_API__PORT=9000
+"""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; ends the process with exit code 2 where it makes no sense."""
+    parser = argparse.ArgumentParser(
+        prog="edge-agent",
+        description="Answers inference requests on this device where it can, and through a gateway where not.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = _command(commands, "run", "answer requests until SIGTERM or SIGINT")
+    run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
+
+    status = _command(commands, "status", "ask the running agent how it is")
+    status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
+
+    explain = _command(commands, "explain", "tell the story of one request")
+    explain.add_argument("request_id", metavar="REQUEST_ID", help="from an answer's parameters")
+
+    _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
+    return parser.parse_args(arguments)
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, purpose: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:] + ".",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it every default holds")
+    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
+    return command

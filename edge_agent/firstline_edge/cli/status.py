@@ -1,0 +1,83 @@
+"""`edge-agent status`: asks the running agent over its API."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import httpx
+import orjson
+
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.http import error_from
+from firstline_edge.cli.output import complain, say, say_json
+from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.secrets_file import first_token
+from firstline_edge.settings import EdgeSettings, load
+from firstline_edge.state import url_path
+
+_TIMEOUT_S = 5.0
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Prints how the running agent is."""
+    try:
+        settings = load(arguments.config)
+        token = first_token(settings.api.token_file, "api.token_file")
+    except ConfigError as error:
+        complain(error.message)
+        return USAGE
+    url = arguments.url or address_of(settings)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        response = httpx.get(f"{url}/firstline/v1/status", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        complain(f"No agent answers at {url} ({error}); start it with `edge-agent run`, or name another with --url.")
+        return FAILED
+    if response.status_code != 200:
+        complain(f"{url}: {error_from(response.status_code, response.content).message}")
+        return FAILED
+    found = orjson.loads(response.content)
+    if arguments.output == "json":
+        say_json({"url": url, **found})
+    else:
+        for line in describe(url, found):
+            say(line)
+    return OK
+
+
+def address_of(settings: EdgeSettings) -> str:
+    """Where the agent of these settings listens: as it noted itself, or as configured."""
+    try:
+        return url_path(settings.state_dir).read_text().strip()
+    except OSError:
+        return f"http://{settings.api.host}:{settings.api.port}"
+
+
+def describe(url: str, status: dict[str, Any]) -> list[str]:
+    """The status in words."""
+    lines = [
+        f"{status['device_id']} {status['version']} at {url}, "
+        f"{'ready' if status['ready'] else 'not ready'}, up {status['uptime_s']:.0f} s"
+    ]
+    for model in status["models"]:
+        if model["edge"] is None:
+            lines.append(
+                f"model   {model['name']} {model['version']}: every request goes to the cloud. {model['problem']}"
+            )
+        else:
+            pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
+            lines.append(
+                f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
+                f"kept from a score of {model['threshold']:.3g}"
+            )
+    lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
+    lines += [f"link    {name}: {_LINK_WORDS.get(state, state)}" for name, state in status["links"].items()]
+    if not status["links"]:
+        lines.append("link    none configured")
+    lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
+    lines.append(f"cache   {status['cache']['entries']} results in memory, {status['cache']['size_bytes']} bytes")
+    return lines
+
+
+_LINK_WORDS = {"closed": "up", "open": "down", "half_open": "down, being tried"}

@@ -1,0 +1,247 @@
+"""The models that this device holds: bundles opened, edge variants loaded and measured.
+
+A bundle whose edge variant does not load is still held: its requests are `heavy`, and go to the cloud with its
+version and the full model's digest. A bundle that cannot be trusted is not held at all. Both are told in `status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest, ModelMetadata, Tensor
+from firstline_edge.cache import ModelOutput
+from firstline_edge.rows import PROBABILITIES
+from firstline_edge.samples import sample_input
+
+_LOG = logger(__name__)
+
+# Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
+_INLINE_MS = 1.0
+_WARM_UP_RUNS = 5
+
+Scorer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeModel:
+    """An edge variant, ready to run.
+
+    Args:
+        loaded: model and processing.
+        score: the bundle's confidence function.
+        digest: of all that computes a row's evidence: model, processing and score.
+        row_ms: measured, for one row of `sample_bytes`, processing included.
+        sample_bytes: size of the measured row.
+        executor: for runs that would hold up the event loop.
+    """
+
+    loaded: LoadedModel
+    score: Scorer
+    digest: str
+    row_ms: float
+    sample_bytes: int
+    executor: Executor
+
+    def quick(self, request: InferRequest) -> bool:
+        """Whether the request takes less than handing it to a thread is worth. Decoding grows with the bytes."""
+        share = max(1.0, request.size_bytes / request.rows / max(1, self.sample_bytes))
+        return self.row_ms * request.rows * share < _INLINE_MS
+
+    def run(self, tensor: Tensor) -> list[ModelOutput]:
+        """What the model says of each row.
+
+        Raises:
+            InvalidTensorError: a row that is not what the bundle takes; the message names it.
+            InferenceError: the runtime failed.
+        """
+        probabilities = self.loaded.predict(tensor)
+        scores = self.score(probabilities)
+        return [ModelOutput(row, float(score)) for row, score in zip(probabilities, scores, strict=True)]
+
+    async def run_in_thread(self, tensor: Tensor) -> list[ModelOutput]:
+        """As `run`, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, self.run, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A bundle on this device.
+
+    Args:
+        bundle: opened and checked.
+        edge: None where no variant runs here; `problem` says why.
+        problem: one sentence, or "".
+    """
+
+    bundle: Bundle
+    edge: EdgeModel | None
+    problem: str = ""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.bundle.manifest
+
+    @property
+    def version(self) -> str:
+        return str(self.manifest.version)
+
+    def tensor(self, request: InferRequest) -> Tensor:
+        """The bundle's one input.
+
+        Raises:
+            InvalidTensorError: another input, or an output that there is not.
+        """
+        wanted = self.manifest.input.name
+        names = [tensor.name for tensor in request.inputs]
+        if names != [wanted]:
+            raise InvalidTensorError(
+                f"Model '{request.model}' takes one input, '{wanted}'; the request has: {', '.join(names)}."
+            )
+        for output in request.outputs:
+            if output.name != PROBABILITIES:
+                raise InvalidTensorError(
+                    f"Model '{request.model}' has no output '{output.name}'; it has: {PROBABILITIES}."
+                )
+        return request.inputs[0]
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        return ModelMetadata(
+            name=self.manifest.name,
+            versions=(self.version,),
+            platform=f"firstline_{self.edge.loaded.model.runtime}" if self.edge else "firstline",
+            inputs=(self.manifest.input_spec,),
+            outputs=(self.manifest.output_spec,),
+            labels=self.manifest.labels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A folder that should have been a bundle."""
+
+    path: Path
+    message: str
+
+
+class Models:
+    """All bundles of this device, by name and version; the newest version is the current one."""
+
+    def __init__(self, held: Iterable[HeldModel], problems: Iterable[Problem] = ()) -> None:
+        self._held: dict[str, dict[str, HeldModel]] = {}
+        for model in sorted(held, key=lambda model: model.manifest.version):
+            self._held.setdefault(model.manifest.name, {})[model.version] = model
+        self.problems = tuple(problems)
+
+    def find(self, name: str, version: str = "") -> HeldModel | None:
+        """The model, or None where this device does not hold it in that version ("" is the current one)."""
+        versions = self._held.get(name, {})
+        if version:
+            return versions.get(version)
+        return next(reversed(versions.values()), None)
+
+    @property
+    def all(self) -> tuple[HeldModel, ...]:
+        return tuple(model for versions in self._held.values() for model in versions.values())
+
+    def close(self) -> None:
+        """Frees the runtimes; calling it twice is harmless."""
+        for model in self.all:
+            if model.edge is not None:
+                model.edge.loaded.close()
+
+
+def open_models(directories: Iterable[Path], options: RuntimeOptions, executor: Executor) -> Models:
+    """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
+
+    Args:
+        directories: bundles, or folders of bundles.
+        options: for the runtimes.
+        executor: where longer runs go.
+    """
+    held: list[HeldModel] = []
+    problems: list[Problem] = []
+    for path in bundle_paths(directories):
+        try:
+            held.append(hold(path, options, executor))
+        except UpdateError as error:
+            _LOG.error("cannot use a bundle", path=str(path), error=error.message)
+            problems.append(Problem(path, error.message))
+    problems += [Problem(path, "There is no bundle here.") for path in directories if not bundle_paths([path])]
+    return Models(held, problems)
+
+
+def bundle_paths(directories: Iterable[Path]) -> list[Path]:
+    """The bundles that `directories` are or contain, in a stable order."""
+    found: list[Path] = []
+    for directory in directories:
+        if (directory / MANIFEST_NAME).exists():
+            found.append(directory)
+        elif directory.is_dir():
+            found += sorted(path.parent for path in directory.glob(f"*/{MANIFEST_NAME}"))
+    return found
+
+
+def hold(path: Path, options: RuntimeOptions, executor: Executor) -> HeldModel:
+    """Opens one bundle and loads what of it runs here.
+
+    Raises:
+        IntegrityError: the bundle is not what its manifest says.
+    """
+    bundle = open_bundle(path)
+    try:
+        loaded = load_edge(bundle, options)
+        score = load_scorer(bundle, options)
+        row_ms, sample_bytes = _measure(bundle.manifest, loaded, score)
+    except FirstlineError as error:
+        _LOG.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
+        return HeldModel(bundle, None, error.message)
+    edge = EdgeModel(loaded, score, _evidence_digest(bundle.manifest, loaded), row_ms, sample_bytes, executor)
+    _LOG.info(
+        "model loaded",
+        model=bundle.manifest.name,
+        version=bundle.manifest.version,
+        variant=loaded.model.id,
+        provider=loaded.runtime.provider,
+        row_ms=round(row_ms, 3),
+    )
+    return HeldModel(bundle, edge)
+
+
+def _measure(manifest: Manifest, loaded: LoadedModel, score: Scorer) -> tuple[float, int]:
+    """Median milliseconds of one row, and that row's bytes; infinite where no row is typical.
+
+    The first runs, which allocate and compile, do not count.
+    """
+    tensor = sample_input(manifest, loaded)
+    if tensor is None:
+        return math.inf, 1
+    size_bytes = InferRequest(manifest.name, (tensor,), "").size_bytes
+    spent_ms: list[float] = []
+    for _ in range(_WARM_UP_RUNS + 2):
+        started_s = time.perf_counter()
+        score(loaded.predict(tensor))
+        spent_ms.append((time.perf_counter() - started_s) * 1000)
+    return float(np.median(spent_ms[2:])), size_bytes
+
+
+def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
+    """A change of the score makes old scores worthless, just as a change of the model does."""
+    return hashlib.sha256(msgspec.json.encode([loaded.digest, manifest.policy.score])).hexdigest()

@@ -1,0 +1,89 @@
+"""What the agent says of its answers: counters, log lines and the decision log. Never of a local_only request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.telemetry.decisions import DecisionLog
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import InferRequest, InferResponse, Privacy
+
+_LOG = logger("firstline_edge")
+
+
+class Recorder:
+    """Tells each answer once, to everyone who may know.
+
+    Args:
+        decisions_path: the decision log.
+        decisions_limit_bytes: of each of its two files.
+        log_requests: one log line for each answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics: RequestMetrics,
+        decisions_path: Path,
+        decisions_limit_bytes: int,
+        log_requests: bool,
+        clock: Clock,
+    ) -> None:
+        self._metrics = metrics
+        self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
+        self._log_requests = log_requests
+        self._clock = clock
+        self._disk_refuses = False
+
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, threshold: float | None) -> None:
+        """An answer went out."""
+        answer = response.answer
+        if request.privacy is Privacy.LOCAL_ONLY or answer is None:
+            return
+        self._metrics.observe(response, seconds)
+        ms = round(seconds * 1000, 3)
+        if self._log_requests:
+            _LOG.info(
+                "answered",
+                request_id=answer.request_id,
+                model=response.model,
+                tier=answer.tier.value,
+                reason=answer.reason.value,
+                status=answer.status.value,
+                rows=request.rows,
+                ms=ms,
+            )
+        self._decide("answered", response, ms=ms, threshold=threshold)
+
+    def refused(self, request: InferRequest, error: FirstlineError) -> None:
+        """A request got an error instead."""
+        if request.privacy is Privacy.LOCAL_ONLY:
+            return
+        self._metrics.error(error)
+        if self._log_requests:
+            _LOG.info("refused", request_id=request.request_id, model=request.model, code=error.code)
+
+    def corrected(self, response: InferResponse) -> None:
+        """A promise was kept, or ended as expired."""
+        if response.answer is None:
+            return
+        status = response.answer.status.value
+        _LOG.info("corrected", request_id=response.answer.request_id, model=response.model, status=status)
+        self._decide("corrected", response)
+
+    def close(self) -> None:
+        self._decisions.close()
+
+    def _decide(self, event: str, response: InferResponse, **facts: Any) -> None:
+        try:
+            self._decisions.write(response, wall_s=self._clock.wall_s(), event=event, **facts)
+        except OSError as error:  # a full disk must not stop answers; it is told once
+            if not self._disk_refuses:
+                _LOG.error("cannot write the decision log", error=str(error))
+            self._disk_refuses = True
+        else:
+            self._disk_refuses = False

@@ -1,0 +1,168 @@
+"""The rows of one request: each is decided by itself, and together, in their order, they are the answer. Pure.
+
+`merge` is the other end of the same thought: a correction puts its rows into an answer that was provisional.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from firstline_core.errors import ProtocolError
+from firstline_core.types import (
+    Answer,
+    Array,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Reason,
+    RowAnswer,
+    Status,
+    Tensor,
+    Tier,
+)
+from firstline_edge.cache import ModelOutput
+
+PROBABILITIES = "probabilities"
+
+# From the caller outwards: a batch names the farthest that answered one of its rows.
+_DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """What is known of one row while its request is under way.
+
+    Args:
+        position: in the request.
+        content: sha256 of what it says, from `keys.content_digests`.
+        edge: what the small model said of it, once it ran or was found in the cache.
+        edge_tier: CACHE where that was found, EDGE where the model ran.
+        reason: the policy's, for the tier that it chose.
+        output: what is given to the caller.
+        said: how that came about.
+    """
+
+    position: int
+    content: bytes
+    edge: ModelOutput | None = None
+    edge_tier: Tier = Tier.EDGE
+    reason: Reason = Reason.UNCERTAIN
+    output: ModelOutput | None = None
+    said: RowAnswer | None = None
+
+    @property
+    def confidence(self) -> float | None:
+        return self.edge.score if self.edge is not None else None
+
+    @property
+    def score(self) -> float:
+        """The confidence as the policy takes it: not a number where there is none."""
+        return math.nan if self.confidence is None else self.confidence
+
+    def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL) -> None:
+        """Answers with what the small model said. Not certified: no certificate covers edge answers yet."""
+        self.output = self.edge
+        self.said = RowAnswer(self.edge_tier, reason, status, False, self.confidence, digest)
+
+    def take(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
+        """Answers with what the full model said: the contract's own yardstick where its digest is known."""
+        self.output = output
+        self.said = RowAnswer(tier, reason, Status.FINAL, bool(digest), self.confidence, digest)
+
+
+def respond(
+    request: InferRequest, version: str, rows: Sequence[Row], attempts: Sequence[Attempt], *, durable: bool
+) -> InferResponse:
+    """The answer that rows make together. Every row has been answered."""
+    said = [row.said for row in rows if row.said is not None]
+    outputs = [row.output.probabilities for row in rows if row.output is not None]
+    return InferResponse(
+        model=request.model,
+        version=version,
+        outputs=(Tensor(PROBABILITIES, np.stack(outputs)),),
+        id=request.id,
+        answer=summarise(request.request_id, said, attempts, durable=durable),
+    )
+
+
+def summarise(request_id: str, said: Sequence[RowAnswer], attempts: Sequence[Attempt], *, durable: bool) -> Answer:
+    """What the answer says of itself.
+
+    The reason of several rows is that of a provisional one where there is one, for it is what the caller must know;
+    otherwise that of the farthest tier that answered.
+    """
+    farthest = max(said, key=lambda row: _DISTANCE[row.tier])
+    telling = next((row for row in said if row.status is not Status.FINAL), farthest)
+    scores = [row.confidence for row in said if row.confidence is not None]
+    return Answer(
+        request_id=request_id,
+        status=telling.status,
+        certified=all(row.certified for row in said),
+        durable=durable,
+        tier=farthest.tier,
+        reason=telling.reason,
+        confidence=min(scores) if scores else None,
+        model_digest=farthest.model_digest,
+        attempts=tuple(attempts),
+        rows=tuple(said) if len(said) > 1 else (),
+    )
+
+
+def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
+    """Puts the full model's rows into a provisional answer, which makes it final.
+
+    A corrected row's reason is `uncertain`: why the full model answered. What kept it away at first is told by the
+    provisional answer, which the decision log keeps.
+
+    Args:
+        provisional: all rows, as they were first answered.
+        rows: positions, in the order of the correction's rows.
+        correction: the gateway's answer.
+
+    Raises:
+        ProtocolError: the correction has not those rows, or other classes.
+    """
+    first = provisional.answer
+    if first is None:
+        raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
+    probabilities = np.array(provisional.output(PROBABILITIES))
+    probabilities[list(rows)] = full_probabilities(correction, len(rows), probabilities.shape[1])
+    digest = correction.answer.model_digest if correction.answer is not None else ""
+    said = list(first.rows) or [
+        RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
+    ]
+    for position in rows:
+        said[position] = replace(
+            said[position],
+            tier=Tier.CLOUD,
+            reason=Reason.UNCERTAIN,
+            status=Status.FINAL,
+            certified=bool(digest),
+            model_digest=digest,
+        )
+    attempts = (*first.attempts, *(correction.answer.attempts if correction.answer is not None else ()))
+    return replace(
+        provisional,
+        outputs=(Tensor(PROBABILITIES, probabilities),),
+        answer=summarise(first.request_id, said, attempts, durable=first.durable),
+    )
+
+
+def full_probabilities(response: InferResponse, rows: int, classes: int) -> Array:
+    """The full model's probabilities, (rows, classes) float32, checked.
+
+    Raises:
+        ProtocolError: the gateway's answer does not have them.
+    """
+    found = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
+    if found is None or found.dtype != np.float32 or found.shape != (rows, classes):
+        got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+        raise ProtocolError(
+            f"The gateway answered '{PROBABILITIES}' with {got}, expected float32 {[rows, classes]}; "
+            "it does not run the same bundle."
+        )
+    return found

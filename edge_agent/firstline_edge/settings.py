@@ -1,0 +1,233 @@
+"""The agent's settings: one TOML file, `FIRSTLINE_EDGE_SECTION__KEY` variables, flags. See `edge-agent.toml`.
+
+Secrets are named by file here, never written here, so a configuration can be shown and logged.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from firstline_core import settings as sources
+from firstline_core.errors import ConfigError
+
+PREFIX = "FIRSTLINE_EDGE_"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+_MIB = 1 << 20
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+# A name in MQTT topics: no slash, no wildcard.
+DeviceId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file; an unknown key is an error."""
+
+
+class AgentSection(Section, frozen=True, kw_only=True):
+    device_id: DeviceId = ""
+    """This device's name towards the gateway and the broker; empty takes the host's name."""
+    state_dir: str = "~/.local/state/firstline-edge"
+    """Outbox, result cache and decision log live here; made with mode 0700."""
+
+
+class ApiSection(Section, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs `token_file`."""
+    port: Port = 8070
+    """TCP port; 0 lets the system choose, and the ready line says which."""
+    token_file: str = ""
+    """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
+    body_limit_bytes: Positive = 64 * _MIB
+    """Largest request body that is read."""
+
+
+class ModelsSection(Section, frozen=True, kw_only=True):
+    directories: tuple[str, ...] = ()
+    """Bundles, or folders of bundles; relative paths start at this file's folder."""
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers, preferred first; one that is absent is an error, not silently the CPU."""
+    threads: NotNegative = 1
+    """Threads that one run of a model may use; 0 leaves it to the runtime."""
+    workers: Positive = 2
+    """Runs that may go on at once, for models too slow for the event loop."""
+
+
+class CacheSection(Section, frozen=True, kw_only=True):
+    memory_limit_bytes: NotNegative = 16 * _MIB
+    """Memory front of the result cache; 0 switches it off."""
+    disk_limit_bytes: NotNegative = 256 * _MIB
+    """Result cache on disk, which outlives a restart; 0 switches it off."""
+    ttl_s: Annotated[float, Meta(gt=0)] = 86_400.0
+    """Seconds that a result is reused."""
+
+
+class PolicySection(Section, frozen=True, kw_only=True):
+    limit_bytes: Positive = 8 * _MIB
+    """Largest payload that this device takes on itself; a larger one is `heavy` and goes to the cloud."""
+    min_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Raises a bundle's threshold where that is lower; it can only make this device more careful."""
+    default_timeout_ms: Positive = 2_000
+    """Deadline of a request that brings none."""
+    deadline_reserve_ms: NotNegative = 20
+    """Kept back of a deadline, at most a quarter of it, to store the promise and write the edge answer in time."""
+
+
+class LinkSection(Section, frozen=True, kw_only=True):
+    kind: Literal["http", "mqtt"]
+    """How the gateway is reached."""
+    url: str = ""
+    """For http: the gateway, e.g. "https://gateway.example:8443"."""
+    token_file: str = ""
+    """For http: file with this device's token."""
+    host: str = ""
+    """For mqtt: the broker."""
+    port: Port = 1883
+    """For mqtt: the broker's port; 8883 is usual with TLS."""
+    username: str = ""
+    """For mqtt: empty for a broker that lets anybody in."""
+    password_file: str = ""
+    """For mqtt: file with the password."""
+    topic_prefix: str = "firstline/v1"
+    """For mqtt: first levels of every topic, the same as the gateway's."""
+    tls_ca_file: str = ""
+    """Authorities to trust; empty is the usual ones for https, and no TLS for mqtt ("system" is the usual ones)."""
+    tls_certificate_file: str = ""
+    """For mqtt: this device's own certificate, where the broker asks for one."""
+    tls_key_file: str = ""
+    """For mqtt: the certificate's key."""
+    proxy: str = ""
+    """For http: URL of an HTTP proxy; the environment's proxy variables are not read."""
+
+
+class BreakerSection(Section, frozen=True, kw_only=True):
+    failure_threshold: Positive = 3
+    """Failures in a row that open a link's circuit breaker, so that a dead link costs nothing."""
+    open_ms: Positive = 1_000
+    """Wait before an open breaker's link is probed; it doubles each time that the link fails again, with jitter."""
+    open_max_ms: Positive = 30_000
+    """The longest such wait."""
+
+
+class OutboxSection(Section, frozen=True, kw_only=True):
+    limit_items: Positive = 10_000
+    """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
+    limit_bytes: Positive = 256 * _MIB
+    """Payload kept at once."""
+    max_age_s: Annotated[float, Meta(gt=0)] = 86_400.0
+    """Age at which a promise ends as `expired`."""
+    answers_limit_bytes: Positive = 64 * _MIB
+    """Final answers kept for those who ask by request id; the oldest make room."""
+    answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
+    """Age at which a kept answer is forgotten."""
+
+
+class LogSection(Section, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are written."""
+    format: Literal["text", "json"] = "text"
+    """text for people, json for collectors."""
+    requests: bool = True
+    """One line for each answer; local_only requests never have one."""
+    decisions_limit_bytes: Positive = 8 * _MIB
+    """Size of each of the decision log's two files, from which `explain` tells."""
+
+
+class EdgeSettings(Section, frozen=True, kw_only=True):
+    """Everything that can be set, section by section."""
+
+    agent: AgentSection = AgentSection()
+    api: ApiSection = ApiSection()
+    models: ModelsSection = ModelsSection()
+    cache: CacheSection = CacheSection()
+    policy: PolicySection = PolicySection()
+    links: tuple[LinkSection, ...] = ()
+    """Ways to the gateway, preferred first."""
+    breaker: BreakerSection = BreakerSection()
+    outbox: OutboxSection = OutboxSection()
+    log: LogSection = LogSection()
+
+    @property
+    def device_id(self) -> str:
+        return self.agent.device_id or socket.gethostname().split(".")[0]
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.agent.state_dir).expanduser()
+
+
+def load(
+    file: Path | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> EdgeSettings:
+    """Reads and checks the settings; relative paths in the file start at the file's folder.
+
+    Raises:
+        ConfigError: a source cannot be read, or says something that makes no sense.
+    """
+    found = sources.load(
+        EdgeSettings,
+        file=file,
+        environ=os.environ if environ is None else environ,
+        prefix=PREFIX,
+        overrides=overrides,
+    )
+    if file is not None:
+        found = _anchor(found, file.resolve().parent)
+    check(found)
+    return found
+
+
+def check(settings: EdgeSettings) -> None:
+    """What one key alone cannot say.
+
+    Raises:
+        ConfigError: an open address without tokens, or a link without an address.
+    """
+    if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
+        raise ConfigError(
+            f"api.host is {settings.api.host}, which others can reach, but api.token_file is empty; "
+            "name a file of NAME:TOKEN lines, or listen on 127.0.0.1."
+        )
+    for number, link in enumerate(settings.links):
+        if link.kind == "http" and not link.url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"links[{number}].url is '{link.url}'; an http link needs a URL such as https://HOST:PORT."
+            )
+        if link.kind == "mqtt" and not link.host:
+            raise ConfigError(f"links[{number}].host is empty; an mqtt link needs the broker's host.")
+
+
+def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
+    def anchored(path: str) -> str:
+        return str(folder / Path(path).expanduser()) if path else path
+
+    replace = msgspec.structs.replace
+    return replace(
+        settings,
+        agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
+        api=replace(settings.api, token_file=anchored(settings.api.token_file)),
+        models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
+        links=tuple(
+            replace(
+                link,
+                token_file=anchored(link.token_file),
+                password_file=anchored(link.password_file),
+                tls_ca_file=link.tls_ca_file if link.tls_ca_file == "system" else anchored(link.tls_ca_file),
+                tls_certificate_file=anchored(link.tls_certificate_file),
+                tls_key_file=anchored(link.tls_key_file),
+            )
+            for link in settings.links
+        ),
+    )

@@ -1,0 +1,124 @@
+"""The links that the settings ask for, as parts that fit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.protocol.topics import Topics
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferResponse
+from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.secrets_file import read_secret
+from firstline_edge.settings import EdgeSettings, LinkSection
+
+_LOG = logger(__name__)
+
+Birth = Callable[[], Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What leads away from this device.
+
+    Args:
+        chain: None on a device without links.
+        mqtt: those that also publish corrections for local applications.
+    """
+
+    chain: LinkChain | None
+    mqtt: tuple[MqttLink, ...] = ()
+
+    @property
+    def available(self) -> bool:
+        return self.chain is not None and self.chain.available
+
+    def states(self) -> dict[str, str]:
+        """Each link's breaker by the link's name."""
+        return self.chain.states() if self.chain is not None else {}
+
+    async def publish(self, correction: InferResponse) -> None:
+        """Tells local applications of a correction; whoever misses it can still ask for the answer by its id."""
+        for link in self.mqtt:
+            try:
+                await link.publish_correction(correction)
+            except FirstlineError as error:
+                _LOG.warning("correction not published", link=link.name, error=error.message)
+
+    async def close(self) -> None:
+        if self.chain is not None:
+            await self.chain.close()
+
+
+async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock) -> Links:
+    """Makes the links and starts them; none is waited for.
+
+    Raises:
+        ConfigError: a link that cannot be made: a URL, a certificate or a secret that cannot be used.
+    """
+    if not settings.links:
+        return Links(None)
+    links = [make_link(section, settings, birth, limits, clock) for section in settings.links]
+    for position, link in enumerate(links):
+        before = sum(other.name.partition("-")[0] == link.name for other in links[:position])
+        if before:  # two links of one kind are told apart
+            link.name = f"{link.name}-{before + 1}"
+    breaker = BreakerSettings(
+        failure_threshold=settings.breaker.failure_threshold,
+        open_s=settings.breaker.open_ms / 1000,
+        open_max_s=settings.breaker.open_max_ms / 1000,
+    )
+    rng = random.Random()  # noqa: S311 (jitter)
+    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock)
+    await chain.start()
+    return Links(chain, tuple(link for link in links if isinstance(link, MqttLink)))
+
+
+def make_link(
+    section: LinkSection, settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock
+) -> HttpLink | MqttLink:
+    """One link, not started.
+
+    Raises:
+        ConfigError: see `open_links`.
+    """
+    if section.kind == "http":
+        return HttpLink(
+            HttpLinkSettings(
+                url=section.url,
+                token=read_secret(section.token_file, "links.token_file"),
+                ca_file=_path(section.tls_ca_file),
+                proxy=section.proxy or None,
+            ),
+            clock=clock,
+            limits=limits,
+        )
+    return MqttLink(
+        MqttSettings(
+            host=section.host,
+            port=section.port,
+            client_id=f"firstline-edge-{settings.device_id}",
+            username=section.username,
+            password=read_secret(section.password_file, "links.password_file"),
+            tls_ca_file=_path(section.tls_ca_file),
+            tls_certificate_file=_path(section.tls_certificate_file),
+            tls_key_file=_path(section.tls_key_file),
+        ),
+        Topics(settings.device_id, section.topic_prefix),
+        birth=birth,
+        clock=clock,
+        limits=limits,
+    )
+
+
+def _path(file: str) -> Path | None:
+    return Path(file) if file else None
