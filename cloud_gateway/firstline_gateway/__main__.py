@@ -1,4 +1,7 @@
-"""`firstline-gateway`: run, check, status, token. The package's outermost loop."""
+"""`firstline-gateway`: run, check, status, token. The package's outermost loop.
+
+What only one command needs is imported there: a health check every few seconds must not load a model runtime.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
-import uvloop
-
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry import logs
-from firstline_gateway import __version__, server, settings, tokens
-from firstline_gateway.gateway import check_files, open_gateway
-from firstline_gateway.repository import load_repository
+from firstline_gateway import __version__, settings, tokens
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -94,6 +91,11 @@ def _print(arguments: argparse.Namespace, text: str, value: object) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    import uvloop
+
+    from firstline_gateway import server
+    from firstline_gateway.gateway import open_gateway
+
     found = _settings(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(found.log.level, found.log.format)
     bound = server.bind(found.api.host, found.api.port)
@@ -110,6 +112,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from firstline_core.runtime.select import RuntimeOptions
+    from firstline_gateway.gateway import check_files
+    from firstline_gateway.repository import load_repository
+
     found = _settings(arguments)
     logs.configure("error", found.log.format)
     check_files(found)
@@ -132,6 +138,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    import httpx
+
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     found: dict[str, object] = {"url": arguments.url, "live": False, "ready": False}

@@ -88,6 +88,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         if not await gateway.drain(gateway.settings.api.drain_s):
             log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
         server.should_exit = True
         await serving
         await gateway.close()
@@ -95,7 +97,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
 
 
 def http_server(app: ASGIApp, keep_alive_s: float) -> Server:
-    """uvicorn as the gateway runs it."""
+    """Uvicorn as the gateway runs it."""
     return Server(
         uvicorn.Config(
             app,

@@ -1,0 +1,367 @@
+"""The gateway as a client meets it: a real server on loopback, real bundles, real tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.routing import Route
+from support.gateway import DIGITS, GatedExecutor, serving
+
+from firstline_core.errors import QueueFullError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import oip
+from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_gateway import server
+from firstline_gateway.api.app import create_app
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings import load
+from firstline_gateway.tokens import create_token, revoke_token
+
+V2 = "/v2/models/digits/infer"
+SHORT = "/firstline/v1/models/digits/infer"
+
+
+def picture(shade: int = 100) -> bytes:
+    with io.BytesIO() as file:
+        Image.new("L", (8, 8), shade).save(file, "PNG")
+        return file.getvalue()
+
+
+def pictures(*encoded: bytes) -> tuple[Tensor, ...]:
+    return (Tensor("image", np.array(encoded, dtype=np.object_)),)
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+@pytest.fixture
+def make_token(tokens_file: Path) -> Callable[[str, str], dict[str, str]]:
+    def make(name: str, kind: str) -> dict[str, str]:
+        text = create_token(tokens_file, name, kind, datetime.now(UTC))  # type: ignore[arg-type]
+        return {"Authorization": f"Bearer {text}"}
+
+    return make
+
+
+@pytest.fixture
+async def client(
+    tokens_file: Path, make_token: Callable[[str, str], dict[str, str]]
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An application's client of a gateway that serves the digits."""
+    settings = load(
+        None,
+        overrides={
+            "auth.tokens_file": str(tokens_file),
+            "models.directory": str(DIGITS.parent),
+            "api.body_limit_bytes": 100_000,
+        },
+    )
+    headers = make_token("shop", "application")
+    async with serving(open_gateway(settings)) as url, httpx.AsyncClient(base_url=url, headers=headers) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+@pytest.fixture
+def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
+    """A gateway without authentication whose batches end when the test says so."""
+    executor = GatedExecutor()
+    overrides = {"auth.mode": "off", "execution.queue_requests": 2}
+    return Gateway(load(None, overrides=overrides), repository, executor), executor
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
+            await asyncio.sleep(0.001)
+
+
+async def infer(
+    client: httpx.AsyncClient, *rows: bytes, path: str = V2, binary: bool = True, **headers: str
+) -> InferResponse:
+    request = InferRequest(model="digits", inputs=pictures(*rows), request_id=new_request_id(), binary_output=binary)
+    encoded = oip.encode_request(request)
+    response = await client.post(
+        path, content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length), **headers}
+    )
+    assert response.status_code == 200, response.text
+    length = response.headers.get(HEADER_LENGTH)
+    return oip.decode_response(response.content, None if length is None else int(length))
+
+
+async def test_binary_and_json_answers_agree(client: httpx.AsyncClient) -> None:
+    binary = await infer(client, picture(0), picture(200))
+    plain = await infer(client, picture(0), picture(200), binary=False, path="/v2/models/digits/versions/1/infer")
+    np.testing.assert_allclose(binary.output("probabilities"), plain.output("probabilities"), rtol=1e-6)
+    assert binary.output("probabilities").shape == (2, 10)
+    assert binary.answer is not None
+    assert binary.answer.tier == "cloud"
+
+
+async def test_a_body_of_json_alone_needs_no_content_type(client: httpx.AsyncClient) -> None:
+    bare = await client.post(V2, content=b'{"inputs": []}')
+    assert bare.status_code == 400
+    assert bare.json()["code"] == "invalid_tensor"
+
+
+async def test_the_short_way_in_takes_the_file_itself(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(SHORT, content=picture())).json()
+    assert answer["label"] in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    assert answer["tier"] == "cloud"
+
+
+async def test_a_devices_request_id_is_kept_and_an_applications_is_not(
+    client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]]
+) -> None:
+    request = InferRequest(model="digits", inputs=pictures(picture()), request_id=new_request_id())
+    encoded = oip.encode_request(request)
+    headers = {HEADER_LENGTH: str(encoded.header_length)}
+    by_application = await client.post(V2, content=encoded.body, headers=headers)
+    by_device = await client.post(V2, content=encoded.body, headers=headers | make_token("press-7", "device"))
+    assert by_application.json()["parameters"]["request_id"] != request.request_id
+    assert by_device.json()["parameters"]["request_id"] == request.request_id
+
+
+@pytest.mark.parametrize(
+    "address", ["/v2", "/v2/models/digits", "/v2/models/digits/ready", "/firstline/v1/models", "/metrics"]
+)
+async def test_everything_but_health_needs_a_token(client: httpx.AsyncClient, address: str) -> None:
+    assert (await client.get(address)).status_code == 200
+    refused = await client.get(address, headers={"Authorization": ""})
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+    assert refused.headers["WWW-Authenticate"] == "Bearer"
+    assert "Authorization: Bearer" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("address", [V2, "/v2/models/digits/versions/1/infer", SHORT, "/v2/repository/index"])
+async def test_a_stranger_is_refused_before_the_body_counts(client: httpx.AsyncClient, address: str) -> None:
+    refused = await client.post(address, content=b"x" * 200_000, headers={"Authorization": "Bearer flt_wrong"})
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+
+
+async def test_health_needs_no_token(client: httpx.AsyncClient) -> None:
+    for address, said in (("live", {"live": True}), ("ready", {"ready": True})):
+        found = await client.get(f"/v2/health/{address}", headers={"Authorization": ""})
+        assert (found.status_code, found.json()) == (200, said)
+
+
+async def test_a_revoked_token_is_refused_without_a_restart(
+    client: httpx.AsyncClient, tokens_file: Path, make_token: Callable[[str, str], dict[str, str]]
+) -> None:
+    headers = make_token("guest", "application")
+    assert (await client.get("/v2", headers=headers)).status_code == 200
+    revoke_token(tokens_file, "guest")
+    assert (await client.get("/v2", headers=headers)).status_code == 401
+
+
+async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v2")).json()["name"] == "firstline-gateway"
+    for address in ("/v2/models/digits", "/v2/models/digits/versions/1"):
+        described = (await client.get(address)).json()
+        assert described["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+        assert described["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]}]
+    assert (await client.get("/v2/models/digits/versions/1/ready")).json()["ready"] is True
+    index = await client.post("/v2/repository/index")
+    assert index.json() == [{"name": "digits", "version": "1", "state": "READY", "reason": ""}]
+    (listed,) = (await client.get("/firstline/v1/models")).json()["models"]
+    assert listed["current"] is True
+    assert len(listed["full_model_digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "invalid_request"),
+        ("GET", V2, 405, "invalid_request"),
+        ("POST", "/v2/health/live", 405, "invalid_request"),
+        ("GET", "/v2/models/cats", 404, "unknown_model"),
+        ("GET", "/v2/models/digits/versions/9/ready", 404, "unknown_model"),
+        ("POST", "/firstline/v1/models/cats/infer", 404, "unknown_model"),
+        ("POST", SHORT + "?privacy=local_only", 400, "invalid_request"),
+        ("POST", SHORT + "?route=edge", 400, "invalid_request"),
+        ("POST", SHORT + "?rout=edge", 400, "invalid_tensor"),
+    ],
+)
+async def test_every_refusal_is_a_sentence_and_a_code(
+    client: httpx.AsyncClient, method: str, address: str, status: int, code: str
+) -> None:
+    body = picture() if "infer" in address and method == "POST" else None
+    refused = await client.request(method, address, content=body)
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert refused.json()["error"].endswith(".")
+
+
+async def test_a_mismatch_of_bundles_names_both(client: httpx.AsyncClient) -> None:
+    request = InferRequest(
+        model="digits", inputs=pictures(picture()), request_id=new_request_id(), full_model_digest="f" * 64
+    )
+    encoded = oip.encode_request(request)
+    refused = await client.post(V2, content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length)})
+    assert (refused.status_code, refused.json()["code"]) == (409, "model_mismatch")
+    assert "f" * 64 in refused.json()["error"]
+
+
+async def test_a_body_over_the_limit_is_refused_declared_or_not(client: httpx.AsyncClient) -> None:
+    async def unending() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b"x" * 10_000
+
+    for body in (b"x" * 300_000, unending()):
+        refused = await client.post(V2, content=body)
+        assert (refused.status_code, refused.json()["code"]) == (413, "payload_too_large")
+    assert (await client.get("/v2")).status_code == 200
+
+
+async def test_a_bad_image_among_many_fails_alone(client: httpx.AsyncClient) -> None:
+    bodies = [picture(shade * 10) if shade != 7 else b"no image" for shade in range(24)]
+    replies = await asyncio.gather(*(client.post(SHORT, content=body) for body in bodies))
+    assert [reply.status_code for reply in replies] == [400 if n == 7 else 200 for n in range(24)]
+    alone = [(await client.post(SHORT, content=body)).json().get("score") for body in bodies]
+    together = [reply.json().get("score") for reply in replies]
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+async def test_the_metrics_tell_what_happened(client: httpx.AsyncClient) -> None:
+    await infer(client, picture())
+    await client.post(SHORT, content=b"no image")
+    text = (await client.get("/metrics")).text
+    assert 'firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"} 1.0' in text
+    assert 'firstline_gateway_errors_total{code="invalid_tensor"} 1.0' in text
+    assert "firstline_gateway_batch_rows_count 2.0" in text
+    assert "firstline_gateway_queue_depth 0.0" in text
+
+
+async def test_the_metrics_may_be_opened(tokens_file: Path) -> None:
+    overrides = {"api.open_metrics": True, "auth.tokens_file": str(tokens_file), "models.directory": str(DIGITS)}
+    async with serving(open_gateway(load(None, overrides=overrides))) as url, httpx.AsyncClient() as stranger:
+        assert (await stranger.get(f"{url}/metrics")).status_code == 200
+        assert (await stranger.get(f"{url}/v2")).status_code == 401
+
+
+async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedExecutor]) -> None:
+    app = create_app(gated[0])
+    described = {(path, method.upper()) for path, methods in app.openapi()["paths"].items() for method in methods}
+    served = {
+        (route.path, method)
+        for route in app.routes
+        if isinstance(route, Route) and route.path != "/openapi.json"
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    routed = {entry for entry in described if "infer" in entry[0]}
+    assert routed == served
+    assert len(described - routed) == 10
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        for path, method in described - routed:
+            address = path.replace("{model}", "digits").replace("{version}", "1")
+            assert (await client.request(method, address)).status_code == 200
+        assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
+
+
+async def test_a_full_queue_says_when_to_come_back(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        waiting = []
+        for ahead in range(3):  # one runs, two wait
+            waiting.append(asyncio.create_task(client.post(V2, content=_json_pixels())))
+            await until(lambda ahead=ahead: _depth(gateway) == ahead and executor.held == 1)
+        refused = await client.post(V2, content=_json_pixels())
+        assert (refused.status_code, refused.json()["code"]) == (503, QueueFullError.code)
+        assert int(refused.headers["Retry-After"]) >= 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        executor.release()
+
+
+def _depth(gateway: Gateway) -> int:
+    line = next(
+        text
+        for text in gateway.metrics.render()[0].decode().splitlines()
+        if text.startswith("firstline_gateway_queue_depth ")
+    )
+    return int(float(line.split()[1]))
+
+
+async def test_a_client_that_leaves_frees_its_place(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post(V2, content=_json_pixels()))
+        await until(lambda: executor.held == 1)
+        second = asyncio.create_task(client.post(V2, content=_json_pixels()))
+        await until(lambda: _depth(gateway) == 1)
+        second.cancel()
+        await until(lambda: _depth(gateway) == 0)
+        executor.release()
+        assert (await first).status_code == 200
+        assert len(executor.batches) == 1
+
+
+def _json_pixels() -> bytes:
+    return b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
+
+
+async def test_the_unforeseen_leaves_as_json_that_tells_nothing_of_the_inside(
+    gated: tuple[Gateway, GatedExecutor],
+) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        task = asyncio.create_task(client.post(V2, content=_json_pixels()))
+        await until(lambda: executor.held == 1)
+        executor.release(error=ZeroDivisionError("secret detail"))
+        failed = await task
+        assert (failed.status_code, failed.json()["code"]) == (500, "internal")
+        assert "secret" not in failed.text
+        assert (await client.get("/v2/health/live")).status_code == 200
+
+
+async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    bound = server.bind("127.0.0.1", 0)
+    url = server.url_of(bound)
+    up = asyncio.Event()
+    served = asyncio.create_task(server.serve(gateway, bound, up.set))
+    await up.wait()
+    async with httpx.AsyncClient(base_url=url) as client:
+        in_flight = asyncio.create_task(client.post(V2, content=_json_pixels()))
+        await until(lambda: executor.held == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: not gateway.plane.ready())
+        assert (await client.get("/v2/health/ready")).status_code == 400
+        refused = await client.post(V2, content=_json_pixels())
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        executor.release()
+        assert (await in_flight).status_code == 200
+    await served
+    assert executor.closed
+    with pytest.raises(httpx.ConnectError):
+        await httpx.AsyncClient().get(url)
+
+
+async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -> None:
+    executor = GatedExecutor()
+    gateway = Gateway(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        in_flight = asyncio.create_task(client.post(V2, content=_json_pixels()))
+        await until(lambda: executor.held == 1)
+        assert not await gateway.drain(0.05)
+        executor.release()
+        assert (await in_flight).status_code == 200

@@ -1,0 +1,151 @@
+"""The command `firstline-gateway`, as an operator and a service manager run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from support.gateway import DIGITS
+
+COMMAND = (sys.executable, "-m", "firstline_gateway")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[api]\nport = 0\n[log]\nformat = "json"\n')
+    shutil.copytree(DIGITS, tmp_path / "models" / "digits", ignore=shutil.ignore_patterns("edge*"))
+    return file
+
+
+def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, env=os.environ | environment
+    )
+
+
+@contextmanager
+def running(config: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--config", str(config), "-o", "json", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        ready = json.loads(line)
+        assert ready["event"] == "ready"
+        yield ready["url"], process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Path, ending: signal.Signals) -> None:
+    with running(config) as (url, process):
+        assert httpx.get(f"{url}/v2/health/ready").status_code == 200
+        process.send_signal(ending)
+        out, logged = process.communicate(timeout=20)
+        assert process.returncode == 0
+    assert out == ""
+    events = [json.loads(line)["event"] for line in logged.splitlines()]
+    assert events[-2:] == ["draining", "stopped"]
+    assert "no token yet, so nobody may call" in events
+
+
+def test_tokens_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
+    with running(config) as (url, _):
+        made = json.loads(
+            call("token", "create", "shop", "--kind", "application", "--config", config, "-o", "json").stdout
+        )
+        headers = {"Authorization": f"Bearer {made['token']}"}
+        assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
+        status = call("status", url, FIRSTLINE_TOKEN=made["token"])
+        assert (status.returncode, status.stdout) == (0, "live: yes\nready: yes\nmodel: digits version 1\n")
+        assert "set FIRSTLINE_TOKEN" in call("status", url).stdout
+        assert "application  shop" in call("token", "list", "--config", config).stdout
+        assert call("token", "revoke", "shop", "--config", config).returncode == 0
+        assert httpx.get(f"{url}/v2", headers=headers).status_code == 401
+
+
+def test_a_request_is_one_line_of_the_log_without_its_payload(config: Path) -> None:
+    with running(config, "--host", "127.0.0.1") as (url, process):
+        text = call("token", "create", "press-7", "--kind", "device", "--config", config).stdout.strip()
+        body = b"no image, but a secret"
+        refused = httpx.post(
+            f"{url}/firstline/v1/models/digits/infer", content=body, headers={"Authorization": f"Bearer {text}"}
+        )
+        assert refused.status_code == 400
+        process.terminate()
+        logged = process.communicate(timeout=20)[1]
+    (line,) = (found for found in map(json.loads, logged.splitlines()) if found["event"] == "refused")
+    assert (line["outcome"], line["principal"], line["rows"]) == ("invalid_tensor", "device:press-7", 1)
+    assert len(line["request_id"]) == 36
+    assert "secret" not in logged
+    assert text not in logged
+
+
+def test_a_taken_port_is_a_sentence(config: Path) -> None:
+    with running(config) as (url, _):
+        port = url.rsplit(":", 1)[1]
+        taken = call("run", "--config", config, "--port", port)
+    assert taken.returncode == 1
+    assert taken.stdout == ""
+    assert taken.stderr.startswith(f"Cannot listen on 127.0.0.1 port {port}: Address already in use;")
+    assert taken.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "said"),
+    [
+        ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
+        ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
+        ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
+        ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
+    ],
+)
+def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text: str, said: str) -> None:
+    config.write_text(text)
+    wrong = call(command, "--config", config)
+    assert wrong.returncode == 2
+    assert said in wrong.stderr
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_check_says_what_would_be_served(config: Path) -> None:
+    good = call("check", "--config", config)
+    assert (good.returncode, good.stdout) == (0, f"digits version 1 from {config.parent}/models/digits\n")
+    (config.parent / "models" / "digits" / "full.onnx").write_bytes(b"damaged")
+    bad = call("check", "--config", config, "-o", "json")
+    assert bad.returncode == 1
+    found = json.loads(bad.stdout)
+    assert found["models"] == []
+    assert "full.onnx has 7 bytes" in found["refused"][0]["error"]
+    (config.parent / "models" / "digits" / "manifest.json").unlink()
+    assert call("check", "--config", config).stdout.startswith("no bundle in ")
+
+
+def test_status_of_nothing_is_a_sentence() -> None:
+    status = call("status", "http://127.0.0.1:9")
+    assert status.returncode == 1
+    assert "http://127.0.0.1:9 does not answer as a gateway" in status.stdout
+
+
+def test_the_version_is_the_distributions(tmp_path: Path) -> None:
+    from importlib.metadata import version
+
+    assert call("--version").stdout == f"firstline-gateway {version('firstline')}\n"

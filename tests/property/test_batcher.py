@@ -1,0 +1,109 @@
+"""Whatever comes, leaves and expires: each request ends once, with its own rows, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.gateway import GatedExecutor, request_of
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.executors.base import ModelKey, Probabilities
+
+KEYS = (ModelKey("m", 1), ModelKey("m", 2), ModelKey("n", 1))
+MAX_ROWS = 4
+
+
+@dataclass
+class Submit:
+    rows: int
+    key: int
+    patience_s: int | None
+    bad: bool
+
+
+@dataclass
+class Release:
+    position: int
+
+
+@dataclass
+class Leave:
+    position: int
+
+
+@dataclass
+class Advance:
+    seconds: int
+
+
+steps = st.one_of(
+    st.builds(
+        Submit,
+        rows=st.integers(1, 6),
+        key=st.integers(0, 2),
+        patience_s=st.none() | st.integers(0, 3),
+        bad=st.booleans(),
+    ),
+    st.builds(Release, position=st.integers(0, 3)),
+    st.builds(Leave, position=st.integers(0, 20)),
+    st.builds(Advance, seconds=st.integers(1, 2)),
+)
+
+
+@given(plan=st.lists(steps, max_size=40), slots=st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_each_request_ends_once_with_its_own_rows(plan: list[object], slots: int) -> None:
+    asyncio.run(play(plan, slots))
+
+
+async def play(plan: list[object], slots: int) -> None:
+    clock = SimulatedClock()
+    executor = GatedExecutor(slots)
+    batcher = Batcher(executor, clock=clock, max_batch_rows=MAX_ROWS, queue_requests=4, queue_bytes=80)
+    asked: list[tuple[Submit, list[float], asyncio.Task[Probabilities]]] = []
+    for step in plan:
+        if isinstance(step, Submit):
+            sign = -1 if step.bad else 1
+            values = [sign * (len(asked) * 10.0 + row + 1) for row in range(step.rows)]
+            deadline_s = None if step.patience_s is None else clock.monotonic_s() + step.patience_s
+            submitted = batcher.submit(KEYS[step.key], request_of(*values, deadline_s=deadline_s))
+            asked.append((step, values, asyncio.create_task(submitted)))
+        elif isinstance(step, Release) and executor.held:
+            executor.release(step.position % executor.held)
+        elif isinstance(step, Leave) and asked:
+            asked[step.position % len(asked)][2].cancel()
+        elif isinstance(step, Advance):
+            await clock.advance(step.seconds)
+        await settle()
+        assert executor.running == executor.held <= slots
+        assert executor.running == slots or batcher.depth == 0  # nothing waits while a session is free
+    while executor.held:
+        executor.release()
+        await settle()
+
+    assert batcher.depth == 0
+    for step, values, task in asked:
+        assert task.done()
+        if task.cancelled():
+            continue
+        error = task.exception()
+        if error is None:
+            assert task.result()[:, 0].tolist() == [2 * value for value in values]
+            assert not step.bad
+        else:
+            assert isinstance(error, DeadlineExceededError | InvalidTensorError | QueueFullError)
+            assert step.bad or not isinstance(error, InvalidTensorError)
+    run_once = [value for _, batch in executor.batches for request in batch for value in request]
+    assert len(run_once) == len(set(run_once))
+    for _, batch in executor.batches:
+        assert len(batch) == 1 or sum(map(len, batch)) <= MAX_ROWS
+
+
+async def settle() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)

@@ -1,0 +1,113 @@
+"""Fakes of the gateway's inner interfaces, and a real gateway on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from firstline_core.errors import FirstlineError, InvalidTensorError
+from firstline_core.ids import new_request_id
+from firstline_core.types import Array, InferRequest, Tensor
+from firstline_gateway import server
+from firstline_gateway.api.app import create_app
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.gateway import Gateway
+
+DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
+
+
+def request_of(*values: float, model: str = "m", deadline_s: float | None = None, **fields: object) -> InferRequest:
+    """A request of one row for each value."""
+    return InferRequest(
+        model=model,
+        inputs=(Tensor("x", np.array(values, np.float32).reshape(-1, 1)),),
+        request_id=new_request_id(),
+        deadline_s=deadline_s,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def doubled(tensor: Tensor) -> Probabilities:
+    return (tensor.array * 2).astype(np.float32)
+
+
+class GatedExecutor:
+    """Holds every batch until the test lets it go; a row's answer is its double, and a negative row fails alone."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self._slots = slots
+        self.batches: list[tuple[ModelKey, list[list[float]]]] = []
+        self._gates: list[asyncio.Future[BaseException | None]] = []
+        self.running = 0
+        self.most_running = 0
+        self.closed = False
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor]) -> list[Outcome]:
+        self.batches.append((key, [tensor.array[:, 0].tolist() for tensor in inputs]))
+        gate: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self._gates.append(gate)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            error = await gate
+        finally:
+            self.running -= 1
+        if error is not None:
+            raise error
+        return [
+            InvalidTensorError("a negative row") if (tensor.array < 0).any() else doubled(tensor) for tensor in inputs
+        ]
+
+    @property
+    def held(self) -> int:
+        return len(self._gates)
+
+    def release(self, position: int = 0, error: BaseException | None = None) -> None:
+        """Lets one held batch end, or fail."""
+        self._gates.pop(position).set_result(error)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Doubler:
+    """A model that needs no file: prepares what is 0 or more, doubles it, and counts the rows of each run."""
+
+    def __init__(self, fails_above: float = float("inf")) -> None:
+        self.runs: list[int] = []
+        self._fails_above = fails_above
+
+    def prepare(self, tensor: Tensor) -> Array:
+        if (tensor.array < 0).any():
+            raise InvalidTensorError("Row 0 is negative.")
+        return tensor.array
+
+    def run(self, rows: Array) -> Probabilities:
+        self.runs.append(len(rows))
+        if (rows > self._fails_above).any():
+            raise FirstlineError("too large")
+        return (rows * 2).astype(np.float32)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway) -> AsyncIterator[str]:
+    """Serves on a free loopback port as the process does, and yields the URL."""
+    bound = server.bind("127.0.0.1", 0)
+    running = server.http_server(create_app(gateway), keep_alive_s=5)
+    await gateway.start()
+    task = asyncio.create_task(running.serve(sockets=[bound]))
+    await running.up.wait()
+    try:
+        yield server.url_of(bound)
+    finally:
+        running.should_exit = True
+        await task
+        await gateway.close()

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from support.gateway import GatedExecutor, request_of
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
+from firstline_core.types import InferRequest
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.executors.base import ModelKey, Probabilities
+
+M, N = ModelKey("m", 1), ModelKey("n", 1)
+
+
+class Bench:
+    """A batcher over a gated executor on a simulated clock."""
+
+    def __init__(self, slots: int = 1, rows: int = 4, requests: int = 100, size_bytes: int = 1 << 20) -> None:
+        self.clock = SimulatedClock()
+        self.executor = GatedExecutor(slots)
+        self.rows_run: list[int] = []
+        self.expired = 0
+        self.batcher = Batcher(
+            self.executor,
+            clock=self.clock,
+            max_batch_rows=rows,
+            queue_requests=requests,
+            queue_bytes=size_bytes,
+            on_batch=self.rows_run.append,
+            on_expired=self._count,
+        )
+
+    def _count(self) -> None:
+        self.expired += 1
+
+    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(key, request))
+        await settled()
+        return task
+
+    async def release(self, position: int = 0, error: BaseException | None = None) -> None:
+        self.executor.release(position, error)
+        await settled()
+
+    @property
+    def batches(self) -> list[list[list[float]]]:
+        return [rows for _, rows in self.executor.batches]
+
+
+async def settled() -> None:
+    """Lets every task run until it waits for something that only the test can give."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer() -> None:
+    bench = Bench()
+    task = await bench.submit(request_of(1, 2))
+    assert bench.batches == [[[1, 2]]]
+    assert bench.clock.sleepers == 0
+    await bench.release()
+    assert (await task).tolist() == [[2], [4]]
+    assert bench.batcher.depth == 0
+
+
+async def test_what_waited_while_the_session_was_busy_is_the_next_batch_in_order() -> None:
+    bench = Bench(rows=4)
+    first = await bench.submit(request_of(1))
+    rest = [await bench.submit(request_of(float(n))) for n in range(2, 8)]
+    assert bench.batcher.depth == 6
+    await bench.release()
+    assert (await first).tolist() == [[2]]
+    assert bench.batches[1] == [[2], [3], [4], [5]]
+    await bench.release()
+    assert bench.batches[2] == [[6], [7]]
+    await bench.release()
+    assert [(await task).tolist() for task in rest] == [[[2 * n]] for n in range(2, 8)]
+    assert bench.rows_run == [1, 4, 2]
+
+
+async def test_a_batch_takes_whole_requests_up_to_its_rows_and_a_large_one_alone() -> None:
+    bench = Bench(rows=4)
+    await bench.submit(request_of(0))
+    await bench.submit(request_of(1, 1, 1))
+    await bench.submit(request_of(2, 2))
+    await bench.submit(request_of(3, 3, 3, 3, 3, 3))
+    for _ in range(4):
+        await bench.release()
+    assert [[len(rows) for rows in batch] for batch in bench.batches] == [[1], [3], [2], [6]]
+
+
+async def test_every_session_is_used_and_never_more() -> None:
+    bench = Bench(slots=2)
+    for n in range(5):
+        await bench.submit(request_of(float(n)))
+    assert bench.batches == [[[0]], [[1]]]
+    await bench.release(1)
+    assert bench.batches[2] == [[2], [3], [4]]
+    assert bench.executor.most_running == 2
+
+
+async def test_models_take_turns_so_that_a_busy_one_does_not_starve_the_others() -> None:
+    bench = Bench(rows=1)
+    for n in range(4):
+        await bench.submit(request_of(float(n)))
+    await bench.submit(request_of(9), N)
+    for _ in range(4):
+        await bench.release()
+    assert [key.name for key, _ in bench.executor.batches] == ["m", "m", "n", "m", "m"]
+
+
+async def test_an_expired_request_is_dropped_before_it_runs() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    late = await bench.submit(request_of(1, deadline_s=1.0))
+    in_time = await bench.submit(request_of(2, deadline_s=9.0))
+    await bench.clock.advance(1.0)
+    await bench.release()
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await late
+    assert bench.batches[1:] == [[[2]]]
+    await bench.release()
+    assert (await in_time).tolist() == [[4]]
+    with pytest.raises(DeadlineExceededError):
+        await bench.batcher.submit(M, request_of(1, deadline_s=0.5))
+    assert bench.expired == 2
+
+
+async def test_when_all_that_waits_expired_the_session_takes_what_comes_next() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    late = [await bench.submit(request_of(1, deadline_s=1.0), key) for key in (M, N)]
+    await bench.clock.advance(2)
+    await bench.release()
+    assert [type(error) for error in await asyncio.gather(*late, return_exceptions=True)] == [DeadlineExceededError] * 2
+    await bench.submit(request_of(3))
+    assert bench.batches[1:] == [[[3]]]
+
+
+async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> None:
+    bench = Bench(rows=1, requests=2)
+    first = await bench.submit(request_of(0, 0))
+    await bench.clock.advance(3.0)
+    await bench.release()
+    await first  # 1.5 seconds a row
+    for _ in range(3):
+        await bench.submit(request_of(1))
+    with pytest.raises(QueueFullError, match="2 requests wait for model 'm'") as caught:
+        await bench.batcher.submit(M, request_of(1))
+    assert caught.value.retry_after_s == pytest.approx(3.0)
+    await bench.submit(request_of(1), N)  # another model has room
+    await bench.release()
+    await bench.submit(request_of(1))
+
+
+async def test_the_queue_is_bounded_in_bytes_over_all_models() -> None:
+    bench = Bench(size_bytes=12)
+    await bench.submit(request_of(*range(100)))  # runs at once, however large: nothing waits
+    await bench.submit(request_of(1, 2))
+    with pytest.raises(QueueFullError, match="8 bytes of requests wait") as caught:
+        await bench.batcher.submit(N, request_of(1, 2))
+    assert caught.value.retry_after_s is not None
+    await bench.submit(request_of(1), N)
+
+
+async def test_a_bad_request_fails_alone_in_its_batch() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    tasks = [await bench.submit(request_of(value)) for value in (1.0, -1.0, 3.0)]
+    await bench.release()
+    await bench.release()
+    good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(bad, InvalidTensorError)
+    assert np.array_equal(good, [[2]])  # type: ignore[arg-type]
+    assert np.array_equal(also_good, [[6]])  # type: ignore[arg-type]
+
+
+async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
+    bench = Bench()
+    first = await bench.submit(request_of(0))
+    second = await bench.submit(request_of(1))
+    await bench.release(error=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        await first
+    await bench.release()
+    assert (await second).tolist() == [[2]]
+
+
+async def test_a_caller_that_leaves_takes_its_request_along() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    leaving = await bench.submit(request_of(1))
+    staying = await bench.submit(request_of(2))
+    leaving.cancel()
+    await settled()
+    assert bench.batcher.depth == 1
+    await bench.release()
+    assert bench.batches[1] == [[2]]
+    await bench.release()
+    assert (await staying).tolist() == [[4]]
+
+
+async def test_a_caller_may_leave_while_its_request_runs() -> None:
+    bench = Bench()
+    leaving = await bench.submit(request_of(0))
+    leaving.cancel()
+    staying = await bench.submit(request_of(2))
+    await bench.release()
+    await bench.release()
+    assert leaving.cancelled()
+    assert (await staying).tolist() == [[4]]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.gateway import DIGITS, GatedExecutor, request_of
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    InvalidTensorError,
+    ModelMismatchError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+)
+from firstline_core.protocol.limits import Limits
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.repository import Repository, load_repository
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+class Bench:
+    def __init__(self, repository: Repository) -> None:
+        self.clock = SimulatedClock()
+        self.executor = GatedExecutor()
+        self.metrics = GatewayMetrics()
+        batcher = Batcher(self.executor, clock=self.clock, max_batch_rows=8, queue_requests=8, queue_bytes=1 << 20)
+        self.plane = GatewayDataPlane(repository, batcher, metrics=self.metrics, clock=self.clock, limits=Limits())
+
+    def counted(self, line: str) -> bool:
+        return line in self.metrics.render()[0].decode()
+
+
+@pytest.fixture
+def bench(repository: Repository) -> Bench:
+    return Bench(repository)
+
+
+def digits_request(**fields: object) -> InferRequest:
+    request = request_of(1, 2, model="digits", **fields)  # type: ignore[arg-type]
+    return replace(request, inputs=(Tensor("image", request.inputs[0].array),))
+
+
+async def until_held(executor: GatedExecutor) -> None:
+    while not executor.held:  # noqa: ASYNC110 (nothing here waits for time)
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_says_who_gave_it_and_how_long_it_took(bench: Bench, repository: Repository) -> None:
+    request = digits_request(id="mine")
+    task = asyncio.create_task(bench.plane.infer(request))
+    await until_held(bench.executor)
+    await bench.clock.advance(0.25)
+    bench.executor.release()
+    response = await task
+    answer = response.answer
+    assert (response.model, response.version, response.id) == ("digits", "1", "mine")
+    assert response.output("probabilities").tolist() == [[2], [4]]
+    assert answer is not None
+    assert (answer.request_id, answer.tier, answer.status) == (request.request_id, Tier.CLOUD, Status.FINAL)
+    assert (answer.certified, answer.durable, answer.confidence) == (True, False, None)
+    assert answer.reason is Reason.REQUESTED
+    assert answer.model_digest == repository.resolve("digits", "").digest
+    assert [(attempt.outcome, attempt.ms) for attempt in answer.attempts] == [("ok", 250.0)]
+    assert bench.counted('firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"} 1.0')
+
+
+async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repository: Repository) -> None:
+    digest = repository.resolve("digits", "").digest
+    task = asyncio.create_task(bench.plane.infer(digits_request(full_model_digest=digest, version="1")))
+    await until_held(bench.executor)
+    bench.executor.release()
+    assert (await task).version == "1"
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "said"),
+    [
+        (digits_request(privacy=Privacy.LOCAL_ONLY), RequestError, "must not leave the device"),
+        (digits_request(route=Route.EDGE), RequestError, "route=edge cannot be met by a gateway"),
+        (
+            digits_request(full_model_digest="ab"),
+            ModelMismatchError,
+            "full model ab, but version 1 .* has [0-9a-f]{64}",
+        ),
+        (digits_request(version="2"), UnknownModelError, "no version '2'"),
+        (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has 'x'"),
+        (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
+    ],
+)
+async def test_what_cannot_run_here_is_refused_before_it_queues(
+    bench: Bench, request_: InferRequest, kind: type[RequestError], said: str
+) -> None:
+    with pytest.raises(kind, match=said) as caught:
+        await bench.plane.infer(request_)
+    assert type(caught.value) is kind
+    assert not bench.executor.batches
+
+
+async def test_a_second_input_is_refused(bench: Bench) -> None:
+    request = digits_request()
+    with pytest.raises(InvalidTensorError, match="takes one input"):
+        await bench.plane.infer(replace(request, inputs=request.inputs * 2))
+
+
+async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: Bench) -> None:
+    task = asyncio.create_task(bench.plane.infer(digits_request()))
+    await until_held(bench.executor)
+    assert bench.plane.ready()
+    drained = asyncio.create_task(bench.plane.drain())
+    await asyncio.sleep(0)
+    assert not bench.plane.ready()
+    assert not bench.plane.model_ready("digits", "")
+    assert bench.plane.live()
+    with pytest.raises(NotReadyError, match="shutting down") as caught:
+        await bench.plane.infer(digits_request())
+    assert caught.value.retry_after_s is not None
+    assert not drained.done()
+    bench.executor.release()
+    await drained
+    found: Array = (await task).output("probabilities")
+    assert found.dtype == np.float32
+
+
+async def test_a_gateway_without_models_is_live_and_not_ready() -> None:
+    plane = Bench(Repository({})).plane
+    assert plane.live()
+    assert not plane.ready()
+    with pytest.raises(UnknownModelError, match="it serves: none"):
+        plane.model_ready("digits", "")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_gateway.settings import Settings, is_loopback, load
+
+EXAMPLE = Path(__file__).parents[3] / "cloud_gateway" / "gateway.toml"
+
+
+def test_the_example_shows_every_key_with_its_default() -> None:
+    shown = tomllib.loads(EXAMPLE.read_text())
+    assert shown == msgspec.json.decode(msgspec.json.encode(Settings()))
+
+
+def test_relative_paths_count_from_the_files_folder() -> None:
+    found = load(EXAMPLE)
+    assert Path(found.models.directory) == EXAMPLE.parent / "models"
+    assert Path(found.auth.tokens_file) == EXAMPLE.parent / "tokens.json"
+    assert found.mqtt.password_file == found.mqtt.tls_ca_file == ""
+    assert load(None, overrides={"mqtt.tls_ca_file": "system"}).mqtt.tls_ca_file == "system"
+    assert load(EXAMPLE, overrides={"models.directory": "/srv/models"}).models.directory == "/srv/models"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gateway.example"])
+def test_authentication_is_off_on_loopback_only(host: str) -> None:
+    with pytest.raises(ConfigError, match=r'auth\.mode = "off" would let anybody who reaches'):
+        load(None, overrides={"auth.mode": "off", "api.host": host})
+    assert load(None, overrides={"api.host": host}).auth.mode == "tokens"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_is_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+    assert load(None, overrides={"auth.mode": "off", "api.host": host}).auth.mode == "off"
+
+
+def test_the_environment_is_read() -> None:
+    found = load(None, environ={"FIRSTLINE_GATEWAY_EXECUTION__PROVIDERS": '["CUDAExecutionProvider"]'})
+    assert found.execution.providers == ("CUDAExecutionProvider",)
+
+
+def test_a_password_needs_a_user() -> None:
+    with pytest.raises(ConfigError, match=r"without mqtt\.username"):
+        load(None, overrides={"mqtt.password_file": "p"})
+
+
+def test_limits_and_sessions_follow_from_the_settings() -> None:
+    found = load(None, overrides={"api.body_limit_bytes": 1000, "api.rows_limit": 7})
+    assert (found.limits.body_bytes, found.limits.json_bytes, found.limits.rows) == (1000, 1000, 7)
+    assert found.sessions >= 1
+    assert load(None, overrides={"execution.sessions": 3}).sessions == 3

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.gateway import DIGITS
+
+from firstline_core.errors import ConfigError, IntegrityError, ModelLoadError, UnknownModelError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.repository import load_repository
+
+
+def put(folder: Path, **changes: object) -> Path:
+    """A copy of the digits bundle, with some fields of its manifest changed."""
+    shutil.copytree(DIGITS, folder, ignore=shutil.ignore_patterns("edge*"))
+    manifest = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_every_version_is_served_and_the_highest_is_current(tmp_path: Path) -> None:
+    put(tmp_path / "digits" / "2", version=2)
+    put(tmp_path / "digits" / "10", version=10)
+    put(tmp_path / "other", name="other")
+    repository = load_repository(tmp_path, RuntimeOptions())
+    assert [served.key for served in repository] == [("digits", 2), ("digits", 10), ("other", 1)]
+    assert repository.versions("digits") == (2, 10)
+    assert repository.resolve("digits", "").key == ModelKey("digits", 10)
+    assert repository.resolve("digits", "2").key == ModelKey("digits", 2)
+    assert repository.metadata("digits", "2").versions == ("2", "10")
+    assert repository.metadata("digits", "").inputs[0].datatype == "BYTES"
+    assert repository.metadata("digits", "").platform == "onnxruntime_onnx"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("digit", "", "no model 'digit' on this gateway; it serves: digits"),
+        ("digits", "3", "no version '3' on this gateway; it serves: 1"),
+        ("digits", "01", "no version '01'"),
+        ("digits", "x", "no version 'x'"),
+    ],
+)
+def test_what_is_not_served_is_refused_with_what_is(name: str, version: str, said: str) -> None:
+    with pytest.raises(UnknownModelError, match=said):
+        load_repository(DIGITS, RuntimeOptions()).resolve(name, version)
+
+
+def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
+    put(tmp_path / "good")
+    put(tmp_path / "again")
+    put(tmp_path / "edge-only", name="edge-only", full=None)
+    (put(tmp_path / "damaged", name="damaged") / "full.onnx").write_bytes(b"no model")
+    (put(tmp_path / "incomplete", name="incomplete") / "full.onnx").unlink()
+    put(tmp_path / ".hidden", name="hidden")
+    (tmp_path / "no-bundle").mkdir()
+    (tmp_path / "a-file").touch()
+    repository = load_repository(tmp_path, RuntimeOptions())
+    assert [served.key.name for served in repository] == ["digits"]
+    refused = {bundle.path.name: bundle.error for bundle in repository.refused}
+    assert {name: type(error) for name, error in refused.items()} == {
+        "good": ConfigError,  # "again" comes first
+        "edge-only": ModelLoadError,
+        "damaged": IntegrityError,
+        "incomplete": ModelLoadError,
+    }
+    assert "both version 1 of 'digits'" in refused["good"].message
+    assert "no full model" in refused["edge-only"].message
+
+
+def test_an_execution_provider_that_is_absent_is_an_error_and_not_the_cpu() -> None:
+    repository = load_repository(DIGITS, RuntimeOptions(providers=("NoSuchExecutionProvider",)))
+    assert not repository.models
+    assert "NoSuchExecutionProvider" in repository.refused[0].error.message
+
+
+def test_a_models_folder_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no models folder"):
+        load_repository(tmp_path / "models", RuntimeOptions())
+    assert not load_repository(tmp_path, RuntimeOptions()).models
