@@ -55,19 +55,22 @@ kind = "{transport}"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A running agent, asked through `client`; `wire` is its only way to the gateway."""
+    """A running agent, asked at `url` or through `client`; `wire` is its only way to the gateway."""
 
     transport: Transport
+    url: str
     client: AsyncClient
     wire: Wire
+    process: asyncio.subprocess.Process
 
 
 class House:
     """A running gateway, and devices that are started one at a time."""
 
-    def __init__(self, folder: Path, gateway_port: int, broker_port: int | None) -> None:
+    def __init__(self, folder: Path, gateway_url: str, broker_port: int | None) -> None:
+        self.gateway_url = gateway_url
         self._folder = folder
-        self._gateway_port = gateway_port
+        self._gateway_port = urlsplit(gateway_url).port
         self._broker_port = broker_port
 
     @property
@@ -75,8 +78,13 @@ class House:
         return ("http",) if self._broker_port is None else ("http", "mqtt")
 
     @asynccontextmanager
-    async def device(self, transport: Transport) -> AsyncIterator[Device]:
-        """Starts an agent with an empty cache whose link uses `transport`."""
+    async def device(self, transport: Transport, settings: str = "") -> AsyncIterator[Device]:
+        """Starts an agent whose link uses `transport`; its state outlives it, for the next one of that transport.
+
+        Args:
+            transport: one of `transports`.
+            settings: further sections of its configuration, as TOML.
+        """
         far_port = self._gateway_port if transport == "http" else self._broker_port
         assert far_port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
         async with AsyncExitStack() as stack:
@@ -87,11 +95,11 @@ class House:
                 if transport == "http"
                 else f'host = "127.0.0.1"\nport = {wire.port}\n'
             )
-            config.write_text(_AGENT.format(device=DEVICE, transport=transport) + link)
+            config.write_text(_AGENT.format(device=DEVICE, transport=transport) + link + settings)
             log = self._folder / f"agent-{transport}.log"
             agent = await stack.enter_async_context(tier("firstline_edge", config, log))
             client = await stack.enter_async_context(AsyncClient(agent.url))
-            yield Device(transport, client, wire)
+            yield Device(transport, agent.url, client, wire, agent.process)
 
 
 @asynccontextmanager
@@ -118,7 +126,7 @@ async def house(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Ho
         token_file.touch(mode=0o600)
         token_file.write_text(await _create_token(config))
         gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
-        yield House(folder, urlsplit(gateway.url).port or 0, broker_port)
+        yield House(folder, gateway.url, broker_port)
 
 
 async def _create_token(config: Path) -> str:

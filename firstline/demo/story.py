@@ -85,19 +85,15 @@ async def _visit(device: Device, job: Job, records: list[Record], show: Show) ->
     traffic = online + rng.sample(online, round(len(online) * REPEAT_SHARE))
     name = device.transport.upper()
 
+    first = len(records)
     await _send(device, traffic, job.model, records, lambda: show(f"{name}: online", records))
     await device.wire.cut()
-    first_offline = len(records)
     await _send(device, offline, job.model, records, lambda: show(f"{name}: the link is cut", records), offline=True)
     await device.wire.restore()
-    for record in records[first_offline:]:
+    for record in records[first:]:
         if record.status is Status.PROVISIONAL:
             await _correct(device, record, job.labels)
             show(f"{name}: the link is back, corrections arrive", records)
-    for record in records:
-        # Online, a provisional answer is rare (a late gateway), and its correction just as much a promise.
-        if record.status is Status.PROVISIONAL and not record.settled:
-            await _correct(device, record, job.labels)
 
 
 async def _send(

@@ -65,6 +65,10 @@ class Wire:
         except OSError:
             near.transport.abort()
             return
+        if self._listener is None:  # cut while the far side was being reached
+            near.transport.abort()
+            far.transport.abort()
+            return
         for writer in (near, far):
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open |= {near, far}

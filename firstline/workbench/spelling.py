@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -47,7 +47,6 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 _BEFORE = ("decode", "center_crop", "resize", "scale", "layout", "flatten", "graph")
 _AFTER = ("softmax", "label_offset", "graph")
 _NUMBERS = {"fraction": float, "offset": int}
-S = TypeVar("S")
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:

@@ -1,0 +1,215 @@
+"""Both tiers as processes, over HTTP and over MQTT: every way in which one request can go."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from firstline.client import AsyncClient
+from firstline.demo import assets
+from firstline.demo.house import Device, House, Transport, house
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import LinkDownError, RequestError, UnauthorizedError, UnknownAnswerError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferResponse, Reason, Status, Tensor, Tier
+
+MODEL = "digits"
+LIMIT_BYTES = 4_000
+SETTINGS = f"[policy]\nlimit_bytes = {LIMIT_BYTES}\n"
+
+
+@dataclass(frozen=True)
+class Scans:
+    """Held-out scans by what the bundle's policy does with them, with each model's own answers."""
+
+    sure: list[bytes]
+    unsure: list[bytes]
+    edge: dict[bytes, np.ndarray]
+    full: dict[bytes, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def scans() -> Scans:
+    bundle = open_bundle(assets.digits() / "bundle")
+    options = RuntimeOptions()
+    assert bundle.manifest.full is not None
+    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
+    score = load_scorer(bundle, options)
+    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 150).read()]
+    said = {content: edge.predict(tensor_of(content)) for content in contents}
+    sure = [content for content in contents if score(said[content])[0] >= bundle.manifest.policy.threshold]
+    return Scans(
+        sure=sure,
+        unsure=[content for content in contents if content not in sure],
+        edge={content: rows[0] for content, rows in said.items()},
+        full={content: full.predict(tensor_of(content))[0] for content in contents},
+    )
+
+
+def tensor_of(content: bytes) -> Tensor:
+    return Tensor("image", np.array([content], dtype=np.object_))
+
+
+@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    chosen: Transport = request.param
+    return chosen
+
+
+@pytest.fixture
+async def running(tmp_path: Path, transport: Transport) -> AsyncIterator[House]:
+    async with house(tmp_path, assets.digits() / "bundle", mosquitto=transport == "mqtt") as running:
+        yield running
+
+
+@pytest.fixture
+async def device(running: House, transport: Transport) -> AsyncIterator[Device]:
+    async with running.device(transport, SETTINGS) as device:
+        yield device
+
+
+async def asked(device: Device, *contents: bytes, **wishes: object) -> InferResponse:
+    return await device.client.infer(MODEL, {"image": list(contents)}, **wishes)  # type: ignore[arg-type]
+
+
+def check(response: InferResponse, tier: Tier, reason: Reason, status: Status = Status.FINAL) -> None:
+    assert response.answer is not None
+    assert (response.answer.tier, response.answer.reason, response.answer.status) == (tier, reason, status)
+
+
+def rows_of(response: InferResponse) -> np.ndarray:
+    return response.output("probabilities")
+
+
+def noise(side: int, seed: int = 0) -> bytes:
+    """A PNG that does not compress: some side * side bytes."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def heavy_scan() -> bytes:
+    scan = noise(100)
+    assert len(scan) > LIMIT_BYTES
+    return scan
+
+
+async def test_online_each_request_is_answered_where_it_should_be(device: Device, scans: Scans) -> None:
+    sure, unsure = scans.sure[0], scans.unsure[0]
+
+    confident = await asked(device, sure)
+    check(confident, Tier.EDGE, Reason.CONFIDENT)
+    np.testing.assert_allclose(rows_of(confident)[0], scans.edge[sure], atol=1e-5)
+
+    escalated = await asked(device, unsure)
+    check(escalated, Tier.CLOUD, Reason.UNCERTAIN)
+    assert escalated.answer is not None
+    assert escalated.answer.certified
+    assert escalated.answer.confidence is not None
+    np.testing.assert_allclose(rows_of(escalated)[0], scans.full[unsure], atol=1e-5)
+
+    for content, first in ((sure, confident), (unsure, escalated)):
+        again = await asked(device, content)
+        assert again.answer is not None
+        assert again.answer.tier is Tier.CACHE
+        np.testing.assert_array_equal(rows_of(again), rows_of(first))
+
+    heavy = await asked(device, heavy_scan())
+    check(heavy, Tier.CLOUD, Reason.HEAVY)
+    with pytest.raises(RequestError, match="local_only"):
+        await asked(device, heavy_scan(), privacy="local_only")
+
+    requested = await asked(device, scans.sure[1], route="cloud")
+    check(requested, Tier.CLOUD, Reason.REQUESTED)
+    np.testing.assert_allclose(rows_of(requested)[0], scans.full[scans.sure[1]], atol=1e-5)
+
+
+async def test_local_only_never_crosses_the_link(device: Device) -> None:
+    carried_bytes = device.wire.bytes_sent
+    for seed in range(5):
+        scan = noise(60, seed)
+        assert len(scan) < LIMIT_BYTES
+        answered = await asked(device, scan, privacy="local_only")
+        check(answered, Tier.EDGE, Reason.LOCAL_ONLY)
+        assert answered.answer is not None
+        assert not answered.answer.certified
+    # Probes and keep-alives pass, but not even one of the scans.
+    assert device.wire.bytes_sent - carried_bytes < len(scan)
+
+
+async def test_of_a_batch_only_unsure_rows_travel_and_the_order_is_kept(device: Device, scans: Scans) -> None:
+    batch = [scans.unsure[0], scans.sure[0], scans.sure[1], scans.unsure[1], scans.sure[2]]
+    mixed = await asked(device, *batch)
+    check(mixed, Tier.CLOUD, Reason.UNCERTAIN)
+    assert mixed.answer is not None
+    assert [row.tier for row in mixed.answer.rows] == [Tier.CLOUD, Tier.EDGE, Tier.EDGE, Tier.CLOUD, Tier.EDGE]
+    expected = [scans.full[content] if content in scans.unsure else scans.edge[content] for content in batch]
+    np.testing.assert_allclose(rows_of(mixed), expected, atol=1e-5)
+
+
+async def test_offline_it_answers_at_once_and_corrects_when_the_link_is_back(device: Device, scans: Scans) -> None:
+    await device.wire.cut()
+    check(await asked(device, scans.sure[0]), Tier.EDGE, Reason.CONFIDENT)
+    provisional = [await asked(device, content) for content in scans.unsure[:5]]
+    for content, response in zip(scans.unsure, provisional, strict=False):
+        check(response, Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
+        assert response.answer is not None
+        assert response.answer.durable
+        np.testing.assert_allclose(rows_of(response)[0], scans.edge[content], atol=1e-5)
+    with pytest.raises(LinkDownError) as refused:
+        await asked(device, heavy_scan())
+    assert refused.value.retry_after_s is not None
+    check(await asked(device, scans.unsure[6], privacy="local_only"), Tier.EDGE, Reason.LOCAL_ONLY)
+
+    await device.wire.restore()
+    for content, response in zip(scans.unsure, provisional, strict=False):
+        assert response.answer is not None
+        final = await device.client.wait_for_final(response.answer.request_id)
+        assert final.answer is not None
+        assert final.answer.status is Status.FINAL
+        assert final.answer.certified
+        np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
+
+
+async def test_a_kill_loses_no_promise(running: House, transport: Transport, scans: Scans) -> None:
+    promised: dict[str, bytes] = {}
+    async with running.device(transport, SETTINGS) as device:
+        await device.wire.cut()
+
+        async def promise(content: bytes) -> None:
+            response = await asked(device, content)
+            assert response.answer is not None
+            if response.answer.durable:
+                promised[response.answer.request_id] = content
+
+        pending = [asyncio.create_task(promise(content)) for content in scans.unsure]
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        device.process.kill()
+        await device.process.wait()
+        await asyncio.gather(*pending, return_exceptions=True)
+    assert promised
+
+    async with running.device(transport, SETTINGS) as device:
+        for request_id, content in promised.items():
+            final = await device.client.wait_for_final(request_id)
+            assert final.answer is not None
+            assert final.answer.status is Status.FINAL
+            np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
+
+
+async def test_strangers_are_refused(running: House, device: Device, scans: Scans) -> None:
+    async with AsyncClient(running.gateway_url) as stranger:
+        with pytest.raises(UnauthorizedError, match="Authorization"):
+            await stranger.infer(MODEL, {"image": scans.sure[0]})
+    with pytest.raises(UnknownAnswerError):
+        await device.client.answer("01890a5d-ac96-774b-bcce-b302099a8057")
