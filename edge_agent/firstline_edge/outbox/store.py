@@ -73,6 +73,8 @@ class Outbox:
         self._answer_max_age_s = answer_max_age_s
         self._clock = clock
         self._pending = asyncio.Event()
+        self._floor_s = _EARLIEST_PLAUSIBLE_S
+        self._born_s: dict[str, float] = {}
         with contextlib.ExitStack() as undo:
             self._lock = undo.enter_context(schema.lock(path))
             connection = undo.enter_context(contextlib.closing(schema.open_or_replace(path, clock.wall_s())))

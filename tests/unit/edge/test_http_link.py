@@ -1,0 +1,262 @@
+"""The HTTP link against a real socket server that behaves as each test says."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.escalations import request, response
+
+from firstline_core import errors
+from firstline_core.protocol import http as wire
+from firstline_core.protocol.oip import Limits, decode_request, encode_response
+from firstline_edge.links.http import HttpLink, HttpLinkSettings
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Script = Callable[[Reader, Writer], Awaitable[None]]
+
+
+class Server:
+    """Serves each connection with `script`."""
+
+    def __init__(self) -> None:
+        self.script: Script = answer_well
+        self.connections = 0
+        self.heads: list[str] = []
+        self.open: set[Writer] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Server":
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        for writer in self.open:
+            writer.transport.abort()
+        await asyncio.gather(*self.tasks)
+        await self.server.wait_closed()
+
+    async def _serve(self, reader: Reader, writer: Writer) -> None:
+        self.connections += 1
+        self.open.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        reader.server = self  # type: ignore[attr-defined]
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self.script(reader, writer)
+        writer.transport.abort()
+
+
+async def read_request(reader: Reader) -> tuple[str, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.strip().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    headers = {name.lower(): value for name, value in headers.items()}
+    reader.server.heads.append(head)  # type: ignore[attr-defined]
+    return first, headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+def reply(status: int, body: bytes, headers: dict[str, str] | None = None) -> bytes:
+    lines = {"Content-Length": str(len(body))} | (headers or {})
+    return (
+        f"HTTP/1.1 {status} X\r\n".encode()
+        + "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode()
+        + b"\r\n"
+        + body
+    )
+
+
+async def answer_once(reader: Reader, writer: Writer) -> None:
+    first, headers, body = await read_request(reader)
+    if first.startswith("GET /v2/health/live "):
+        writer.write(reply(200, b'{"live": true}'))
+    else:
+        asked = decode_request("digits", body, int(headers[wire.HEADER_LENGTH.lower()]), trust_request_id=True)
+        assert asked.deadline_s is not None
+        encoded = encode_response(asked, response(asked))
+        writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
+    await writer.drain()
+
+
+async def answer_well(reader: Reader, writer: Writer) -> None:
+    while True:
+        await answer_once(reader, writer)
+
+
+def always(answer: bytes) -> Script:
+    async def script(reader: Reader, writer: Writer) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(answer)
+
+    return script
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with Server() as running:
+        yield running
+
+
+@pytest.fixture
+async def link(server: Server) -> AsyncIterator[HttpLink]:
+    made = HttpLink(HttpLinkSettings(server.url, token="secret"), limits=Limits(body_bytes=100_000))
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_asks_by_version_with_the_token_over_one_connection(server: Server, link: HttpLink) -> None:
+    for _ in range(3):
+        asked = request(2)
+        answer = await link.infer(asked, 5.0)
+        assert answer.answer == response(asked).answer
+        assert answer.output("probabilities").shape == (2, 10)
+    assert server.connections == 1
+    assert server.heads[0].startswith("POST /v2/models/digits/versions/1/infer HTTP/1.1\r\n")
+    assert "\r\nauthorization: bearer secret\r\n" in server.heads[0].lower()
+
+
+async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, link: HttpLink) -> None:
+    await link.infer(request(model="../x?y", version=""), 5.0)
+    assert server.heads[0].startswith("POST /v2/models/..%2Fx%3Fy/infer ")
+
+
+async def test_small_packets_are_not_held_back(link: HttpLink) -> None:
+    await link.infer(request(), 5.0)
+    [connection] = link._client._transport._pool.connections  # type: ignore[attr-defined]
+    stream = connection._connection._network_stream
+    assert stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_nobody_there_is_a_link_down() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        link = HttpLink(HttpLinkSettings(url))
+        with pytest.raises(errors.LinkDownError, match=url):
+            await link.infer(request(), 5.0)
+        with pytest.raises(errors.LinkDownError):
+            await link.probe(5.0)
+        await link.close()
+
+
+async def test_silence_is_a_timeout_over_the_whole_exchange(server: Server, link: HttpLink) -> None:
+    async def drip(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n")
+        while True:  # each byte would renew a timeout that counts reads
+            writer.write(b".")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    server.script = drip
+    with pytest.raises(errors.RemoteTimeoutError, match=r"within 0\.1 s"):
+        await link.infer(request(), 0.1)
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced(server: Server, link: HttpLink) -> None:
+    async def close_on_the_second(reader: Reader, writer: Writer) -> None:
+        await answer_once(reader, writer)
+        await read_request(reader)  # heard, and dropped without a word
+
+    server.script = close_on_the_second
+    for _ in range(4):
+        await link.infer(request(), 5.0)
+    assert server.connections == 4
+
+
+async def test_a_fresh_connection_that_is_dropped_is_not_tried_forever(server: Server, link: HttpLink) -> None:
+    async def drop(reader: Reader, _writer: Writer) -> None:
+        await read_request(reader)
+
+    server.script = drop
+    with pytest.raises(errors.ProtocolError):
+        await link.infer(request(), 5.0)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, errors.InvalidTensorError("no")),
+        (401, errors.UnauthorizedError("no")),
+        (409, errors.ModelMismatchError("no")),
+        (503, errors.QueueFullError("later", retry_after_s=3.0)),
+        (503, errors.NotReadyError("starting")),
+        (500, errors.InferenceError("broken")),
+    ],
+)
+async def test_what_the_gateway_says_is_raised_as_it_was(
+    server: Server, link: HttpLink, status: int, error: errors.FirstlineError
+) -> None:
+    server.script = always(reply(status, wire.error_body(error)))
+    with pytest.raises(type(error)) as raised:
+        await link.infer(request(), 5.0)
+    assert type(raised.value) is type(error)
+    assert raised.value.retry_after_s == error.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, errors.ProtocolError),  # a captive portal must not end a promise
+        (302, errors.ProtocolError),
+        (400, errors.ProtocolError),
+        (200, errors.ProtocolError),
+        (401, errors.UnauthorizedError),
+        (413, errors.PayloadTooLargeError),
+        (502, errors.LinkError),
+        (503, errors.CapacityError),
+    ],
+)
+async def test_what_only_a_proxy_says_is_told_apart(
+    server: Server, link: HttpLink, status: int, kind: type[errors.FirstlineError]
+) -> None:
+    server.script = always(reply(status, b"<html>Welcome to the hotel</html>", {"Location": "http://portal/"}))
+    with pytest.raises(kind) as raised:
+        await link.infer(request(), 5.0)
+    assert type(raised.value) is kind
+
+
+async def test_an_answer_over_the_limit_is_not_read(server: Server, link: HttpLink) -> None:
+    server.script = always(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n")
+    with pytest.raises(errors.ProtocolError, match="too much"):
+        await link.infer(request(), 5.0)
+
+
+async def test_what_is_not_http_is_the_links_fault(server: Server, link: HttpLink) -> None:
+    server.script = always(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+    with pytest.raises(errors.ProtocolError):
+        await link.infer(request(), 5.0)
+
+
+async def test_a_probe_wants_a_gateway_and_not_a_friendly_page(server: Server, link: HttpLink) -> None:
+    await link.probe(5.0)
+    for body in (b"<html>", b"{}", json.dumps({"live": False}).encode(), b"[]"):
+        server.script = always(reply(200, body))
+        link_two = HttpLink(HttpLinkSettings(server.url))
+        with pytest.raises(errors.ProtocolError, match="gateway"):
+            await link_two.probe(5.0)
+        await link_two.close()
+
+
+@pytest.mark.parametrize("url", ["", "gateway:8000", "ftp://gateway", "http://", "http://a b"])
+def test_a_url_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(errors.ConfigError, match="URL"):
+        HttpLink(HttpLinkSettings(url))
+
+
+def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"absent\.pem"):
+        HttpLink(HttpLinkSettings("https://gateway", ca_file=tmp_path / "absent.pem"))
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "secret" not in repr(HttpLinkSettings("http://gateway", token="secret"))

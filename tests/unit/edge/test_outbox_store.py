@@ -1,0 +1,337 @@
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.escalations import request, response
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
+from firstline_core.ids import new_request_id
+from firstline_core.types import InferRequest, Privacy, Status
+from firstline_edge.outbox.schema import SCHEMA_VERSION
+from firstline_edge.outbox.store import Outbox, OutboxItem
+
+DAY_S = 86_400.0
+
+
+def item(asked: InferRequest | None = None, *, created_wall_s: float = 1_800_000_000.0) -> OutboxItem:
+    asked = asked or request(2, deadline_s=5.0, full_model_digest="ab" * 32)
+    return OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), created_wall_s)
+
+
+def overwrite(path: Path, offset: int, damage: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = bytearray(path.read_bytes() if path.exists() else b"")
+    content[offset : offset + len(damage)] = damage
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "outbox.db"
+
+
+@pytest.fixture
+async def outbox(path: Path, clock: SimulatedClock) -> AsyncIterator[Outbox]:
+    opened = Outbox(path, limit_items=5, clock=clock)
+    yield opened
+    opened.close()
+
+
+async def test_what_goes_in_comes_out_oldest_first(outbox: Outbox) -> None:
+    put = [item() for _ in range(3)]
+    for one in put:
+        await outbox.put(one)
+    found = await outbox.pending(2)
+    assert [one.request.request_id for one in found] == [one.request.request_id for one in put[:2]]
+    first, original = found[0], put[0]
+    assert first.rows == (0, 2)
+    assert first.created_wall_s == original.created_wall_s
+    assert first.request.inputs[0].array.tolist() == original.request.inputs[0].array.tolist()
+    assert (first.request.model, first.request.version, first.request.principal) == ("digits", "1", "local")
+    assert first.request.full_model_digest == "ab" * 32
+    assert first.request.deadline_s is None  # it has long passed
+    assert first.provisional.answer == original.provisional.answer
+    assert outbox.depth == 3
+    assert outbox.size_bytes > 0
+
+
+async def test_an_answer_is_provisional_then_final_and_only_its_principals(outbox: Outbox) -> None:
+    asked = request(2, principal="app-1")
+    await outbox.put(item(asked))
+    found = await outbox.answer(asked.request_id, "app-1")
+    assert found.answer is not None
+    assert found.answer.status is Status.PROVISIONAL
+    final = response(asked, value=0.75, rows=3)
+    await outbox.finish(asked.request_id, final)
+    found = await outbox.answer(asked.request_id, "app-1")
+    assert found.answer == final.answer
+    assert float(found.output("probabilities")[0, 0]) == 0.75
+    assert (outbox.depth, outbox.size_bytes) == (0, 0)
+    for request_id, principal in ((asked.request_id, "app-2"), (asked.request_id, ""), (new_request_id(), "app-1")):
+        with pytest.raises(UnknownAnswerError):
+            await outbox.answer(request_id, principal)
+
+
+async def test_a_full_outbox_refuses_and_evicts_nothing(outbox: Outbox) -> None:
+    put = [item() for _ in range(5)]
+    await asyncio.gather(*(outbox.put(one) for one in put))
+    with pytest.raises(QueueFullError, match="5 requests"):
+        await outbox.put(item())
+    assert [one.request.request_id for one in await outbox.pending(9)] == [one.request.request_id for one in put]
+    await outbox.finish(put[0].request.request_id, put[0].provisional)
+    await outbox.put(item())
+
+
+async def test_bytes_are_bounded_too_even_within_one_group(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, limit_bytes=10_000, clock=clock)
+    outcomes = await asyncio.gather(*(outbox.put(item()) for _ in range(50)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {type(None), QueueFullError}
+    assert outbox.depth == outcomes.count(None)
+    assert 0 < outbox.size_bytes <= 10_000
+    outbox.close()
+    again = Outbox(path, clock=clock)
+    assert again.depth == outcomes.count(None)
+    again.close()
+
+
+async def test_counters_survive_reopening(path: Path, clock: SimulatedClock) -> None:
+    first = Outbox(path, clock=clock)
+    put = [item() for _ in range(3)]
+    for one in put:
+        await first.put(one)
+    await first.finish(put[1].request.request_id, put[1].provisional)
+    counted = (first.depth, first.size_bytes)
+    first.close()
+    second = Outbox(path, clock=clock)
+    assert (second.depth, second.size_bytes) == counted
+    await asyncio.wait_for(second.wait_pending(), 1)
+    for one in await second.pending(9):
+        await second.finish(one.request.request_id, one.provisional)
+    assert (second.depth, second.size_bytes) == (0, 0)
+    second.close()
+
+
+async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
+    asked = request(2)
+    await outbox.put(item(asked))
+    await outbox.put(item(asked))
+    assert outbox.depth == 1
+    await outbox.finish(asked.request_id, response(asked, rows=3))
+    await outbox.put(item(asked))
+    await outbox.finish(asked.request_id, response(asked, Status.PROVISIONAL, rows=3))
+    assert outbox.depth == 0
+    found = await outbox.answer(asked.request_id, "local")
+    assert found.answer is not None
+    assert found.answer.status is Status.FINAL
+
+
+async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, answer_limit_bytes=3000, clock=clock)
+    waiting = item()
+    await outbox.put(waiting)
+    ended = [item() for _ in range(10)]
+    for one in ended:
+        await outbox.put(one)
+        await outbox.finish(one.request.request_id, one.provisional)
+    kept = []
+    for one in ended:
+        try:
+            await outbox.answer(one.request.request_id, "local")
+        except UnknownAnswerError:
+            continue
+        kept.append(one)
+    assert 0 < len(kept) < 10
+    assert kept == ended[-len(kept) :]
+    await outbox.answer(waiting.request.request_id, "local")
+    assert outbox.depth == 1
+    outbox.close()
+
+
+async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, answer_max_age_s=DAY_S, clock=clock)
+    old, new = item(), item()
+    for one in (old, new):
+        await outbox.put(one)
+    await outbox.finish(old.request.request_id, old.provisional)
+    await clock.advance(DAY_S + 1)
+    await outbox.finish(new.request.request_id, new.provisional)
+    with pytest.raises(UnknownAnswerError):
+        await outbox.answer(old.request.request_id, "local")
+    await outbox.answer(new.request.request_id, "local")
+    outbox.close()
+
+
+async def test_local_only_is_never_queued(outbox: Outbox) -> None:
+    with pytest.raises(RequestError, match="local_only"):
+        await outbox.put(item(request(2, privacy=Privacy.LOCAL_ONLY)))
+    assert outbox.depth == 0
+
+
+async def test_waits_for_a_promise_and_forgets_when_there_is_none(outbox: Outbox) -> None:
+    waiting = asyncio.create_task(outbox.wait_pending())
+    one = item()
+    await outbox.put(one)
+    await asyncio.wait_for(waiting, 1)
+    await outbox.finish(one.request.request_id, one.provisional)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(outbox.wait_pending(), 0.01)
+
+
+async def test_a_cancelled_put_is_delivered_all_the_same_or_was_never_there(outbox: Outbox) -> None:
+    task = asyncio.create_task(outbox.put(item()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(outbox.wait_pending(), 1)
+    assert len(await outbox.pending(9)) == outbox.depth == 1
+
+
+# Ages
+
+
+async def test_ages_are_monotonic_while_the_process_runs(outbox: Outbox, clock: SimulatedClock) -> None:
+    one = item(created_wall_s=0.0)  # the device booted in 1970, and its clock is set later
+    await outbox.put(one)
+    await clock.advance(60.0)
+    assert outbox.age_s(one) == pytest.approx(60.0)
+    [found] = await outbox.pending(1)
+    assert found.created_wall_s > 1_700_000_000.0
+
+
+@pytest.mark.parametrize(("away_s", "age_s"), [(3 * DAY_S, 3 * DAY_S), (-3 * DAY_S, 0.0), (-1_800_000_000.0, 0.0)])
+async def test_an_earlier_process_left_its_age_in_wall_time(path: Path, away_s: float, age_s: float) -> None:
+    first = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
+    one = item()
+    await first.put(one)
+    first.close()
+    clock = SimulatedClock(start_s=500.0, wall_start_s=1_800_000_000.0 + away_s)
+    second = Outbox(path, clock=clock)
+    assert second.age_s(one) == pytest.approx(age_s)  # from the future, or before all time: new
+    await clock.advance(10.0)
+    assert second.age_s(one) == pytest.approx(age_s + 10.0)
+    second.close()
+
+
+async def test_a_boot_in_1970_does_not_make_items_half_a_century_old(path: Path) -> None:
+    yesterday = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
+    await yesterday.put(item(created_wall_s=1_800_000_000.0))
+    yesterday.close()
+    unset = SimulatedClock(wall_start_s=5.0)
+    booted = Outbox(path, clock=unset)
+    late = item(created_wall_s=unset.wall_s())
+    await booted.put(late)
+    booted.close()
+    tomorrow = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0 + DAY_S))
+    assert tomorrow.age_s(late) == pytest.approx(DAY_S)
+    tomorrow.close()
+
+
+# Disks
+
+
+def test_files_are_private(path: Path) -> None:
+    outbox = Outbox(path)
+    try:
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        for file in path.parent.iterdir():
+            assert file.stat().st_mode & 0o777 == 0o600, file
+    finally:
+        outbox.close()
+
+
+def test_one_agent_at_a_time(path: Path) -> None:
+    outbox = Outbox(path)
+    with pytest.raises(ConfigError, match="another agent"):
+        Outbox(path)
+    outbox.close()
+    Outbox(path).close()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8000])
+async def test_a_damaged_file_is_moved_aside_and_the_agent_answers(path: Path, damage: bytes) -> None:
+    overwrite(path, 0, damage)
+    outbox = Outbox(path, clock=SimulatedClock())
+    await outbox.put(item())
+    assert outbox.depth == 1
+    outbox.close()
+    [aside] = path.parent.glob("*.corrupt-1800000000")
+    assert aside.read_bytes() == damage
+
+
+async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, clock=clock)
+    for _ in range(50):
+        await outbox.put(item())
+    outbox.close()
+    overwrite(path, 8192, b"\xa5" * 12288)
+    again = Outbox(path, clock=clock)
+    assert again.depth == 0
+    again.close()
+    assert list(path.parent.glob("*.corrupt-*"))
+
+
+def test_a_newer_format_is_left_alone(path: Path) -> None:
+    Outbox(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"format {SCHEMA_VERSION + 1}"):
+        Outbox(path)
+    assert path.read_bytes() == before
+
+
+async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, clock=clock)
+    await outbox.put(item())
+    writer = outbox._writer._connection
+    pages = writer.execute("PRAGMA page_count").fetchone()[0]
+    writer.execute(f"PRAGMA max_page_count = {pages}")
+    big = item(request(2, model="m" * 60_000))
+    outcomes = await asyncio.gather(outbox.put(big), outbox.put(big), return_exceptions=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, CapacityError)
+        assert "disk full" in str(outcome)
+    assert outbox.depth == 1
+    writer.execute("PRAGMA max_page_count = 1000000")
+    await outbox.put(big)
+    assert outbox.depth == 2
+    outbox.close()
+
+
+async def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CapacityError, match="cannot be opened"):
+        Outbox(tmp_path / "file" / "outbox.db")
+
+
+async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, clock=clock)
+    commits = 0
+
+    def count(statement: str) -> None:
+        nonlocal commits
+        commits += statement == "COMMIT"
+
+    outbox._writer._connection.set_trace_callback(count)
+    await asyncio.gather(*(outbox.put(item()) for _ in range(200)))
+    assert outbox.depth == 200
+    assert commits < 50
+    assert outbox._writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    outbox.close()
+
+
+async def test_a_closed_outbox_says_so(path: Path) -> None:
+    outbox = Outbox(path)
+    outbox.close()
+    with pytest.raises(CapacityError, match="closed"):
+        await outbox.put(item())
