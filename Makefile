@@ -4,6 +4,7 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
+DEMO_ARGS ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -28,13 +29,13 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
-	$(BIN)/firstline demo
+	@$(BIN)/firstline demo $(DEMO_ARGS)
 
 test: check mosquitto .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -85,6 +86,9 @@ resolve: .venv/uv.stamp ## show that every extra has wheels for x86-64 and aarch
 
 size: wheel ## measure what firstline[edge] takes on a device
 	$(BIN)/python bench/size.py dist/firstline-*.whl
+
+fresh: ## clone this checkout into an empty folder and time `make demo` there
+	python3 bench/fresh.py
 
 clean: ## remove the environments, the caches and what was built
 	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
