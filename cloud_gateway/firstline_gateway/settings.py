@@ -83,7 +83,7 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group: str = "gateway"
     """Shared subscription; gateways with the same group share the load."""
     concurrency: Annotated[int, Meta(ge=1, le=65535)] = 64
-    """The most requests in work at the same moment; the broker holds the others back."""
+    """The most requests that the broker hands over before it has seen an answer."""
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

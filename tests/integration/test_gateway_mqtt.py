@@ -1,0 +1,250 @@
+"""The gateway behind a real Mosquitto: shared load, own response topics only, errors as envelopes, reconnection."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.broker import Broker
+from support.gateway import DIGITS, GatedExecutor
+
+from firstline_core.errors import (
+    DeadlineExceededError,
+    FirstlineError,
+    InvalidTensorError,
+    ModelMismatchError,
+    UnknownModelError,
+)
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings import load
+
+pytestmark = pytest.mark.mosquitto
+
+ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+@asynccontextmanager
+async def gateway_at(
+    broker: Broker, repository: Repository, executor: GatedExecutor | None = None, **overrides: object
+) -> AsyncIterator[Gateway]:
+    overrides = {"mqtt.enabled": True, "mqtt.port": broker.port, "auth.mode": "off"} | overrides
+    engine = executor or LocalExecutor(
+        {served.key: served.loaded for served in repository}, sessions=1, max_batch_rows=8
+    )
+    gateway = Gateway(load(None, overrides=overrides), repository, engine)
+    await gateway.start()
+    try:
+        await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 1)
+        yield gateway
+    finally:
+        # Not `close`, which would free the models that the other tests share.
+        assert gateway._mqtt is not None
+        await gateway._mqtt.close()
+
+
+class Device:
+    """A device's side of the protocol, by the core's own client."""
+
+    def __init__(self, broker: Broker, name: str, password: str = "") -> None:
+        self.topics = Topics(name)
+        user = name if password else ""
+        settings = MqttSettings(broker.host, broker.port, client_id=name, username=user, password=password)
+        self.client = MqttClient(settings)
+        self.got: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def __aenter__(self) -> Device:
+        await self.client.subscribe(self.topics.response, self.got.put)
+        await self.client.connect(10)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    def publication(self, request: InferRequest, now_s: float = 0.0) -> Publication:
+        return envelope.request_publication(
+            request,
+            topic=self.topics.request(request.model),
+            response_topic=self.topics.response,
+            correlation_data=request.request_id.encode(),
+            now_s=now_s,
+        )
+
+    async def ask(self, publication: Publication) -> InferResponse:
+        await self.client.publish(publication)
+        async with asyncio.timeout(10):
+            message = await self.got.get()
+        assert message.correlation_data == publication.correlation_data
+        assert not message.retain
+        return envelope.read_response(message)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is awaited is in the gateway or the broker)
+            await asyncio.sleep(0.002)
+
+
+def counted(gateway: Gateway, metric: str) -> float:
+    for line in gateway.metrics.render()[0].decode().splitlines():
+        if line.startswith(metric + " "):
+            return float(line.split()[-1])
+    return 0.0
+
+
+ANSWERED = 'firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"}'
+
+
+def request_of(**changes: object) -> InferRequest:
+    with io.BytesIO() as file:
+        Image.new("L", (8, 8), 90).save(file, "PNG")
+        image = np.array([file.getvalue()], dtype=np.object_)
+    request = InferRequest(
+        model="digits", inputs=(Tensor("image", image),), request_id=new_request_id(), binary_output=True
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, repository: Repository) -> None:
+    digest = repository.resolve("digits", "").digest
+    async with gateway_at(mosquitto, repository), Device(mosquitto, "press-7") as device:
+        request = request_of(version="1", full_model_digest=digest, deadline_s=5.0)
+        response = await device.ask(device.publication(request))
+    assert response.answer is not None
+    assert response.answer.request_id == request.request_id
+    assert response.answer.model_digest == digest
+    assert response.output("probabilities").shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"model": "cats"}, UnknownModelError),
+        ({"version": "7"}, UnknownModelError),
+        ({"full_model_digest": "ab"}, ModelMismatchError),
+        ({"inputs": (Tensor("image", np.array([b"no image"], dtype=np.object_)),)}, InvalidTensorError),
+    ],
+)
+async def test_a_refusal_comes_back_as_the_error_it_is(
+    mosquitto: Broker, repository: Repository, change: dict[str, object], kind: type[FirstlineError]
+) -> None:
+    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+        with pytest.raises(kind) as caught:
+            await device.ask(device.publication(request_of(**change)))
+        assert type(caught.value) is kind
+        assert counted(gateway, f'firstline_gateway_errors_total{{code="{kind.code}"}}') == 1
+
+
+async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, repository: Repository) -> None:
+    executor = GatedExecutor()
+    async with gateway_at(mosquitto, repository, executor), Device(mosquitto, "press-7") as device:
+        publication = device.publication(request_of())
+        late = replace(publication, properties=publication.properties | {envelope.DEADLINE_MS: "0"})
+        with pytest.raises(DeadlineExceededError):
+            await device.ask(late)
+    assert not executor.batches
+
+
+async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, repository: Repository) -> None:
+    async with (
+        gateway_at(mosquitto, repository) as gateway,
+        Device(mosquitto, "press-7") as device,
+        Device(mosquitto, "press-8") as other,
+    ):
+        for response_topic in (other.topics.response, "", "elsewhere"):
+            await device.client.publish(replace(device.publication(request_of()), response_topic=response_topic))
+        await until(lambda: counted(gateway, 'firstline_gateway_errors_total{code="invalid_request"}') == 3)
+        await device.ask(device.publication(request_of()))  # it still answers who asks properly
+        assert other.got.empty()
+        assert counted(gateway, ANSWERED) == 1
+
+
+async def test_two_replicas_share_the_load_and_nothing_is_answered_twice(
+    mosquitto: Broker, repository: Repository
+) -> None:
+    async with AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(gateway_at(mosquitto, repository)) for _ in range(2)]
+        device = await stack.enter_async_context(Device(mosquitto, "press-7"))
+        asked = [device.publication(request_of()) for _ in range(30)]
+        await asyncio.gather(*map(device.client.publish, asked))
+        async with asyncio.timeout(20):
+            answers = [envelope.read_response(await device.got.get()) for _ in asked]
+        shares = [counted(replica, ANSWERED) for replica in replicas]
+        assert sum(shares) == 30
+        assert min(shares) > 0
+        assert device.got.empty()
+    answered = sorted(answer.answer.request_id for answer in answers if answer.answer is not None)
+    assert answered == sorted(publication.correlation_data.decode() for publication in asked)
+
+
+async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, repository: Repository) -> None:
+    """With room for one the broker hands over the second only when the first is acknowledged."""
+    executor = GatedExecutor(slots=2)
+    one = {"mqtt.concurrency": 1}
+    async with gateway_at(mosquitto, repository, executor, **one), Device(mosquitto, "press-7") as device:
+        rows = Tensor("image", np.ones((1, 1), np.float32))
+        asked = [device.publication(request_of(inputs=(rows,))) for _ in range(2)]
+        for publication in asked:
+            await device.client.publish(publication)
+        await until(lambda: executor.held == 1)
+        # A round trip of the device's own: whatever the broker would have sent before it is under way.
+        await device.client.publish(Publication(device.topics.response, b"echo"))
+        assert (await device.got.get()).payload == b"echo"
+        assert executor.held == 1
+        executor.release()
+        assert (await device.got.get()).correlation_data == asked[0].correlation_data
+        await until(lambda: executor.held == 1)
+        executor.release()
+        assert (await device.got.get()).correlation_data == asked[1].correlation_data
+
+
+async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, repository: Repository) -> None:
+    executor = GatedExecutor()
+    rows = Tensor("image", np.ones((1, 1), np.float32))
+    async with gateway_at(mosquitto, repository, executor) as gateway, Device(mosquitto, "press-7") as device:
+        asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
+        await until(lambda: executor.held == 1)
+        draining = asyncio.create_task(gateway.drain(10))
+        await until(lambda: not gateway.plane.ready())
+        executor.release()
+        assert await draining
+        assert (await asking).answer is not None
+
+
+async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository: Repository) -> None:
+    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+        mosquitto.stop()
+        await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 0)
+        mosquitto.start()
+        await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 1 and device.client.connected)
+        assert (await device.ask(device.publication(request_of()))).answer is not None
+
+
+async def test_the_rights_that_the_broker_grants_are_enough(
+    start_mosquitto: Callable[..., Broker], repository: Repository, tmp_path: Path
+) -> None:
+    broker = start_mosquitto(users={"gateway": "g", "press-7": "p"}, acl=ACL.read_text())
+    password_file = tmp_path / "password"
+    password_file.write_text("g\n")
+    user = {"mqtt.username": "gateway", "mqtt.password_file": str(password_file)}
+    async with gateway_at(broker, repository, **user), Device(broker, "press-7", "p") as device:
+        assert (await device.ask(device.publication(request_of()))).answer is not None
