@@ -1,0 +1,33 @@
+"""What `spell` writes, `parse_*` reads back, for all steps that a manifest may hold."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
+from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
+
+_sides = st.integers(1, 16384)
+_numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4).map(tuple)
+_before = st.one_of(
+    st.builds(Decode, mode=st.sampled_from(["RGB", "L"])),
+    st.builds(CenterCrop, fraction=st.floats(0, 1, exclude_min=True)),
+    st.builds(
+        Resize, width=_sides, height=_sides, filter=st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])
+    ),
+    st.builds(Scale, mean=_numbers, std=_numbers),
+    st.builds(Layout, to=st.sampled_from(["NHWC", "NCHW"])),
+    st.just(Flatten()),
+)
+_after = st.one_of(st.just(Softmax()), st.builds(LabelOffset, offset=_sides))
+
+
+@given(st.lists(_before, max_size=6).map(tuple))
+def test_preprocessing(steps: tuple[Decode, ...]) -> None:
+    assert parse_preprocess(spell(steps)) == steps
+
+
+@given(st.lists(_after, max_size=4).map(tuple))
+def test_postprocessing(steps: tuple[Softmax, ...]) -> None:
+    assert parse_postprocess(spell(steps)) == steps

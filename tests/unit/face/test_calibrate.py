@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline.workbench.calibrate import calibrate, fit_temperature, smallest_threshold
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import temper
+
+_DIGITS = Path(__file__).parents[3] / "models/digits"
+
+
+@pytest.mark.parametrize("true_temperature", [0.4, 1.0, 3.0])
+def test_the_temperature_that_made_the_labels_is_found(true_temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    said = rng.dirichlet(np.full(5, 0.7), 20_000).astype(np.float32)
+    honest = temper(said, true_temperature)
+    truth = (honest.cumsum(axis=1) > rng.random((len(said), 1))).argmax(axis=1)
+    assert fit_temperature(said, truth) == pytest.approx(true_temperature, rel=0.05)
+
+
+_samples = st.lists(st.tuples(st.sampled_from([0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=12)
+
+
+@given(st.lists(_samples, min_size=1, max_size=3), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
+def test_the_threshold_is_the_smallest_that_meets_the_target(
+    variants: list[list[tuple[float, bool]]], target: float
+) -> None:
+    def meets(threshold: float) -> bool:
+        kept = [[wrong for sure, wrong in variant if sure >= threshold] for variant in variants]
+        return any(kept) and all(sum(wrong) <= target * len(wrong) for wrong in kept)
+
+    scores = [np.array([sure for sure, _ in variant], np.float32) for variant in variants]
+    differs = [np.array([wrong for _, wrong in variant]) for variant in variants]
+    candidates = sorted({sure for variant in variants for sure, _ in variant})
+    wanted = next((sure for sure in candidates if meets(sure)), None)
+    if wanted is None:
+        with pytest.raises(ConfigError, match="even the surest answers"):
+            smallest_threshold(scores, differs, target)
+    else:
+        found = smallest_threshold(scores, differs, target)
+        # Any number between two scores keeps the same answers.
+        assert min(sure for sure in candidates if sure >= found) == wanted
+
+
+def test_the_digits() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    images = open_dataset(_DIGITS / "calibration", 150)
+    found = calibrate(bundle, images, target_disagreement=0.02)
+    assert not found.certified
+    assert found.samples == 150
+    assert [choice.id for choice in found.variants] == [model.id for model in bundle.manifest.edge]
+    for choice in found.variants:
+        assert choice.disagreement <= 0.02
+        assert choice.edge_share > 0.5
+    kept = calibrate(
+        bundle,
+        open_dataset(_DIGITS / "calibration", 50),
+        target_disagreement=0.1,
+        keep_temperature=True,
+        against="full",
+    )
+    assert kept.policy.score == bundle.manifest.policy.score
+
+
+@pytest.mark.parametrize("target", [-0.1, 1.0, float("nan")])
+def test_a_target_is_a_share(target: float) -> None:
+    with pytest.raises(ConfigError, match="it is a share"):
+        calibrate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "calibration"), target_disagreement=target)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.onnx_models import linear_model
+
+from firstline.workbench.precision import precision_of
+
+_DIGITS = Path(__file__).parents[3] / "models/digits/artefacts"
+
+
+@pytest.mark.parametrize(("file", "precision"), [("edge.tflite", "fp32"), ("edge_int8.tflite", "int8")])
+def test_tflite(file: str, precision: str) -> None:
+    assert precision_of(_DIGITS / file, "tflite") == precision
+
+
+def test_onnx_counts_bytes_not_tensors() -> None:
+    # Its centres are stored as bytes; its many small constants are floats.
+    assert precision_of(_DIGITS / "full.onnx", "onnx") == "uint8"
+    assert precision_of(_DIGITS / "edge.onnx", "onnx") == "fp32"
+
+
+def test_a_broken_file_is_unknown_not_an_error(tmp_path: Path) -> None:
+    model = linear_model(tmp_path / "m.onnx", pixels=4, classes=2).read_bytes()
+    flat = (_DIGITS / "edge.tflite").read_bytes()
+    for length in (0, 1, 7, 30, 60):
+        (tmp_path / "cut").write_bytes(model[:length])
+        assert precision_of(tmp_path / "cut", "onnx") in ("unknown", "fp32")
+        (tmp_path / "cut").write_bytes(flat[:length])
+        assert precision_of(tmp_path / "cut", "tflite") == "unknown"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
+from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.errors import ConfigError
+
+
+def test_the_steps_of_an_image_classifier() -> None:
+    text = "decode:RGB,center_crop:0.875,resize:224x192,scale:mean=127.5:std=64,layout:NCHW, flatten"
+    assert parse_preprocess(text) == (
+        Decode(mode="RGB"),
+        CenterCrop(fraction=0.875),
+        Resize(width=224, height=192),
+        Scale(mean=(127.5,), std=(64.0,)),
+        Layout(to="NCHW"),
+        Flatten(),
+    )
+    assert parse_postprocess("softmax,label_offset:2") == (Softmax(), LabelOffset(offset=2))
+
+
+def test_arguments_by_position_and_lists() -> None:
+    assert parse_preprocess("scale:0.1/0.2/0.3:1/2/3") == (Scale(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0)),)
+    assert parse_preprocess("resize:8:nearest") == (Resize(width=8, height=8, filter="nearest"),)
+    assert parse_preprocess("decode,scale") == (Decode(), Scale(mean=(0.0,), std=(255.0,)))
+
+
+def test_nothing_is_no_steps() -> None:
+    assert parse_preprocess("") == ()
+    assert parse_postprocess(" ") == ()
+
+
+def test_a_graph_is_a_file_relative_to_the_folder(tmp_path: Path) -> None:
+    assert parse_preprocess("graph:a/b.onnx", tmp_path) == (tmp_path / "a/b.onnx",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rezise:8", "did you mean 'resize'?"),
+        ("softmax", "'softmax' is no step before the model"),
+        ("resize", "spelled resize:WIDTHxHEIGHT"),
+        ("resize:huge", "a size like 224x224"),
+        ("resize:0x8", "spelled resize:WIDTHxHEIGHT"),
+        ("decode:BGR", "spelled decode[:RGB|L]"),
+        ("decode:RGB:L", "too many arguments"),
+        ("scale:middle=3", "takes no 'middle'"),
+        ("scale:a/b", "needs a number for 'mean'"),
+        ("flatten:2", "too many arguments"),
+        ("graph:", "graph:FILE.onnx"),
+    ],
+)
+def test_a_mistake_names_the_step_and_its_spelling(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_preprocess(text)
+    assert said in caught.value.message
+
+
+def test_spelling_shows_defaults() -> None:
+    assert spell((Decode(), Resize(width=8, height=4), Softmax())) == "decode:RGB,resize:8x4:bilinear,softmax"
