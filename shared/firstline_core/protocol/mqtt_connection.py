@@ -23,17 +23,10 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from firstline_core.errors import (
-    CapacityError,
-    ConfigError,
-    FirstlineError,
-    LinkDownError,
-    PayloadTooLargeError,
-    ProtocolError,
-    QueueFullError,
-    UnauthorizedError,
-)
+from firstline_core.errors import LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
+from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
+from firstline_core.protocol.mqtt_tls import tls_context
 
 _MISC_INTERVAL_S = 1.0  # how often paho looks at its keepalive
 _NO_SUBSCRIBER = 0x10
@@ -73,7 +66,6 @@ class Connection:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._maximum_packet_bytes: int | None = None
         self._socket: Any = None
-        self._connecting = False
         self._closed = False
         self._misc: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[str] = self._loop.create_future()
@@ -96,7 +88,6 @@ class Connection:
         properties.ReceiveMaximum = self._settings.receive_maximum
         properties.MaximumPacketSize = self._settings.maximum_packet_bytes
         where = self._settings.address
-        self._connecting = True
         try:
             # Name look-up, TCP and TLS block: off the event loop with them.
             await asyncio.to_thread(
@@ -111,8 +102,6 @@ class Connection:
             raise LinkDownError(f"The MQTT broker at {where} and this client do not agree on TLS: {error}.") from error
         except OSError as error:
             raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
-        finally:
-            self._connecting = False
         self._misc = asyncio.create_task(self._look_after_keepalive())
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
@@ -147,7 +136,7 @@ class Connection:
             raise self._not_connected()
         code: ReasonCode = await self._answer(info.mid)
         if code.is_failure:
-            raise _refusal(code, f"the publication on '{publication.topic}'")
+            raise refusal(code.value, str(code), f"the publication on '{publication.topic}'")
         return code.value != _NO_SUBSCRIBER
 
     async def subscribe(self, topic_filter: str) -> None:
@@ -168,7 +157,7 @@ class Connection:
             raise self._not_connected()
         codes: list[ReasonCode] = await self._answer(mid)
         if codes[0].is_failure:
-            raise _refusal(codes[0], f"the subscription to '{topic_filter}'")
+            raise refusal(codes[0].value, str(codes[0]), f"the subscription to '{topic_filter}'")
 
     async def close(self) -> None:
         """Says goodbye (so that no will is published) and ends the connection."""
@@ -198,8 +187,8 @@ class Connection:
         client.max_queued_messages_set(_IN_FLIGHT)
         if settings.username:
             client.username_pw_set(settings.username, settings.password)
-        if settings.tls_ca_file is not None:
-            client.tls_set_context(_tls_context(settings))
+        if (tls := tls_context(settings)) is not None:
+            client.tls_set_context(tls)
         if will is not None:
             properties = _properties_of(will, PacketTypes.WILLMESSAGE)
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
@@ -245,10 +234,7 @@ class Connection:
 
     def _on_register_write(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
         # Most packets fit the socket's buffer, so try first and ask to be called back only where one did not.
-        if self._connecting:
-            self._loop.call_soon_threadsafe(self._flush, opened)
-        else:
-            self._loop.call_soon(self._flush, opened)
+        self._loop.call_soon_threadsafe(self._flush, opened)
 
     def _flush(self, opened: Any) -> None:
         if self._socket is opened and not self._closed:
@@ -272,7 +258,7 @@ class Connection:
         if self._ready.done():
             return
         if code.is_failure:
-            self._ready.set_exception(_refusal(code, "the connection"))
+            self._ready.set_exception(refusal(code.value, str(code), "the connection"))
             return
         self._maximum_packet_bytes = getattr(properties, "MaximumPacketSize", None)
         self._ready.set_result(None)
@@ -376,30 +362,3 @@ def _properties_of(publication: Publication, packet_type: int) -> Properties:
     if publication.expiry_s is not None:
         properties.MessageExpiryInterval = publication.expiry_s
     return properties
-
-
-def _refusal(code: ReasonCode, what: str) -> FirstlineError:
-    """The broker's reason code (MQTT 5, section 2.4) in our words."""
-    message = f"The MQTT broker refused {what}: {code}."
-    match code.value:
-        case 0x86 | 0x87 | 0x8A | 0x8C:  # bad user name or password, not authorised, banned, bad authentication
-            return UnauthorizedError(message)
-        case 0x88 | 0x89 | 0x96 | 0x97 | 0x9F:  # unavailable, busy, rate too high, quota exceeded
-            return CapacityError(message)
-        case 0x95:
-            return PayloadTooLargeError(message)
-        case _:
-            return ProtocolError(message)
-
-
-def _tls_context(settings: MqttSettings) -> ssl.SSLContext:
-    system = str(settings.tls_ca_file) == "system"
-    try:
-        context = ssl.create_default_context(cafile=None if system else settings.tls_ca_file)
-        if settings.tls_certificate_file is not None:
-            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        files = [settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file]
-        named = ", ".join(str(file) for file in files if file is not None)
-        raise ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
-    return context

@@ -1,0 +1,25 @@
+"""What a broker's refusal means in our error tree. Free of any MQTT library."""
+
+from __future__ import annotations
+
+from firstline_core.errors import CapacityError, FirstlineError, PayloadTooLargeError, ProtocolError, UnauthorizedError
+
+
+def refusal(code: int, name: str, what: str) -> FirstlineError:
+    """The error that a reason code stands for (MQTT 5, section 2.4).
+
+    Args:
+        code: 0x80 or more.
+        name: the broker's or the standard's words for it.
+        what: what was refused, e.g. "the connection".
+    """
+    message = f"The MQTT broker refused {what}: {name}."
+    match code:
+        case 0x86 | 0x87 | 0x8A | 0x8C:  # bad user name or password, not authorised, banned, bad authentication
+            return UnauthorizedError(message)
+        case 0x88 | 0x89 | 0x96 | 0x97 | 0x9F:  # unavailable, busy, rate too high, quota exceeded
+            return CapacityError(message)
+        case 0x95:
+            return PayloadTooLargeError(message)
+        case _:
+            return ProtocolError(message)

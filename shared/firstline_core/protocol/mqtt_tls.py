@@ -1,0 +1,28 @@
+"""TLS towards a broker, as the settings ask for it."""
+
+from __future__ import annotations
+
+import ssl
+
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.mqtt_messages import MqttSettings
+
+
+def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
+    """None where the settings ask for no TLS.
+
+    Raises:
+        ConfigError: a file that cannot be used.
+    """
+    if settings.tls_ca_file is None:
+        return None
+    system = str(settings.tls_ca_file) == "system"
+    try:
+        context = ssl.create_default_context(cafile=None if system else settings.tls_ca_file)
+        if settings.tls_certificate_file is not None:
+            context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = [settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file]
+        named = ", ".join(str(file) for file in files if file is not None)
+        raise ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
+    return context
