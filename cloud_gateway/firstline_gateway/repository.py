@@ -23,16 +23,13 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One version of a bundle whose full model is loaded."""
+    """One version of a bundle whose full model is loaded; `digest` is that model's."""
 
     key: ModelKey
     path: Path
     manifest: Manifest
     loaded: LoadedModel
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.full_digest
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +159,4 @@ def _load(path: Path, options: RuntimeOptions, taken: dict[ModelKey, ServedModel
         )
     if manifest.full is None:
         raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-    return ServedModel(key, path, manifest, load_model(bundle, manifest.full, options))
+    return ServedModel(key, path, manifest, load_model(bundle, manifest.full, options), manifest.full.digest)

@@ -52,6 +52,7 @@ def run_batch(model: Predictor, inputs: Sequence[Tensor], max_rows: int) -> list
 
 
 def _run_group(model: Predictor, group: list[tuple[int, Array]], max_rows: int) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = {}
     rows = group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
     try:
         results = _run_rows(model, rows, max_rows)
@@ -59,12 +60,16 @@ def _run_group(model: Predictor, group: list[tuple[int, Array]], max_rows: int) 
         if len(group) == 1:
             return {group[0][0]: error}
         # One request's rows may be at fault: alone, the others still get their answers.
-        outcomes: dict[int, Outcome] = {}
         for member in group:
             outcomes |= _run_group(model, [member], max_rows)
         return outcomes
-    ends = np.cumsum([len(part) for _, part in group])
-    return {position: part for (position, _), part in zip(group, np.split(results, ends[:-1]), strict=True)}
+    if len(group) == 1:
+        return {group[0][0]: results}
+    start = 0
+    for position, part in group:
+        outcomes[position] = results[start : start + len(part)]
+        start += len(part)
+    return outcomes
 
 
 def _run_rows(model: Predictor, rows: Array, max_rows: int) -> Probabilities:
