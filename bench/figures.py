@@ -14,15 +14,16 @@ class Figure(NamedTuple):
     """One measured number.
 
     Attributes:
-        aim: what it should be, in words a reader can check against `value`.
-        holds: whether it is.
+        value: None where there was nothing to measure.
+        aim: what it should be, in words a reader can check against `value`; None for a number that is only told.
+        holds: whether it is; None where nothing was aimed for.
     """
 
     figure: str
-    value: float
+    value: float | None
     unit: str
-    aim: str
-    holds: bool
+    aim: str | None = None
+    holds: bool | None = None
 
 
 def report(target: str, figures: Sequence[Figure]) -> int:
@@ -31,6 +32,7 @@ def report(target: str, figures: Sequence[Figure]) -> int:
     rows = [figure._asdict() for figure in figures]
     (RESULTS / f"{target}.json").write_text(json.dumps(rows, indent=2) + "\n")
     for figure in figures:
-        mark = "holds" if figure.holds else "DOES NOT HOLD"
-        print(f"{figure.figure}: {figure.value:g} {figure.unit} (aim: {figure.aim}) {mark}")
-    return 0 if all(figure.holds for figure in figures) else 1
+        value = "nothing" if figure.value is None else f"{figure.value:g} {figure.unit}"
+        mark = "" if figure.aim is None else f" (aim: {figure.aim}) {'holds' if figure.holds else 'DOES NOT HOLD'}"
+        print(f"{figure.figure}: {value}{mark}")
+    return 1 if any(figure.holds is False for figure in figures) else 0

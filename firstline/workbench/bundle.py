@@ -207,7 +207,9 @@ def _write(folder: Path, manifest: Manifest) -> Bundle:
 
 
 def _refuse_overwriting(out: Path, force: bool) -> None:
-    if not out.exists() and not out.is_symlink():
+    if out.is_symlink():
+        raise ConfigError(f"{out} is a link; name the folder itself with --out.")
+    if not out.exists():
         return
     if not (out / MANIFEST_NAME).is_file():
         raise ConfigError(f"{out} exists and is not a bundle; name another folder with --out.")

@@ -102,6 +102,13 @@ def test_force_never_replaces_what_is_not_a_bundle(digits: BundleSpec, tmp_path:
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
+def test_a_link_is_not_followed(digits: BundleSpec, tmp_path: Path) -> None:
+    create_bundle(digits, tmp_path / "bundle")
+    (tmp_path / "link").symlink_to(tmp_path / "bundle")
+    with pytest.raises(ConfigError, match="is a link"):
+        create_bundle(digits, tmp_path / "link", force=True)
+
+
 def test_a_failure_leaves_the_old_bundle_and_nothing_else(digits: BundleSpec, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     create_bundle(digits, out)

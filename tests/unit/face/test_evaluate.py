@@ -10,7 +10,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate
 from firstline.workbench.spec import BundleSpec, ModelSpec
-from firstline.workbench.spelling import parse_postprocess
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
 from firstline_core.bundle.pipeline import load_edge, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
@@ -88,3 +88,17 @@ def test_a_bundle_without_images_says_so(tmp_path: Path) -> None:
     bundle = create_bundle(BundleSpec("bare", 1, tuple("0123456789"), (model,)), tmp_path / "out")
     with pytest.raises(ConfigError, match="starts with decode"):
         evaluate(bundle, open_dataset(_DIGITS / "heldout", 5))
+
+
+def test_a_bundle_of_one_tier_has_figures_for_that_tier(tmp_path: Path) -> None:
+    dataset = open_dataset(_DIGITS / "heldout", 20)
+    before, after = parse_preprocess("decode:L,resize:8x8,scale"), parse_postprocess("softmax")
+    edge, full = (ModelSpec(_DIGITS / "artefacts" / file, before, after) for file in ("edge.onnx", "full.onnx"))
+    labels = tuple("0123456789")
+    only_edge = evaluate(create_bundle(BundleSpec("edge", 1, labels, (edge,)), tmp_path / "edge"), dataset)
+    assert only_edge.full is None
+    assert only_edge.variants[0].tiered is None
+    only_full = evaluate(create_bundle(BundleSpec("full", 1, labels, (), full), tmp_path / "full"), dataset)
+    assert only_full.variants == ()
+    assert only_full.full is not None
+    assert only_full.full.accuracy > 0.9
