@@ -90,7 +90,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     bar = Progress(
         TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
     )
-    task = bar.add_task(what)
+    task = bar.add_task(what, total=None)
     started = False
     start_s = time.monotonic()
 
@@ -98,9 +98,9 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal started
         if not console.is_terminal or time.monotonic() - start_s < _SILENT_S:
             return
+        bar.update(task, completed=done, total=total)
         bar.start()
         started = True
-        bar.update(task, completed=done, total=total)
 
     try:
         yield told
