@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_app
+from firstline_gateway.api.http_protocol import HttpProtocol
 from firstline_gateway.gateway import Gateway
 
 _BACKLOG = 2048
@@ -36,10 +37,14 @@ def bind(host: str, port: int) -> socket.socket:
         taken.bind((host.strip("[]"), port))
     except OSError as error:
         taken.close()
-        raise CapacityError(
-            f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --port, or stop what holds it."
-        ) from error
+        raise _taken(host, port, error) from error
     return taken
+
+
+def _taken(host: str, port: int, error: OSError) -> CapacityError:
+    return CapacityError(
+        f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --port, or stop what holds it."
+    )
 
 
 def url_of(bound: socket.socket) -> str:
@@ -71,7 +76,15 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         gateway: started and closed here.
         bound: from `bind`; closed here.
         announce: called once requests are answered.
+
+    Raises:
+        CapacityError: another process began to listen on the address first.
     """
+    try:
+        bound.listen(_BACKLOG)  # only here two processes that bound one address meet
+    except OSError as error:
+        await gateway.close()
+        raise _taken(*bound.getsockname()[:2], error) from error
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +114,7 @@ def http_server(app: ASGIApp, keep_alive_s: float) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -87,7 +87,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return endpoint
 
     model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v2/health/live", live),
             Route("/v2/health/ready", ready),
@@ -102,6 +102,8 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )
+    app.router.redirect_slashes = False  # an address is there or not, as on the gateway
+    return app
 
 
 def _model(request: Request) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from firstline_core.errors import ConfigError
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import create_app
+from firstline_edge.api.http_protocol import HEAD_LIMIT_BYTES, HttpProtocol
 from firstline_edge.settings import EdgeSettings
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
@@ -37,7 +38,7 @@ async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
         url = url_of(listener)
         async with EdgeAgent(settings) as agent:
             agent.state.publish_url(url)
-            server = _Server(create_app(agent, access), lambda: ready(url))
+            server = Server(create_app(agent, access), lambda: ready(url))
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, server.stop)
             await server.serve(sockets=[listener])
@@ -71,13 +72,16 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn, told to say when it is ready, and to leave signals to the process."""
 
     def __init__(self, app: Starlette, ready: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
+                http=HttpProtocol,
+                h11_max_incomplete_event_size=HEAD_LIMIT_BYTES,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

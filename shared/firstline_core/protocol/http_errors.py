@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -55,6 +56,18 @@ def error_body(error: FirstlineError) -> bytes:
     if error.retry_after_s is not None:
         body["retry_after_s"] = error.retry_after_s
     return orjson.dumps(body)
+
+
+def closing_response(status: int, sentence: str) -> bytes:
+    """A whole HTTP/1.1 response that ends its connection, for bytes that never became a request."""
+    body = error_body(errors.RequestError(sentence))
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", "")).encode("ascii") + body
 
 
 def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FirstlineError:
