@@ -84,7 +84,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         bound.listen(_BACKLOG)  # only here two processes that bound one address meet
     except OSError as error:
         await gateway.close()
-        raise _taken(*bound.getsockname()[:2], error) from error
+        host, port = bound.getsockname()[:2]
+        raise _taken(host, port, error) from error
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

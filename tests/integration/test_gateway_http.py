@@ -17,7 +17,7 @@ from PIL import Image
 from starlette.routing import Route
 from support.gateway import DIGITS, GatedExecutor, serving
 
-from firstline_core.errors import QueueFullError
+from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.protocol.http import HEADER_LENGTH
@@ -330,6 +330,7 @@ async def test_the_unforeseen_leaves_as_json_that_tells_nothing_of_the_inside(
         failed = await task
         assert (failed.status_code, failed.json()["code"]) == (500, "internal")
         assert "secret" not in failed.text
+        assert 'firstline_gateway_errors_total{code="internal"} 1.0' in (await client.get("/metrics")).text
         assert (await client.get("/v2/health/live")).status_code == 200
 
 
@@ -354,6 +355,18 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
     assert executor.closed
     with pytest.raises(httpx.ConnectError):
         await httpx.AsyncClient().get(url)
+
+
+async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    first = server.bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = server.bind("127.0.0.1", port)
+    with first, second:
+        first.listen()
+        with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            await server.serve(gateway, second, lambda: None)
+    assert executor.closed
 
 
 async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -> None:

@@ -69,4 +69,5 @@ class LastResort:
             if started:
                 raise  # half an answer is out; only closing the connection tells the client
             error = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
+            scope["app"].state.gateway.metrics.error(error)
             await response_of(error_reply(error))(scope, receive, send)
