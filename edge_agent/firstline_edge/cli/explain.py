@@ -70,12 +70,8 @@ def describe(line: dict[str, Any]) -> list[str]:
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             return [f"{at}  {_STATUSES[Status.EXPIRED]}"]
-        return [
-            f"{at}  Corrected by {_TIERS[line['tier']]}, model {line['model_digest'][:12]}. {_STATUSES[Status.FINAL]}"
-        ]
-    said = [
-        f"{at}  {model}: answered by {_TIERS[line['tier']]} in {line['ms']:.3g} ms, model {line['model_digest'][:12]}."
-    ]
+        return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
+    said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     for attempt in line["attempts"]:
         outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
         said.append(f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms")

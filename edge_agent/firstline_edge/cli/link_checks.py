@@ -124,7 +124,7 @@ async def _authorised(subject: str, section: LinkSection) -> tuple[Finding, floa
             from_error(
                 subject,
                 said,
-                "on the gateway: firstline-gateway token --help; then write the token into links.token_file",
+                "on the gateway: firstline-gateway token create NAME --kind device; then put it into token_file",
             ),
             offset_s,
         )

@@ -35,7 +35,7 @@ def machine_findings() -> list[Finding]:
         findings.append(
             Finding(
                 "processor",
-                State.MISSING,
+                State.SLOW,  # it can work with the distribution's packages; whether it does is seen next
                 f"{machine}, a 32-bit system: PyPI has no numpy, Pillow or ONNX Runtime wheels for it",
                 "install a 64-bit system (on a Raspberry Pi: Raspberry Pi OS 64-bit), or the packages of your "
                 "distribution: apt install python3-numpy python3-pil",

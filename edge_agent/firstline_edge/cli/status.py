@@ -62,9 +62,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     ]
     for model in status["models"]:
         if model["edge"] is None:
-            lines.append(
-                f"model   {model['name']} {model['version']}: every request goes to the cloud. {model['problem']}"
-            )
+            lines.append(f"model   {model['name']} {model['version']}: all goes to the cloud. {model['problem']}")
         else:
             pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
             lines.append(

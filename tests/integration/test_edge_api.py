@@ -1,0 +1,267 @@
+"""The agent as a client meets it: a real server on loopback, the digits bundle, a real gateway where one is needed."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent, until
+from support.broker import free_port
+from support.gateway import serving
+
+from firstline_core.errors import ConfigError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import oip
+from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.decisions import find
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.explain import describe
+from firstline_edge.models import hold
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import load as load_gateway_settings
+
+SHORT = "/firstline/v1/models/digits/infer"
+V2 = "/v2/models/digits/infer"
+
+
+def pictures() -> list[bytes]:
+    with zipfile.ZipFile(CHECKOUT / "models" / "digits" / "heldout" / "images.zip") as archive:
+        return [archive.read(name) for name in sorted(archive.namelist()) if name.endswith(".png")]
+
+
+@pytest.fixture(scope="module")
+def sure_and_unsure() -> tuple[bytes, bytes]:
+    """A picture that the edge model is sure of, and one that it is not."""
+    with ThreadPoolExecutor(1) as executor:
+        held = hold(DIGITS, RuntimeOptions(), executor)
+        assert held.edge is not None
+        content = pictures()[:200]
+        scores = [said.score or 0.0 for said in held.edge.run(tensor(*content))]
+        held.edge.loaded.close()
+    return content[int(np.argmax(scores))], content[int(np.argmin(scores))]
+
+
+def tensor(*encoded: bytes) -> Tensor:
+    array = np.empty(len(encoded), dtype=np.object_)
+    array[:] = encoded
+    return Tensor("image", array)
+
+
+async def infer(http: httpx.AsyncClient, *encoded: bytes, binary: bool = True, **fields: Any) -> InferResponse:
+    asked = InferRequest("digits", (tensor(*encoded),), new_request_id(), binary_output=binary, **fields)
+    body = oip.encode_request(asked, binary=True)
+    reply = await http.post(V2, content=body.body, headers={HEADER_LENGTH: str(body.header_length)})
+    assert reply.status_code == 200, reply.text
+    length = reply.headers.get(HEADER_LENGTH)
+    return oip.decode_response(reply.content, int(length) if length else None)
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """An agent without links."""
+    async with serving_agent(edge_settings(tmp_path / "state")) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        yield http
+
+
+async def test_health_and_metadata(alone: httpx.AsyncClient) -> None:
+    assert (await alone.get("/v2/health/live")).json() == {"live": True}
+    assert (await alone.get("/v2/health/ready")).json() == {"ready": True}
+    assert (await alone.get("/v2")).json()["name"] == "firstline-edge"
+    for path in ("/v2/models/digits", "/v2/models/digits/versions/1"):
+        described = (await alone.get(path)).json()
+        assert (described["name"], described["inputs"][0]["datatype"]) == ("digits", "BYTES")
+        assert (await alone.get(f"{path}/ready")).json() == {"name": "digits", "ready": True}
+    for path in ("/v2/models/other", "/v2/models/digits/versions/7/ready"):
+        reply = await alone.get(path)
+        assert (reply.status_code, reply.json()["code"]) == (404, "unknown_model")
+
+
+async def test_errors_are_sentences(alone: httpx.AsyncClient) -> None:
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", V2, 405), ("POST", "/v2/models/other/infer", 400)):
+        reply = await alone.request(method, path, content=b"")
+        assert reply.status_code == status
+        assert reply.json()["error"].endswith(".") and reply.json()["code"]
+
+
+async def test_v2_json_and_binary_say_the_same(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
+    binary = await infer(alone, *sure_and_unsure)
+    plain = await infer(alone, *sure_and_unsure, binary=False)
+    np.testing.assert_array_equal(binary.output("probabilities"), plain.output("probabilities"))
+    assert binary.answer is not None and plain.answer is not None
+    assert [row.tier.value for row in binary.answer.rows] == ["edge", "edge"]
+    assert [row.tier.value for row in plain.answer.rows] == ["cache", "cache"]
+
+
+async def test_the_short_way_and_its_wishes(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
+    sure, unsure = sure_and_unsure
+    reply = (await alone.post(SHORT, content=sure)).json()
+    assert (reply["tier"], reply["reason"], reply["status"]) == ("edge", "confident", "final")
+    assert reply["label"] and len(reply["top"]) == 5
+    reply = (await alone.post(SHORT, params={"route": "edge"}, content=unsure)).json()
+    assert (reply["tier"], reply["reason"]) == ("edge", "requested")
+    refused = await alone.post(SHORT, params={"privcy": "local_only"}, content=unsure)
+    assert refused.status_code == 400
+
+
+async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(tmp_path: Path) -> None:
+    async def in_pieces() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b"\0" * 65536
+
+    settings = edge_settings(tmp_path / "state", api__body_limit_bytes=1000)
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        for body in (b"\0" * 2000, in_pieces()):
+            reply = await http.post(SHORT, content=body)
+            assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
+
+
+async def test_only_loopbacks_names_are_answered_to(alone: httpx.AsyncClient) -> None:
+    assert (await alone.get("/v2", headers={"Host": "evil.example"})).status_code == 400
+    assert (await alone.get("/v2", headers={"Host": "localhost:1"})).status_code == 200
+    assert (await alone.get("/v2", headers={"Host": "[::1]:1"})).status_code == 200
+
+
+class TestTokens:
+    async def test_a_token_is_needed_where_one_is_set(self, tmp_path: Path) -> None:
+        file = tmp_path / "tokens"
+        file.write_text("camera:0123456789abcdef\n")
+        settings = edge_settings(tmp_path / "state", api__token_file=str(file))
+        async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+            for path in ("/v2", "/metrics", "/firstline/v1/status", "/v2/models/digits"):
+                reply = await http.get(path)
+                assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+                allowed = await http.get(path, headers={"Authorization": "Bearer 0123456789abcdef"})
+                assert allowed.status_code == 200
+            assert (await http.get("/v2/health/live")).status_code == 200
+
+    async def test_promised_answers_are_their_callers_own(
+        self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
+    ) -> None:
+        file = tmp_path / "tokens"
+        file.write_text("camera:0123456789abcdef\nphone:fedcba9876543210\n")
+        links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+        settings = edge_settings(tmp_path / "state", api__token_file=str(file), links=links)
+        camera, phone = ({"Authorization": f"Bearer {t}"} for t in ("0123456789abcdef", "fedcba9876543210"))
+        async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+            reply = (await http.post(SHORT, content=sure_and_unsure[1], headers=camera)).json()
+            assert (reply["status"], reply["reason"], reply["durable"]) == ("provisional", "link_down", True)
+            path = f"/firstline/v1/answers/{reply['request_id']}"
+            assert (await http.get(path, headers=camera)).json()["status"] == "provisional"
+            refused = await http.get(path, headers=phone)
+            assert (refused.status_code, refused.json()["code"]) == (404, "unknown_answer")
+
+
+async def test_heavy_and_offline_says_when_to_come_back(tmp_path: Path) -> None:
+    links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+    settings = edge_settings(tmp_path / "state", links=links, policy__limit_bytes=10)
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        reply = await http.post(SHORT, content=pictures()[0])
+        assert (reply.status_code, reply.json()["code"]) == (503, "link_down")
+        assert int(reply.headers["Retry-After"]) >= 1
+
+
+async def test_status_and_metrics(alone: httpx.AsyncClient, sure_and_unsure: tuple[bytes, bytes]) -> None:
+    await infer(alone, sure_and_unsure[0])
+    status = (await alone.get("/firstline/v1/status")).json()
+    assert (status["ready"], status["device_id"], status["cache"]["entries"]) == (True, "device-1", 1)
+    assert status["models"][0]["edge"] == "edge-onnx" and status["models"][0]["row_ms"] > 0
+    text = (await alone.get("/metrics")).text
+    assert 'firstline_edge_requests_total{reason="confident",status="final",tier="edge"} 1.0' in text
+    assert "firstline_edge_outbox_items 0.0" in text
+
+
+async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]) -> None:
+    settings = edge_settings(tmp_path / "state")
+    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
+        reply = (await http.post(SHORT, params={"privacy": "local_only"}, content=sure_and_unsure[1])).json()
+        assert (reply["reason"], reply["certified"]) == ("local_only", False)
+        assert find(agent.state.decisions_path, reply["request_id"]) == []
+        assert "_requests_total{" not in (await http.get("/metrics")).text
+    async with EdgeAgent(settings) as again:  # what was answered before is not on the disk either
+        response = await again.infer_file("digits", sure_and_unsure[1], privacy="local_only")
+        assert response.answer is not None and response.answer.tier.value == "edge"
+
+
+async def test_a_bundle_that_cannot_be_used_is_told_and_the_rest_works(tmp_path: Path) -> None:
+    broken = tmp_path / "models" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text("{}")
+    settings = edge_settings(tmp_path / "state", models__directories=[str(DIGITS), str(tmp_path / "models")])
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        status = (await http.get("/firstline/v1/status")).json()
+        assert "not a manifest" in status["problems"][0]["message"]
+        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200
+
+
+async def test_one_state_directory_one_agent(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state")
+    async with EdgeAgent(settings):
+        with pytest.raises(ConfigError, match="in use by another agent"):
+            async with EdgeAgent(settings):
+                pass
+    async with EdgeAgent(settings):
+        pass
+
+
+class TestWithGateway:
+    @pytest.fixture
+    async def pair(self, tmp_path: Path) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
+        """An agent whose gateway runs the full model."""
+        async with gateway() as gateway_url:
+            settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": gateway_url}])
+            async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
+                yield agent, http
+
+    async def test_a_mixed_batch(
+        self, pair: tuple[EdgeAgent, httpx.AsyncClient], sure_and_unsure: tuple[bytes, bytes]
+    ) -> None:
+        agent, http = pair
+        sure, unsure = sure_and_unsure
+        response = await infer(http, unsure, sure, unsure)
+        assert response.answer is not None
+        assert [row.tier.value for row in response.answer.rows] == ["cloud", "edge", "cloud"]
+        assert [row.certified for row in response.answer.rows] == [True, False, True]
+        full = agent.models.all[0].manifest.full_digest
+        assert response.answer.model_digest == full
+        again = await infer(http, unsure)
+        assert again.answer is not None and again.answer.tier.value == "cache" and again.answer.certified
+        assert again.output("probabilities")[0].tolist() == response.output("probabilities")[0].tolist()
+
+    async def test_wait_first_is_corrected_under_the_same_id(
+        self, pair: tuple[EdgeAgent, httpx.AsyncClient], sure_and_unsure: tuple[bytes, bytes]
+    ) -> None:
+        agent, http = pair
+        first = (await http.post(SHORT, params={"wait": "first"}, content=sure_and_unsure[1])).json()
+        assert (first["status"], first["reason"], first["tier"]) == ("provisional", "requested", "edge")
+        path = f"/firstline/v1/answers/{first['request_id']}"
+
+        async def corrected() -> bool:
+            return (await http.get(path)).json()["status"] != "provisional"
+
+        async def logged() -> bool:
+            return len(find(agent.state.decisions_path, first["request_id"])) == 2
+
+        await until(corrected)
+        await until(logged)
+        last = (await http.get(path)).json()
+        assert (last["status"], last["tier"], last["certified"]) == ("final", "cloud", True)
+        v2 = (await http.get(path, params={"form": "v2"})).json()
+        assert v2["parameters"]["status"] == "final" and len(v2["outputs"][0]["data"]) == 10
+        lines = find(agent.state.decisions_path, first["request_id"])
+        story = "\n".join(sentence for line in lines for sentence in describe(line))
+        assert "provisional; a correction will come" in story and "Corrected by the gateway" in story
+
+
+def gateway() -> AbstractAsyncContextManager[str]:
+    """A gateway on loopback that serves the digits without tokens."""
+    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
+    return serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides)))

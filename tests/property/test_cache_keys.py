@@ -1,0 +1,67 @@
+"""Cache keys: equal rows meet, different ones never do, wherever in a batch they stand."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from firstline_core.types import DATATYPES, Tensor
+from firstline_edge.keys import content_digests, result_key
+
+NUMERIC = [dtype for name, dtype in DATATYPES.items() if name != "BYTES"]
+
+
+def encoded(*elements: bytes, shape: tuple[int, ...] | None = None) -> Tensor:
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return Tensor("x", array.reshape(shape or (-1,)))
+
+
+@given(st.data())
+def test_a_rows_key_does_not_depend_on_its_batch(data: st.DataObject) -> None:
+    shape = data.draw(arrays.array_shapes(min_dims=1, max_dims=4, max_side=4))
+    array = data.draw(arrays.arrays(data.draw(st.sampled_from(NUMERIC)), shape))
+    tensor = Tensor("x", array)
+    order = data.draw(st.permutations(range(shape[0])))
+    together = content_digests(tensor)
+    assert [content_digests(tensor.take([row]))[0] for row in range(shape[0])] == together
+    assert content_digests(tensor.take(order)) == [together[row] for row in order]
+
+
+@given(st.lists(st.binary(max_size=8), min_size=2, max_size=6))
+def test_encoded_rows_are_equal_exactly_where_their_bytes_are(elements: list[bytes]) -> None:
+    digests = content_digests(encoded(*elements))
+    for a, one in zip(elements, digests, strict=True):
+        for b, other in zip(elements, digests, strict=True):
+            assert (a == b) == (one == other)
+
+
+@given(st.binary(max_size=6), st.binary(max_size=6), st.binary(max_size=6), st.binary(max_size=6))
+def test_elements_of_a_row_do_not_run_together(a: bytes, b: bytes, c: bytes, d: bytes) -> None:
+    one = content_digests(encoded(a, b, shape=(1, 2)))
+    other = content_digests(encoded(c, d, shape=(1, 2)))
+    assert ((a, b) == (c, d)) == (one == other)
+
+
+@given(st.text(max_size=8), st.text(max_size=8), st.binary(max_size=8), st.binary(max_size=8))
+def test_digest_and_content_do_not_run_together(digest: str, other: str, a: bytes, b: bytes) -> None:
+    assert ((digest, a) == (other, b)) == (result_key(digest, a) == result_key(other, b))
+
+
+def test_name_datatype_and_shape_are_part_of_the_key() -> None:
+    zeros = np.zeros((1, 4), np.float32)
+    tensors = [
+        Tensor("x", zeros),
+        Tensor("y", zeros),
+        Tensor("x", zeros.view(np.int32)),
+        Tensor("x", zeros.reshape(1, 2, 2)),
+        Tensor("x", zeros.view(np.uint8)),
+        encoded(b"\0" * 16),
+    ]
+    assert len({content_digests(tensor)[0] for tensor in tensors}) == len(tensors)
+
+
+def test_keys_are_full_width() -> None:
+    assert len(result_key("a", content_digests(encoded(b"a"))[0])) == 32

@@ -1,0 +1,49 @@
+"""A real agent with the digits bundle, on a loopback port in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api import server
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import create_app
+from firstline_edge.settings import EdgeSettings, load
+
+CHECKOUT = Path(__file__).parents[2]
+DIGITS = CHECKOUT / "models" / "digits" / "bundle"
+
+
+def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
+    """Settings for a test: dotted keys, with `__` for the dot."""
+    known = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "api.port": 0}
+    known |= {"agent.device_id": "device-1"}
+    return load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+
+
+@contextlib.asynccontextmanager
+async def serving_agent(settings: EdgeSettings) -> AsyncIterator[tuple[EdgeAgent, str]]:
+    """Serves as the process does, without its signals; yields the agent and its URL."""
+    up = asyncio.Event()
+    with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
+        async with EdgeAgent(settings) as agent:
+            app = create_app(agent, access_of(settings.api))
+            running = server.Server(app, up.set)
+            task = asyncio.create_task(running.serve(sockets=[listener]))
+            await up.wait()
+            try:
+                yield agent, server.url_of(listener)
+            finally:
+                running.stop()
+                await task
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
+    """Waits for something that only asking can tell."""
+    async with asyncio.timeout(timeout_s):
+        while not await holds():  # noqa: ASYNC110 (nobody signals it)
+            await asyncio.sleep(0.01)

@@ -1,0 +1,184 @@
+"""A cascade's surroundings without files and networks: a model that says what its input says, a gateway, an outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
+from firstline_core.bundle.store import Bundle
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
+from firstline_core.ids import new_request_id
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.models import EdgeModel, HeldModel, Models
+from firstline_edge.outbox.store import OutboxItem
+
+THRESHOLD = 0.8
+SURE, UNSURE = 0.95, 0.6
+
+
+def manifest(*, full: bool = True, threshold: float = THRESHOLD) -> Manifest:
+    return Manifest(
+        name="m",
+        version=3,
+        labels=("yes", "no"),
+        input=InputSpec("x", "FP32", (-1, 1)),
+        edge=(_model("edge", "a"),),
+        full=_model("full", "b") if full else None,
+        policy=Policy(threshold=threshold),
+    )
+
+
+def _model(name: str, digit: str) -> Model:
+    return Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32")
+
+
+class Echo:
+    """An edge model whose input is the probability of "yes"; a negative one is invalid, 1 and more breaks it."""
+
+    def __init__(self, said: Manifest) -> None:
+        self.model = said.edge[0]
+        self.digest = said.edge[0].digest
+        self.runtime = SimpleNamespace(provider="echo")
+        self.runs: list[list[float]] = []
+
+    def predict(self, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        values = tensor.array[:, 0]
+        self.runs.append([round(float(value), 3) for value in values])
+        if (values < 0).any():
+            raise InvalidTensorError("Row 0 is negative.")
+        if (values > 1).any():
+            raise InferenceError("The runtime failed.")
+        return np.stack([values, 1 - values], axis=1).astype(np.float32)
+
+    def close(self) -> None:
+        pass
+
+
+class FakeCloud:
+    """A gateway that is certain of "no", after `gate` opens; or fails with `error`."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.error: FirstlineError | None = None
+        self.gate: asyncio.Event | None = None
+        self.requests: list[InferRequest] = []
+        self.deadlines_s: list[float | None] = []
+
+    async def infer(self, request: InferRequest, deadline_s: float | None) -> tuple[InferResponse, tuple[Attempt, ...]]:
+        self.requests.append(request)
+        self.deadlines_s.append(deadline_s)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return full_answer(request, self.digest), (Attempt(Tier.CLOUD, "ok", 1.0),)
+
+
+def full_answer(request: InferRequest, digest: str) -> InferResponse:
+    probabilities = np.tile(np.array([[0.01, 0.99]], np.float32), (request.rows, 1))
+    answer = Answer(request.request_id, Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, digest)
+    return InferResponse(request.model, "3", (Tensor("probabilities", probabilities),), answer=answer)
+
+
+class FakePromises:
+    """An outbox in memory, which refuses with `error`."""
+
+    def __init__(self) -> None:
+        self.items: list[OutboxItem] = []
+        self.error: FirstlineError | None = None
+
+    async def put(self, item: OutboxItem) -> None:
+        if self.error is not None:
+            raise self.error
+        self.items.append(item)
+
+
+class Scene:
+    """A cascade and everything around it, to look at and to break."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        row_ms: float = 0.01,
+        linked: bool = True,
+        loads: bool = True,
+        full: bool = True,
+        threshold: float = THRESHOLD,
+        min_threshold: float = 0.0,
+        cache: ResultCache | None = None,
+    ) -> None:
+        said = manifest(full=full, threshold=threshold)
+        self.executor = ThreadPoolExecutor(2)
+        self.echo = Echo(said)
+        edge = EdgeModel(self.echo, lambda p: p.max(axis=1), "evidence", row_ms, 4, self.executor)  # type: ignore[arg-type]
+        self.held = HeldModel(Bundle(Path(), said), edge if loads else None)
+        self.cloud = FakeCloud(said.full_digest)
+        self.promises = FakePromises()
+        self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
+        self.cascade = Cascade(
+            models=Models([self.held]),
+            cache=self.cache,
+            cloud=self.cloud if linked else None,
+            promises=self.promises,
+            options=CascadeOptions(limit_bytes=64, min_threshold=min_threshold, default_timeout_s=2, reserve_s=0.02),
+            clock=clock,
+        )
+
+    async def infer(self, *values: float, **fields: Any) -> InferResponse:
+        return await self.cascade.infer(request(*values, **fields))
+
+    @property
+    def sent_rows(self) -> list[list[float]]:
+        """What crossed the link, request by request."""
+        return [[round(float(value), 3) for value in sent.inputs[0].array[:, 0]] for sent in self.cloud.requests]
+
+    async def close(self) -> None:
+        await self.cascade.close()
+        self.executor.shutdown()
+
+
+def request(*values: float, **fields: Any) -> InferRequest:
+    """One row for each value, the probability that the edge model will give "yes"."""
+    tensor = Tensor("x", np.array(values, np.float32).reshape(-1, 1))
+    known = {"model": "m", "request_id": new_request_id(), "principal": "local", "privacy": Privacy.ANY}
+    return InferRequest(inputs=(tensor,), **(known | fields))  # type: ignore[arg-type]
+
+
+def yes(response: InferResponse) -> list[float]:
+    """The probability of "yes", row by row: the input's own from the edge, 0.01 from the full model."""
+    return [round(float(row[0]), 3) for row in response.output("probabilities")]
+
+
+def said(response: InferResponse) -> Answer:
+    assert response.answer is not None
+    return response.answer
+
+
+def outcomes(response: InferResponse) -> list[tuple[str, str]]:
+    return [(attempt.tier.value, attempt.outcome) for attempt in said(response).attempts]
+
+
+def tiers(rows: Sequence[Any]) -> list[Tier]:
+    return [row.tier for row in rows]

@@ -1,0 +1,167 @@
+"""The cache on disk: private, bounded, lost without harm, and deaf to pickles (CVE-2025-69872)."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import diskcache
+import pytest
+
+from firstline_edge.disk_cache import BytesDisk, DiskCache, ForeignEntryError
+
+KEY = b"k" * 32
+
+
+class Bomb:
+    """Unpickled, it makes a directory that proves it."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.proof),)
+
+
+@pytest.fixture
+def proof(tmp_path: Path) -> Path:
+    return tmp_path / "exploded"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def opened(directory: Path, limit_bytes: int = 1 << 24) -> DiskCache:
+    return DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60)
+
+
+def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
+    connection = sqlite3.connect(directory / "cache.db")
+    with connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def test_a_pickle_does_explode_in_plain_diskcache(directory: Path, proof: Path) -> None:
+    """What the tests below guard against is real: without it they could not fail."""
+    with diskcache.Cache(str(directory)) as cache:
+        cache.set(KEY, 1)
+        plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickle.dumps(Bomb(proof)),))
+        cache.get(KEY)
+    assert proof.is_dir()
+
+
+def test_a_pickle_in_the_database_is_removed_unread(directory: Path, proof: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickle.dumps(Bomb(proof)),))
+    assert cache.get(KEY) is None
+    assert not proof.exists()
+    connection = sqlite3.connect(directory / "cache.db")
+    assert connection.execute("SELECT count(*) FROM Cache").fetchone() == (0,)
+    connection.close()
+    cache.put(KEY, b"good again")
+    found = cache.get(KEY)
+    assert found is not None and found[0] == b"good again"
+    cache.close()
+
+
+@pytest.mark.parametrize("mode", [2, 3, 4])
+def test_a_file_is_removed_unread(directory: Path, proof: Path, mode: int) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    name = f"ab/cd/{'e' * 28}.val"
+    file = directory / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(pickle.dumps(Bomb(proof)))
+    plant(directory, "UPDATE Cache SET mode = ?, filename = ?, value = NULL", (mode, name))
+    assert cache.get(KEY) is None
+    assert not proof.exists() and not file.exists()
+    cache.close()
+
+
+def test_a_planted_name_reaches_nothing_outside(directory: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    plant(directory, "UPDATE Cache SET filename = ?, value = NULL", ("../precious",))
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"good")
+    assert precious.read_text() == "mine"
+    cache.close()
+
+
+def test_a_pickled_key_is_refused(directory: Path, proof: Path) -> None:
+    disk = BytesDisk(str(directory))
+    with pytest.raises(ForeignEntryError, match="pickled key"):
+        disk.get(pickle.dumps(Bomb(proof)), False)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("value", ["text", 1, 1.5, None, {"a": 1}])
+def test_nothing_but_bytes_is_stored(directory: Path, value: object) -> None:
+    disk = BytesDisk(str(directory))
+    with pytest.raises(ForeignEntryError):
+        disk.put(value)
+    with pytest.raises(ForeignEntryError):
+        disk.store(value, False)
+    with pytest.raises(ForeignEntryError):
+        disk.store(io.BytesIO(b""), True)
+
+
+def test_only_this_user_may_look(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
+    opened(directory).close()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", [b"this is no database" * 1000, b"", None])
+def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    cache.close()
+    database = directory / "cache.db"
+    if damage is None:  # a good header, then rubbish
+        damage = database.read_bytes()[:4096] + b"\xff" * 65536
+    for file in directory.iterdir():
+        file.unlink()
+    database.write_bytes(damage)
+    cache = opened(directory)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"new")
+    found = cache.get(KEY)
+    assert found is not None and found[0] == b"new"
+    cache.close()
+    if damage:
+        assert (directory.with_name("cache.broken") / "cache.db").read_bytes()[:100] == damage[:100]
+
+
+def test_damage_under_way_does_not_stop_answers(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    cache.close()
+    cache = opened(directory)
+    with (directory / "cache.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 200_000)
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"new")
+    cache.get(KEY)
+    cache.close()
+
+
+def test_the_database_stays_within_its_limit(directory: Path) -> None:
+    limit_bytes = 1 << 20
+    cache = opened(directory, limit_bytes)
+    for number in range(600):
+        cache.put(number.to_bytes(32, "big"), os.urandom(4000))
+    cache.close()
+    assert (directory / "cache.db").stat().st_size <= limit_bytes * 1.1

@@ -1,0 +1,185 @@
+"""The commands: what they print, and the exit codes that their help promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agent import DIGITS
+from support.broker import free_port
+
+from firstline_edge.__main__ import main
+from firstline_edge.cli import machine
+from firstline_edge.cli.explain import describe
+from firstline_edge.cli.findings import State
+from firstline_edge.cli.status import describe as describe_status
+
+LINE: dict[str, Any] = {
+    "at": 1_800_000_000.0,
+    "event": "answered",
+    "model": "digits",
+    "version": "1",
+    "ms": 3.25,
+    "threshold": 0.97,
+    "request_id": "r",
+    "status": "provisional",
+    "certified": False,
+    "durable": True,
+    "tier": "edge",
+    "reason": "link_down",
+    "confidence": 0.5,
+    "model_digest": "a" * 64,
+    "attempts": [{"tier": "edge", "outcome": "ok", "ms": 0.5}, {"tier": "cloud", "outcome": "link_down", "ms": 2.5}],
+    "rows": [],
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "edge.toml"
+    file.write_text(
+        f'[agent]\nstate_dir = "state"\n[models]\ndirectories = ["{DIGITS}"]\n[api]\nport = {free_port()}\n'
+    )
+    return file
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["edge-agent", *arguments])
+    return main()
+
+
+def test_explain_tells_a_story() -> None:
+    assert describe(LINE) == [
+        "2027-01-15T08:00:00.000Z  digits 1: answered in 3.25 ms by this device's model, model aaaaaaaaaaaa.",
+        "  this device's model answered after 0.5 ms",
+        "  the gateway failed (link_down) after 2.5 ms",
+        "  The full model was to answer, but no gateway could be reached; this device's answer stood in.",
+        "  The answer is provisional; a correction will come under the same id. The promise is on the disk.",
+    ]
+    (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud"})
+    assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
+    (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
+    assert "did not come in time" in expired
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "confident", "uncertain", "heavy", "requested", "local_only",
+        "link_down", "deadline", "budget", "outbox_full", "cloud_error",
+    ],
+)  # fmt: skip
+def test_every_reason_has_its_sentence(reason: str) -> None:
+    sentence = describe(LINE | {"reason": reason})[3].strip()
+    assert sentence.endswith(".") and "{" not in sentence
+    if reason == "uncertain":
+        assert "(score 0.5000, kept from 0.9700)" in sentence
+
+
+def test_explain_of_an_unknown_request(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "explain", "nobody", "--config", str(config)) == 1
+    assert "knows no request nobody" in capsys.readouterr().err
+
+
+def test_status_without_an_agent(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "status", "--config", str(config)) == 1
+    assert "start it with `edge-agent run`" in capsys.readouterr().err
+
+
+def test_status_in_words() -> None:
+    model = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None, "threshold": 0.9}
+    gone = model | {"edge": None, "problem": "No runtime."}
+    status = {
+        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone],
+        "problems": [{"path": "/x", "message": "Broken."}], "links": {"http": "open"},
+        "outbox": {"items": 2, "size_bytes": 10}, "cache": {"entries": 1, "size_bytes": 5},
+    }  # fmt: skip
+    assert describe_status("http://h", status) == [
+        "d 0 at http://h, ready, up 3 s",
+        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "model   m 1: all goes to the cloud. No runtime.",
+        "problem /x: Broken.",
+        "link    http: down",
+        "outbox  2 corrections to come, 10 bytes",
+        "cache   1 results in memory, 5 bytes",
+    ]
+
+
+@pytest.mark.parametrize("command", [["run"], ["status"], ["explain", "r"], ["doctor"]])
+def test_a_bad_configuration_is_exit_code_2(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text("[api]\nprot = 1\n")
+    assert run(monkeypatch, *command, "--config", str(file)) == 2
+    assert "edge.toml:2" in capsys.readouterr().err
+
+
+class TestDoctor:
+    def findings(
+        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> tuple[int, dict[str, dict[str, str]]]:
+        code = run(monkeypatch, "doctor", "-o", "json", "--config", str(config))
+        return code, {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
+
+    def test_a_device_that_is_well(
+        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, found = self.findings(config, monkeypatch, capsys)
+        assert code == 0
+        assert next(iter(found)) == "processor"
+        assert found["model digits 1 edge-onnx"]["state"] == "ok"
+        assert "ms a row (p50)" in found["model digits 1 edge-onnx"]["detail"]
+        assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
+        assert found["links"]["state"] == "slow"
+
+    def test_what_is_missing_is_said_with_what_to_type(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        http, mqtt = free_port(), free_port()
+        token = tmp_path / "token"
+        token.write_text("secret\n")
+        token.chmod(0o644)
+        with config.open("a") as file:
+            file.write(
+                f'[[links]]\nkind = "http"\nurl = "http://127.0.0.1:{http}"\ntoken_file = "token"\n'
+                f'[[links]]\nkind = "mqtt"\nhost = "127.0.0.1"\nport = {mqtt}\n'
+            )
+        config.write_text(config.read_text().replace(str(DIGITS), str(tmp_path / "nowhere")))
+        code, found = self.findings(config, monkeypatch, capsys)
+        assert code == 1
+        assert found["models"]["state"] == "missing"
+        assert found[f"links[0] http 127.0.0.1:{http}"]["advice"].startswith("start the gateway")
+        assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
+        assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
+
+    def test_a_32_bit_system_is_told_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine.struct, "calcsize", lambda _: 4)
+        monkeypatch.setattr(machine.platform, "machine", lambda: "armv7l")
+        first = machine.machine_findings()[0]
+        assert (first.subject, first.state) == ("processor", State.SLOW)
+        assert "armv7l, a 32-bit system" in first.detail and "64-bit" in first.advice
+
+    def test_it_runs_where_no_wheel_is_installed(self) -> None:
+        """The very case that doctor is for: numpy cannot be imported."""
+        blocked = textwrap.dedent("""
+            import sys
+            for name in ("numpy", "PIL", "msgspec", "httpx", "starlette", "structlog", "orjson"):
+                sys.modules[name] = None
+            sys.argv = ["edge-agent", "doctor"]
+            from firstline_edge.__main__ import main
+            sys.exit(main())
+        """)
+        done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert done.stdout.startswith("ok       processor")
+        assert "missing  numpy: cannot be imported" in done.stdout and "pip install 'firstline[edge]'" in done.stdout
