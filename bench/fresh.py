@@ -39,7 +39,9 @@ def main() -> int:
         clone = Path(folder) / "firstline"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         # The variables of a surrounding make or environment are not a newcomer's.
-        environ = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "VIRTUAL_ENV"}}
+        environ = {
+            key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "VIRTUAL_ENV"}
+        }
         start_s = time.monotonic()
         demo = subprocess.Popen(
             ["make", "demo", "DEMO_ARGS=-o json"],
