@@ -66,6 +66,8 @@ class MqttClient:
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
         self._handlers: dict[str, Handler] = {}
         self._running: set[asyncio.Task[None]] = set()
+        # The broker holds back what exceeds `receive_maximum`, but not every broker counts well.
+        self._slots = asyncio.Semaphore(settings.receive_maximum)
         self._held_back: deque[Message] = deque()
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -159,7 +161,9 @@ class MqttClient:
             except FirstlineError as error:
                 if type(error) is not type(self._last_error):  # once a kind, not once an attempt
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
-                self._last_error = error
+                # Kept, so without the frames (and sockets) that its traceback would keep with it.
+                error.__cause__ = error.__context__ = None
+                self._last_error = error.with_traceback(None)
             finally:
                 established, self._connection = self._connection is not None, None
                 self._up.clear()
@@ -188,7 +192,7 @@ class MqttClient:
             message.ack()
             return
         if message.qos == 0 and len(self._running) >= self._settings.receive_maximum:
-            # QoS 1 is bounded by the broker, which sends no more than `receive_maximum` unacknowledged.
+            # Nothing bounds these but the sender; those of QoS 1 are bounded by the broker.
             log.warning("mqtt message dropped", topic=message.topic, why="too many handlers run")
             return
         task = asyncio.create_task(self._handle(handler, message))
@@ -197,7 +201,8 @@ class MqttClient:
 
     async def _handle(self, handler: Handler, message: Message) -> None:
         try:
-            await handler(message)
+            async with self._slots:
+                await handler(message)
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
             self._held_back.append(message)

@@ -170,8 +170,9 @@ class Connection:
         self._lose("closed by us")
         if self._misc is not None:
             self._misc.cancel()
-        if self._socket is not None:
-            self._forget_socket(None, None, self._socket)
+        if (left := self._socket) is not None:
+            self._forget_socket(None, None, left)
+            left.close()
 
     def _make_client(self) -> paho.Client:
         settings, will = self._settings, self._will

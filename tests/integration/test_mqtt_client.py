@@ -1,0 +1,369 @@
+"""The MQTT client against a real Mosquitto."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker
+
+from firstline_core import errors
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication, matches
+
+pytestmark = pytest.mark.mosquitto
+
+
+def settings(broker: Broker, client_id: str = "", **fields: Any) -> MqttSettings:
+    return MqttSettings(broker.host, broker.port, client_id=client_id, **({"reconnect_max_s": 0.2} | fields))
+
+
+@asynccontextmanager
+async def connected(made: MqttSettings, **arguments: Any) -> AsyncIterator[MqttClient]:
+    client = MqttClient(made, **arguments)
+    try:
+        await client.connect(5)
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
+            await asyncio.sleep(0.005)
+
+
+def collect(into: list[Message]) -> Callable[[Message], Any]:
+    async def handler(message: Message) -> None:
+        into.append(message)
+
+    return handler
+
+
+def make_certificate(key: Path, certificate: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+
+
+async def test_everything_of_a_publication_arrives(mosquitto: Broker) -> None:
+    got: list[Message] = []
+    async with connected(settings(mosquitto)) as client:
+        await client.subscribe("a/+", collect(got))
+        sent = Publication("a/b", b"\0\xff", {"k": "v", "ü": "ö"}, "a/res", b"\1\2", expiry_s=7)
+        assert await client.publish(sent)
+        assert await client.publish(Publication("a/b", b"", qos=0))
+        await until(lambda: len(got) == 2)
+    first = got[0]
+    assert (first.topic, first.payload, first.properties) == ("a/b", b"\0\xff", {"k": "v", "ü": "ö"})
+    assert (first.response_topic, first.correlation_data, first.expiry_s, first.qos) == ("a/res", b"\1\2", 7, 1)
+    assert got[1].qos == 0
+
+
+async def test_a_round_trip_is_not_held_back_by_nagle(mosquitto: Broker) -> None:
+    answered: asyncio.Queue[Message] = asyncio.Queue()
+    async with connected(settings(mosquitto)) as device, connected(settings(mosquitto)) as gateway:
+
+        async def echo(message: Message) -> None:
+            await gateway.publish(Publication(message.response_topic, message.payload))
+
+        await gateway.subscribe("$share/g/req/+", echo)
+        await device.subscribe("res", answered.put)
+        waits_ms = []
+        for _ in range(50):
+            started_s = time.perf_counter()
+            await device.publish(Publication("req/m", b"x" * 4000, response_topic="res"))
+            await answered.get()
+            waits_ms.append((time.perf_counter() - started_s) * 1000)
+    assert statistics.median(waits_ms) < 20  # 40 and more where packets wait for an acknowledgement
+
+
+async def test_after_a_cut_it_returns_with_its_subscriptions(mosquitto: Broker) -> None:
+    got: list[Message] = []
+    greetings = losses = 0
+
+    async def greet() -> None:
+        nonlocal greetings
+        greetings += 1
+
+    def lose() -> None:
+        nonlocal losses
+        losses += 1
+
+    async with connected(settings(mosquitto), on_connected=greet, on_lost=lose) as client:
+        await client.subscribe("a/#", collect(got))
+        mosquitto.stop()
+        await until(lambda: not client.connected)
+        started_s = time.perf_counter()
+        with pytest.raises(errors.LinkDownError, match="Not connected"):
+            await client.publish(Publication("a/b", b""))
+        assert time.perf_counter() - started_s < 0.01
+        mosquitto.start()
+        await client.connect(5)
+        await client.publish(Publication("a/b", b"again"))
+        await until(lambda: len(got) == 1)
+    assert (greetings, losses) == (2, 2)
+
+
+async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goes(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto)) as client:
+        assert mosquitto._process is not None
+        os.kill(mosquitto._process.pid, signal.SIGSTOP)
+        publishing = asyncio.create_task(client.publish(Publication("a", b"")))
+        await asyncio.sleep(0.05)
+        assert not publishing.done()
+        mosquitto.kill()
+        with pytest.raises(errors.LinkDownError, match="lost"):
+            await asyncio.wait_for(publishing, 5)
+
+
+async def test_attempts_start_before_there_is_a_broker(mosquitto: Broker) -> None:
+    mosquitto.stop()
+    client = MqttClient(settings(mosquitto))
+    with pytest.raises(errors.LinkDownError, match="cannot be reached"):
+        await client.connect(0.1)
+    mosquitto.start()
+    await client.connect(5)
+    assert client.last_error is None
+    await client.close()
+    with pytest.raises(errors.LinkDownError):
+        await client.publish(Publication("a", b""))
+
+
+async def test_a_refused_password_is_said(start_mosquitto: Callable[..., Broker]) -> None:
+    broker = start_mosquitto(users={"cam": "right"})
+    client = MqttClient(settings(broker, username="cam", password="wrong"))
+    with pytest.raises(errors.UnauthorizedError, match="Not authorized"):
+        await client.connect(0.5)
+    await client.close()
+    async with connected(settings(broker, username="cam", password="right")):
+        pass
+    assert "right" not in repr(settings(broker, password="right"))
+
+
+async def test_what_the_acl_forbids_is_said_and_does_not_end_the_connection(
+    start_mosquitto: Callable[..., Broker],
+) -> None:
+    broker = start_mosquitto(users={"cam": "pw"}, acl="user cam\ntopic readwrite mine/#\n")
+    async with connected(settings(broker, username="cam", password="pw")) as client:
+        with pytest.raises(errors.UnauthorizedError, match="other/x"):
+            await client.publish(Publication("other/x", b""))
+        await client.publish(Publication("mine/x", b""))
+        assert client.connected
+
+
+async def test_too_large_for_the_broker_is_said_before_it_hangs_up(start_mosquitto: Callable[..., Broker]) -> None:
+    broker = start_mosquitto(settings=["max_packet_size 20000"])
+    async with connected(settings(broker)) as client:
+        with pytest.raises(errors.PayloadTooLargeError, match="20000"):
+            await client.publish(Publication("a", b"x" * 20_000))
+        for size in range(19_900, 20_000):
+            try:
+                await client.publish(Publication("a", b"x" * size, {"k": "v"}, "res", b"17"))
+            except errors.PayloadTooLargeError:
+                break
+        assert client.connected
+        assert size > 19_930
+
+
+async def test_who_listens_is_known(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto)) as client:
+        assert await client.publish(Publication("a", b"")) is False
+        await client.subscribe("a", collect([]))
+        assert await client.publish(Publication("a", b"")) is True
+
+
+async def test_a_failed_handler_leaves_its_message_for_the_next_connection(mosquitto: Broker) -> None:
+    seen: list[bytes] = []
+
+    async def fail(message: Message) -> None:
+        seen.append(message.payload)
+        raise ValueError("a bug")
+
+    made = settings(mosquitto, "worker")
+    async with connected(made, session_expiry_s=60) as client:
+        await client.subscribe("work", fail)
+        await client.publish(Publication("work", b"1"))
+        await until(lambda: seen == [b"1"])
+    got: list[Message] = []
+    client = MqttClient(made, session_expiry_s=60)
+    await client.subscribe("work", collect(got))
+    await client.connect(5)
+    await until(lambda: [message.payload for message in got] == [b"1"])
+    await client.close()
+
+
+async def test_with_manual_ack_the_handler_decides(mosquitto: Broker) -> None:
+    held: list[Message] = []
+    made = settings(mosquitto, "worker")
+    async with connected(made, session_expiry_s=60, manual_ack=True) as client:
+        await client.subscribe("work", collect(held))
+        for number in range(3):
+            await client.publish(Publication("work", b"%d" % number))
+        await until(lambda: len(held) == 3)
+        held[1].ack()
+        held[1].ack()  # only the first counts
+        await client.publish(Publication("other", b""))  # sent after the acknowledgement, so it has arrived
+    again: list[Message] = []
+    client = MqttClient(made, session_expiry_s=60, manual_ack=True)
+    await client.subscribe("work", collect(again))
+    await client.connect(5)
+    await until(lambda: [message.payload for message in again] == [b"0", b"2"])
+    held[0].ack()  # of a connection that is gone: nothing happens
+    for message in again:
+        message.ack()
+    await client.close()
+
+
+async def test_handlers_that_always_fail_do_not_keep_the_others_out(mosquitto: Broker) -> None:
+    seen = 0
+
+    async def fail(message: Message) -> None:
+        nonlocal seen
+        seen += 1
+        raise ValueError("a bug")
+
+    async with connected(settings(mosquitto, receive_maximum=4)) as client:
+        await client.subscribe("work", fail)
+        for _ in range(12):
+            await client.publish(Publication("work", b""))
+        await until(lambda: seen == 12)
+
+
+async def test_no_more_handlers_run_at_once_than_allowed(mosquitto: Broker) -> None:
+    running = most = done = 0
+
+    async def work(_message: Message) -> None:
+        nonlocal running, most, done
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        done += 1
+
+    async with connected(settings(mosquitto, receive_maximum=3)) as client:
+        await client.subscribe("work", work)
+        await asyncio.gather(*(client.publish(Publication("work", b"")) for _ in range(20)))
+        await until(lambda: done == 20)
+    assert most == 3
+
+
+async def test_replicas_share(mosquitto: Broker) -> None:
+    first: list[Message] = []
+    second: list[Message] = []
+    async with (
+        connected(settings(mosquitto)) as a,
+        connected(settings(mosquitto)) as b,
+        connected(settings(mosquitto)) as sender,
+    ):
+        await a.subscribe("$share/g/req/+", collect(first))
+        await b.subscribe("$share/g/req/+", collect(second))
+        for _ in range(20):
+            await sender.publish(Publication("req/m", b""))
+        await until(lambda: len(first) + len(second) == 20)
+    assert first
+    assert second
+
+
+async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto: Broker) -> None:
+    got: list[Message] = []
+    will = Publication("state", b"offline", retain=True)
+    async with connected(settings(mosquitto)) as watcher:
+        await watcher.subscribe("state", collect(got))
+        async with connected(settings(mosquitto), will=will):
+            pass
+        async with connected(settings(mosquitto), will=will) as client:
+            assert client._connection is not None
+            client._connection._socket.shutdown(socket.SHUT_RDWR)
+            await until(lambda: len(got) == 1)
+    assert got[0].payload == b"offline"
+
+
+async def test_tls_with_the_brokers_own_authority(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make_certificate(key, certificate)
+    broker = start_mosquitto(settings=[f"certfile {certificate}", f"keyfile {key}"])
+    got: list[Message] = []
+    async with connected(settings(broker, tls_ca_file=certificate)) as client:
+        await client.subscribe("a", collect(got))
+        for _ in range(20):  # several in one TLS record must all be read
+            await client.publish(Publication("a", b"x" * 100, qos=0))
+        await client.publish(Publication("a", b"x" * 300_000))
+        await until(lambda: len(got) == 21)
+    absent = MqttClient(settings(broker, tls_ca_file=tmp_path / "absent.pem"))
+    with pytest.raises(errors.ConfigError, match=r"absent\.pem"):
+        await absent.connect(0.5)
+    await absent.close()
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket")  # paho leaves it to the collector
+async def test_an_authority_that_is_not_ours_is_a_link_down(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make_certificate(key, certificate)
+    broker = start_mosquitto(settings=[f"certfile {certificate}", f"keyfile {key}"])
+    stranger = MqttClient(settings(broker, tls_ca_file=Path("system")))
+    with pytest.raises(errors.LinkDownError, match="TLS"):
+        await stranger.connect(0.5)
+    await stranger.close()
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x20\xff\xff\xff\xff\xff\xff", b"\x20\x02"]
+)
+async def test_what_is_no_broker_is_a_link_down(greeting: bytes) -> None:
+    served: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.add(asyncio.current_task())
+        writer.write(greeting)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = MqttClient(MqttSettings("127.0.0.1", port, connect_timeout_s=0.1, reconnect_max_s=0.05))
+    with pytest.raises(errors.LinkError):
+        await client.connect(0.4)
+    assert isinstance(client.last_error, errors.LinkError)
+    await client.close()
+    server.close()
+    await asyncio.gather(*(task for task in served if task is not None))
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topic", "expected"),
+    [
+        ("a/+/c", "a/b/c", True),
+        ("a/+", "a/b/c", False),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("#", "a/b", True),
+        ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False),
+        ("$share/g/a/+", "a/b", True),
+        ("a", "a/b", False),
+        ("a/b", "a", False),
+        ("+", "", True),
+    ],
+)
+def test_filters_match_as_the_standard_says(topic_filter: str, topic: str, expected: bool) -> None:
+    assert matches(topic_filter, topic) is expected
