@@ -1,0 +1,216 @@
+"""The device's MQTT link, a real Mosquitto between it and a small gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from support.broker import Broker
+from support.escalations import request, response
+
+from firstline_core import errors
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.topics import Topics, parse_request, shared_requests
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.links.mqtt import MqttLink
+
+pytestmark = pytest.mark.mosquitto
+
+TOPICS = Topics("cam-1")
+Answering = Callable[[InferRequest], Awaitable[InferResponse]]
+
+
+def settings(broker: Broker, client_id: str = "") -> MqttSettings:
+    return MqttSettings(broker.host, broker.port, client_id=client_id, reconnect_max_s=0.2)
+
+
+async def answer_well(asked: InferRequest) -> InferResponse:
+    return response(asked)
+
+
+@asynccontextmanager
+async def gateway(broker: Broker, answering: Answering = answer_well) -> AsyncIterator[MqttClient]:
+    client = MqttClient(settings(broker, "gateway"))
+
+    async def answer(message: Message) -> None:
+        device, model = parse_request(message.topic)
+        topic = Topics(device).response
+        try:
+            asked = envelope.read_request(message, model, now_s=time.monotonic(), principal=device)
+            reply = envelope.response_publication(
+                asked, await answering(asked), topic=topic, correlation_data=message.correlation_data
+            )
+        except errors.FirstlineError as error:
+            reply = envelope.error_publication(error, topic=topic, correlation_data=message.correlation_data)
+        await client.publish(reply)
+
+    await client.subscribe(shared_requests("gateway"), answer)
+    await client.connect(5)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+async def link(mosquitto: Broker) -> AsyncIterator[MqttLink]:
+    made = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: {"models": ["digits"]})
+    await made.start()
+    await made.probe(5)
+    yield made
+    assert made.awaited == 0
+    await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
+            await asyncio.sleep(0.005)
+
+
+async def test_asks_and_is_answered(mosquitto: Broker, link: MqttLink) -> None:
+    seen: list[InferRequest] = []
+
+    async def answering(asked: InferRequest) -> InferResponse:
+        seen.append(asked)
+        return response(asked, value=0.25)
+
+    asked = request(3, full_model_digest="ab" * 32)
+    async with gateway(mosquitto, answering):
+        answer = await link.infer(asked, 5.0)
+    assert answer.answer == response(asked).answer
+    assert np.all(answer.output("probabilities") == 0.25)
+    [heard] = seen
+    assert (heard.request_id, heard.model, heard.version) == (asked.request_id, "digits", "1")
+    assert (heard.principal, heard.full_model_digest, heard.rows) == ("cam-1", "ab" * 32, 3)
+    assert heard.deadline_s is not None
+    assert 4.0 < heard.deadline_s - time.monotonic() <= 5.0
+
+
+async def test_many_at_once_each_get_their_own(mosquitto: Broker, link: MqttLink) -> None:
+    async with gateway(mosquitto):
+        asked = [request() for _ in range(100)]
+        answers = await asyncio.gather(*(link.infer(one, 10.0) for one in asked))
+    assert [found.answer.request_id for found in answers if found.answer] == [one.request_id for one in asked]
+
+
+async def test_what_the_gateway_says_is_raised(mosquitto: Broker, link: MqttLink) -> None:
+    async def refuse(_asked: InferRequest) -> InferResponse:
+        raise errors.QueueFullError("later", retry_after_s=3.0)
+
+    async with gateway(mosquitto, refuse):
+        with pytest.raises(errors.QueueFullError, match="later") as raised:
+            await link.infer(request(), 5.0)
+    assert raised.value.retry_after_s == 3.0
+
+
+async def test_a_late_answer_is_ignored_and_leaves_nothing_behind(mosquitto: Broker, link: MqttLink) -> None:
+    release = asyncio.Event()
+    answered = asyncio.Event()
+
+    async def late(asked: InferRequest) -> InferResponse:
+        if not release.is_set():
+            await release.wait()
+            answered.set()
+        return response(asked)
+
+    async with gateway(mosquitto, late):
+        with pytest.raises(errors.RemoteTimeoutError, match=r"within 0\.1 s"):
+            await link.infer(request(), 0.1)
+        assert link.awaited == 0
+        release.set()
+        await answered.wait()
+        asked = request()
+        answer = await link.infer(asked, 5.0)  # after the late one, on the same topic
+    assert answer.answer is not None
+    assert answer.answer.request_id == asked.request_id
+
+
+async def test_without_a_gateway_it_is_known_at_once(link: MqttLink) -> None:
+    started_s = time.perf_counter()
+    with pytest.raises(errors.LinkDownError, match="No gateway"):
+        await link.infer(request(), 5.0)
+    assert time.perf_counter() - started_s < 1.0
+
+
+async def test_a_connection_lost_while_waiting_is_known_at_once_and_mended(mosquitto: Broker, link: MqttLink) -> None:
+    heard = asyncio.Event()
+
+    async def never(_asked: InferRequest) -> InferResponse:
+        heard.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with gateway(mosquitto, never):
+        asking = asyncio.create_task(link.infer(request(), 30.0))
+        await heard.wait()
+        mosquitto.kill()
+        with pytest.raises(errors.LinkDownError, match="lost"):
+            await asyncio.wait_for(asking, 5)
+    with pytest.raises(errors.LinkDownError, match="Not connected"):
+        await link.infer(request(), 30.0)
+    mosquitto.start()
+    async with gateway(mosquitto):
+        await link.probe(5)
+        await link.infer(request(), 5.0)
+
+
+async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Broker, link: MqttLink) -> None:
+    told: dict[str, tuple[bool, dict[str, object]]] = {}
+
+    async def note(message: Message) -> None:
+        told[message.topic] = (message.retain, json.loads(message.payload))
+
+    watcher = MqttClient(settings(mosquitto, "watcher"))
+    await watcher.subscribe("firstline/v1/cam-1/+", note)
+    await watcher.connect(5)
+    await until(lambda: {TOPICS.birth, TOPICS.state} <= told.keys())
+    retained, birth = told[TOPICS.birth]
+    assert retained
+    assert birth["models"] == ["digits"]
+    assert told[TOPICS.state] == (True, {"state": "online", "session_id": birth["session_id"]})
+
+    connection = link._client._connection
+    assert connection is not None
+    told.clear()
+    connection._socket.shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
+    await until(lambda: told.get(TOPICS.state, (False, {}))[1].get("state") == "online")
+
+    await link.close()
+    await until(lambda: told[TOPICS.state][1]["state"] == "offline")
+    assert told[TOPICS.state][1]["session_id"] == birth["session_id"]
+    await watcher.close()
+
+
+async def test_corrections_are_told_nearby_and_never_retained(mosquitto: Broker, link: MqttLink) -> None:
+    got: list[Message] = []
+    application = MqttClient(settings(mosquitto, "application"))
+
+    async def note(message: Message) -> None:
+        got.append(message)
+
+    await application.subscribe(TOPICS.results, note)
+    await application.connect(5)
+    corrected = response(request(2))
+    await link.publish_correction(corrected)
+    nan = InferResponse("digits", "1", (Tensor("x", np.array([np.nan], np.float32)),), answer=corrected.answer)
+    await link.publish_correction(nan)
+    await until(lambda: len(got) == 2)
+    assert envelope.read_response(got[0]).answer == corrected.answer
+    assert json.loads(got[0].payload)["outputs"][0]["name"] == "probabilities"
+    assert np.isnan(envelope.read_response(got[1]).output("x")).all()
+    assert not got[0].retain
+    await application.close()
+    late = MqttClient(settings(mosquitto, "late"))
+    await late.subscribe(TOPICS.results, note)
+    await late.connect(5)
+    await late.publish(envelope.response_publication(request(), corrected, topic=TOPICS.results))
+    await until(lambda: len(got) == 3)  # its own alone: nothing was kept
+    await late.close()

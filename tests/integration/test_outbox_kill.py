@@ -1,0 +1,71 @@
+"""`kill -9` while promises are being stored: whatever was acknowledged is there afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstline_core.types import Status
+from firstline_edge.outbox.store import Outbox
+
+# Puts from many tasks at once, so that the kill falls into a group commit, and says what was acknowledged.
+_CHILD = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from firstline_core.types import Status
+from firstline_edge.outbox.store import Outbox, OutboxItem
+from support.escalations import request, response
+
+async def main():
+    outbox = Outbox(Path(sys.argv[1]), limit_items=1_000_000)
+
+    async def put_forever():
+        while True:
+            asked = request(2)
+            await outbox.put(OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), 1.0e9))
+            os.write(1, f"{asked.request_id}\\n".encode())
+
+    await asyncio.gather(*(put_forever() for _ in range(8)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kill_after", [1, 50, 400])
+async def test_nothing_acknowledged_is_lost(tmp_path: Path, kill_after: int) -> None:
+    path = tmp_path / "outbox" / "outbox.db"
+    acknowledged = run_and_kill(path, kill_after)
+    assert len(acknowledged) >= kill_after
+    outbox = Outbox(path, limit_items=1_000_000)
+    try:
+        found = await outbox.pending(1_000_000)
+        kept = {item.request.request_id for item in found}
+        assert set(acknowledged) <= kept
+        assert outbox.depth == len(found)
+        # What was on its way may be there too, but is then complete.
+        assert len(kept) <= len(acknowledged) + 8
+        assert all(item.rows == (0, 2) and item.request.rows == 2 for item in found)
+        answer = await outbox.answer(acknowledged[-1], "local")
+        assert answer.answer is not None
+        assert answer.answer.status is Status.PROVISIONAL
+    finally:
+        outbox.close()
+
+
+def run_and_kill(path: Path, kill_after: int) -> list[str]:
+    """Lets the child store until `kill_after` promises are acknowledged; all that it acknowledged by its end."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(path), str(Path(__file__).parents[1])], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child, child.stdout as output:
+        acknowledged = [output.readline().strip() for _ in range(kill_after)]
+        child.kill()
+        acknowledged += output.read().split()
+    assert child.returncode == -9
+    assert all(len(request_id) == 36 for request_id in acknowledged)
+    return acknowledged
