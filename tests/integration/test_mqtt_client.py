@@ -20,6 +20,7 @@ import pytest
 from support.broker import Broker
 
 from firstline_core import errors
+from firstline_core.clock import SimulatedClock
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication, matches
 
 pytestmark = pytest.mark.mosquitto
@@ -143,6 +144,17 @@ async def test_attempts_start_before_there_is_a_broker(mosquitto: Broker) -> Non
     await client.close()
     with pytest.raises(errors.LinkDownError):
         await client.publish(Publication("a", b""))
+
+
+async def test_whoever_asks_for_a_connection_does_not_wait_out_the_pause(mosquitto: Broker) -> None:
+    mosquitto.stop()
+    clock = SimulatedClock()  # whose pauses never end
+    client = MqttClient(settings(mosquitto), clock=clock)
+    client.start()
+    await until(lambda: clock.sleepers == 1)
+    mosquitto.start()
+    await client.connect(5)
+    await client.close()
 
 
 async def test_a_refused_password_is_said(start_mosquitto: Callable[..., Broker]) -> None:

@@ -156,12 +156,14 @@ class LinkChain:
     def _judge(self, way: _Way, failure: FirstlineError, given_s: float) -> None:
         if isinstance(failure, PayloadTooLargeError):
             return  # may have been found before anything was sent
-        if not is_link_fault(failure):
-            way.breaker.succeeded()  # it brought us the gateway's words
-        elif isinstance(failure, RemoteTimeoutError) and given_s < self._settings.probe_timeout_s:
+        if is_link_fault(failure):
+            # A probe that fails opens the breaker at once, so that a dead link costs the first request only; the
+            # count of failures is for a far side that answers probes and nothing else.
             way.wake.set()
+            if not isinstance(failure, RemoteTimeoutError) or given_s >= self._settings.probe_timeout_s:
+                way.breaker.failed()
         else:
-            way.breaker.failed()
+            way.breaker.succeeded()  # it brought us the gateway's words
         self._note_states()
 
     def _attempt(self, outcome: str, started_s: float) -> Attempt:

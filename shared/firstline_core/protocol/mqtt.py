@@ -72,6 +72,7 @@ class MqttClient:
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._last_error: FirstlineError | None = None
 
     @property
@@ -90,13 +91,14 @@ class MqttClient:
             self._keeper = asyncio.create_task(self._keep_connected())
 
     async def connect(self, timeout_s: float) -> None:
-        """Starts, and waits for the first connection; attempts go on until `close`, also after an error.
+        """Starts, and waits until connected, beginning with an attempt now; they go on until `close`.
 
         Raises:
             LinkDownError: no connection within `timeout_s`.
             FirstlineError: what the broker said at the latest attempt, e.g. `UnauthorizedError`.
         """
         self.start()
+        self._hurry.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -173,7 +175,17 @@ class MqttClient:
                 await connection.close()
             attempts += 1
             wait_s = min(self._settings.reconnect_max_s, _RECONNECT_BASE_S * 2 ** min(attempts, 16))
-            await self._clock.sleep(self._rng.uniform(0, wait_s))
+            await self._pause(self._rng.uniform(0, wait_s))
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the time is over, or somebody calls `connect`."""
+        self._hurry.clear()
+        waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._hurry.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _establish(self, connection: Connection) -> None:
         await connection.open()

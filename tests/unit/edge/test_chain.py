@@ -141,6 +141,15 @@ async def test_link_faults_open_the_breaker(house: House, fault: errors.Firstlin
     assert len(house.first.calls) == 2
 
 
+async def test_a_dead_link_costs_the_first_request_only(house: House) -> None:
+    house.cut()
+    with pytest.raises(errors.LinkDownError):
+        await house.chain.infer(request(), None)
+    await settle()
+    assert house.chain.states() == {"first": "open", "second": "open"}
+    assert len(house.first.calls) == len(house.second.calls) == 1
+
+
 async def test_once_open_a_dead_link_costs_no_io_and_no_time(house: House) -> None:
     house.cut()
     await house.fail_until_open()
