@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from firstline.demo.house import DEVICE, Device, House, Transport, house
 from support.gateway import DIGITS
+
+from firstline.demo.house import DEVICE, Device, House, Transport, house
 
 __all__ = ["DEVICE", "Line", "Tier", "line"]
 

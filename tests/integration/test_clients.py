@@ -1,0 +1,213 @@
+"""Other people's clients, unchanged and in an environment of their own, against both tiers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.gateway import DIGITS
+from support.line import Line, line
+
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+pytestmark = pytest.mark.clients
+
+SCRIPTS = Path(__file__).parents[1] / "support" / "clients"
+TIERS = ("agent", "gateway")
+ROWS = 4
+
+Said = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The images and pixels that are sent, and the rows of probabilities that each tier must give for them."""
+
+    images: list[bytes]
+    pixels: np.ndarray
+    expected: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    bundle = open_bundle(DIGITS)
+    options = RuntimeOptions()
+    assert bundle.manifest.full is not None
+    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
+    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 60).read()]
+    tensor = Tensor("image", np.array(contents, dtype=np.object_))
+    on_edge, in_full = edge.predict(tensor), full.predict(tensor)
+    sure = load_scorer(bundle, options)(on_edge) >= bundle.manifest.policy.threshold
+    # Rows of both kinds, so that the agent's answer is the edge model's for some and the full model's for others.
+    chosen = [*np.flatnonzero(sure)[: ROWS - 1], np.flatnonzero(~sure)[0]]
+    assert len(chosen) == ROWS
+    images = [contents[row] for row in chosen]
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(content)).convert("L")) for content in images])[..., None]
+    expected = np.where(sure[chosen, None], on_edge[chosen], in_full[chosen])
+    return Asked(images, pixels, {"agent": expected, "gateway": in_full[chosen]})
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with line(tmp_path_factory.mktemp("line")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def ask(running: Line, asked: Asked, clients_python: Path) -> Callable[[str, str], Said]:
+    def ask(script: str, tier: str) -> Said:
+        server = running.tiers[tier]
+        job = {
+            "url": server.url,
+            "headers": server.headers,
+            "images": [base64.b64encode(image).decode() for image in asked.images],
+            "pixels": asked.pixels.tolist(),
+        }
+        done = subprocess.run(
+            [clients_python, SCRIPTS / script], input=json.dumps(job), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        found: Said = json.loads(done.stdout)
+        return found
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def triton(ask: Callable[[str, str], Said], tier: str) -> Said:
+    return ask("ask_triton.py", tier)
+
+
+@pytest.fixture(scope="module")
+def kserve(ask: Callable[[str, str], Said], tier: str) -> Said:
+    return ask("ask_kserve.py", tier)
+
+
+def check_rows(found: list[Any], expected: np.ndarray) -> None:
+    np.testing.assert_allclose(np.array(found).reshape(-1, expected.shape[1]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+def test_triton_finds_server_and_model(triton: Said, tier: str, prefix: str) -> None:
+    assert triton[f"{prefix}live"] is True
+    assert triton[f"{prefix}ready"] is True
+    assert triton[f"{prefix}model_ready"] is True
+    assert triton["version_ready"] is True
+    assert triton["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
+    assert "binary_tensor_data" in triton["server"]["extensions"]
+    metadata = triton[f"{prefix}model"]
+    assert metadata["name"] == "digits"
+    assert metadata["versions"] == ["1"]
+    assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    assert metadata["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]}]
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bytes_binary",
+        "bytes_binary_json_output",
+        "pixels_binary",
+        "pixels_json",
+        "gzip",
+        "deflate",
+        "gzip_response",
+        "version",
+        "parameters",
+    ],
+)
+def test_triton_gets_the_bundles_own_probabilities(
+    triton: Said, asked: Asked, tier: str, prefix: str, name: str
+) -> None:
+    check_rows(triton[prefix + name], asked.expected[tier])
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+def test_triton_sends_one_row(triton: Said, asked: Asked, tier: str, prefix: str) -> None:
+    check_rows(triton[f"{prefix}one_row"], asked.expected[tier][:1])
+
+
+def test_triton_asks_from_several_threads(triton: Said, asked: Asked, tier: str) -> None:
+    for found in triton["threads"]:
+        check_rows(found, asked.expected[tier])
+
+
+def test_triton_reads_what_the_answer_says_of_itself(triton: Said, tier: str) -> None:
+    response = triton["response"]
+    assert response["id"] == "mine"
+    assert response["model_name"] == "digits"
+    assert response["parameters"]["status"] == "final"
+    assert response["parameters"]["tier"] in ("cloud", "cache")
+    assert response["parameters"]["request_id"] != "mine"
+
+
+REFUSALS = [
+    ("wrong_datatype", 400, "Input 'image' is BYTES (encoded images) or UINT8 pixels, but was sent as FP32."),
+    ("wrong_output", 400, "Model 'digits' has no output 'logits'; it has: probabilities."),
+    ("unknown_model", 404, "'nobody'"),
+]
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+@pytest.mark.parametrize(
+    ("name", "status", "sentence"),
+    [*REFUSALS, ("unknown_version", 404, "version"), ("no_image", 400, "Row 0 of input 'image'")],
+)
+def test_triton_raises_the_servers_sentence(triton: Said, prefix: str, name: str, status: int, sentence: str) -> None:
+    refused = triton[prefix + name]
+    assert int(refused["status"]) == status
+    assert sentence in refused["message"]
+    assert refused["message"].endswith(".")
+
+
+def test_triton_is_told_of_an_unknown_model_by_its_metadata_too(triton: Said) -> None:
+    assert int(triton["unknown_metadata"]["status"]) == 404
+    assert "'nobody'" in triton["unknown_metadata"]["message"]
+
+
+def test_kserve_finds_server_and_model(kserve: Said) -> None:
+    assert kserve["live"] is True
+    assert kserve["ready"] is True
+    assert kserve["model_ready"] is True
+    assert kserve["nobody_ready"] is False
+
+
+@pytest.mark.parametrize(
+    "name", ["bytes_binary", "bytes_binary_both", "pixels_binary", "pixels_json", "parameters", "dictionary"]
+)
+def test_kserve_gets_the_bundles_own_probabilities(kserve: Said, asked: Asked, tier: str, name: str) -> None:
+    check_rows(kserve[name], asked.expected[tier])
+    head = kserve[f"{name}_head"]
+    assert (head["model"], head["status"]) == ("digits", "final")
+    if name != "dictionary":
+        assert head["id"] == "mine"
+
+
+def test_kserve_sends_one_row(kserve: Said, asked: Asked, tier: str) -> None:
+    check_rows(kserve["one_row"], asked.expected[tier][:1])
+
+
+@pytest.mark.parametrize(("name", "status", "sentence"), REFUSALS)
+def test_kserve_raises_the_servers_sentence(kserve: Said, name: str, status: int, sentence: str) -> None:
+    assert kserve[name]["status"] == status
+    assert sentence in kserve[name]["message"]
