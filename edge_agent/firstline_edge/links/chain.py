@@ -19,6 +19,7 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     RemoteTimeoutError,
     RequestError,
+    UnauthorizedError,
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
@@ -26,6 +27,10 @@ from firstline_edge.links.base import Link, is_link_fault
 from firstline_edge.links.breaker import CircuitBreaker, State
 
 log = logger(__name__)
+
+# Refusals without a fault of the link's, which say nothing about the next link: each has limits and credentials
+# of its own.
+_OF_THIS_LINK = (PayloadTooLargeError, UnauthorizedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +112,9 @@ class LinkChain:
     async def infer(self, request: InferRequest, deadline_s: float | None) -> tuple[InferResponse, tuple[Attempt, ...]]:
         """The gateway's answer, by the first link that works, and what was tried.
 
-        A link's fault moves on to the next one while there is time, and so does a size that only this link may
-        not carry; what else the gateway says ends the matter. The request may reach the gateway twice so: it
-        bears the same id each time.
+        A link's fault moves on to the next one while there is time, and so do a size and a credential that
+        another link may do better with; what else the gateway says ends the matter. The request may reach the
+        gateway twice so: it bears the same id each time.
 
         Args:
             request: not `local_only`.
@@ -143,7 +148,7 @@ class LinkChain:
                 error = failure
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(way, failure, given_s=ends_s - started_s)
-                if not is_link_fault(failure) and not isinstance(failure, PayloadTooLargeError):
+                if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
                     break
             else:
                 attempts.append(self._attempt("ok", started_s))

@@ -104,7 +104,6 @@ async def test_a_deadline_in_the_past_tries_nothing(house: House) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        errors.UnauthorizedError("no"),
         errors.ModelMismatchError("no"),
         errors.QueueFullError("later"),
         errors.InferenceError("broken"),
@@ -123,11 +122,18 @@ async def test_what_the_gateway_says_ends_the_matter_and_opens_nothing(
     assert house.chain.states() == {"first": "closed", "second": "closed"}
 
 
-async def test_a_size_that_one_link_may_not_carry_is_tried_on_the_next(house: House) -> None:
-    house.first.error = errors.PayloadTooLargeError("too large for the broker")
-    _, attempts = await house.chain.infer(request(), None)
-    assert [attempt.outcome for attempt in attempts] == ["payload_too_large", "ok"]
+@pytest.mark.parametrize(
+    "refused", [errors.PayloadTooLargeError("too large for the broker"), errors.UnauthorizedError("an old token")]
+)
+async def test_what_one_link_may_not_carry_is_tried_on_the_next(house: House, refused: errors.FirstlineError) -> None:
+    house.first.error = refused
+    for _ in range(5):
+        _, attempts = await house.chain.infer(request(), None)
+        assert [attempt.outcome for attempt in attempts] == [refused.code, "ok"]
     assert house.chain.states()["first"] == "closed"
+    house.second.error = refused
+    with pytest.raises(type(refused)):
+        await house.chain.infer(request(), None)
 
 
 @pytest.mark.parametrize(
