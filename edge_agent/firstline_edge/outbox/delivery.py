@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status
-from firstline_edge.outbox.item import OutboxItem
+from firstline_core.types import Attempt, InferRequest, InferResponse, Reason
+from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
@@ -119,8 +119,7 @@ class Delivery:
         items = await self._outbox.pending(self._settings.concurrency)
         expired = [item for item in items if self._outbox.age_s(item) >= self._max_age_s]
         for item in expired:
-            reason = item.provisional.answer.reason if item.provisional.answer is not None else Reason.LINK_DOWN
-            await self._end(item, expire(item.provisional, reason))
+            await self._end(item, expire(item.provisional))
         if expired or not items:
             return None
         if not self._chain.available:
@@ -175,18 +174,6 @@ class Delivery:
             await self._on_correction(final)
         except FirstlineError as error:
             log.warning("correction not announced", request_id=request_id, error=error.message)
-
-
-def expire(provisional: InferResponse, reason: Reason) -> InferResponse:
-    """The provisional answer as the last word: its rows that waited for a correction will not get one."""
-    answer = provisional.answer
-    if answer is None:
-        return provisional
-    rows = tuple(
-        replace(row, status=Status.EXPIRED, reason=reason) if row.status is Status.PROVISIONAL else row
-        for row in answer.rows
-    )
-    return replace(provisional, answer=replace(answer, status=Status.EXPIRED, reason=reason, rows=rows))
 
 
 async def _first(*waits: Coroutine[Any, Any, None]) -> None:

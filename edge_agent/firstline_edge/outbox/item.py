@@ -15,7 +15,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.types import InferRequest, InferResponse, Reason, Status
 
 # What this agent accepted and wrote is read back whatever limits hold by then.
 _ANY = 1 << 62
@@ -116,3 +116,22 @@ def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
         ProtocolError: the bytes are not what it wrote.
     """
     return decode_response(body, header_length, _NO_LIMITS)
+
+
+def expire(provisional: InferResponse, reason: Reason | None = None) -> InferResponse:
+    """The provisional answer as the last word: its rows that waited for a correction will not get one.
+
+    Args:
+        provisional: the answer already given.
+        reason: why none comes; None leaves the reason that there was to wait.
+    """
+    answer = provisional.answer
+    if answer is None:
+        return provisional
+    rows = tuple(
+        replace(row, status=Status.EXPIRED, reason=reason or row.reason) if row.status is Status.PROVISIONAL else row
+        for row in answer.rows
+    )
+    return replace(
+        provisional, answer=replace(answer, status=Status.EXPIRED, reason=reason or answer.reason, rows=rows)
+    )

@@ -25,7 +25,7 @@ from firstline_core.errors import CapacityError, FirstlineError, QueueFullError,
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import schema
-from firstline_edge.outbox.item import OutboxItem, StoredItem, pack, pack_response, unpack, unpack_response
+from firstline_edge.outbox.item import OutboxItem, StoredItem, expire, pack, pack_response, unpack, unpack_response
 from firstline_edge.outbox.writer import GroupWriter, Totals
 
 __all__ = ["Outbox", "OutboxItem"]
@@ -163,10 +163,8 @@ class Outbox:
             try:
                 found.append(unpack(stored, created_wall_s))
             except FirstlineError as error:
-                # Nobody could ever send it, and it would block those behind it.
-                log.error("outbox item unreadable, dropped", request_id=stored.request_id, why=error.message)
-                await self._writer.run(partial(_delete, request_id=stored.request_id))
-                self._born_s.pop(stored.request_id, None)
+                log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
+                await self._give_up(stored)
         return found
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
@@ -234,6 +232,16 @@ class Outbox:
         self._reading.shutdown(wait=True)
         self._reader.close()
         self._lock.close()
+
+    async def _give_up(self, stored: StoredItem) -> None:
+        """Ends a promise whose request nobody could ever send, so that it does not block those behind it."""
+        try:
+            provisional = unpack_response(stored.provisional, stored.provisional_header)
+        except FirstlineError:
+            await self._writer.run(partial(_delete, request_id=stored.request_id))
+            self._born_s.pop(stored.request_id, None)
+        else:
+            await self.finish(stored.request_id, expire(provisional))
 
     def _note_depth(self) -> None:
         if self.depth:

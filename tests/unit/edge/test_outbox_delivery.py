@@ -13,7 +13,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.types import InferRequest, InferResponse, Reason, Status
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
-from firstline_edge.outbox.delivery import Delivery, DeliverySettings, expire
+from firstline_edge.outbox.delivery import Delivery, DeliverySettings
+from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.store import Outbox, OutboxItem
 
 DOWN = errors.LinkDownError("refused")

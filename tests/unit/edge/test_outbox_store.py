@@ -279,6 +279,22 @@ async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: Simu
     assert list(path.parent.glob("*.corrupt-*"))
 
 
+async def test_an_item_that_cannot_be_read_ends_and_blocks_nobody(outbox: Outbox) -> None:
+    request_lost, both_lost, good = [item() for _ in range(3)]
+    for one in (request_lost, both_lost, good):
+        await outbox.put(one)
+    spoil = outbox._writer._connection.execute
+    spoil("UPDATE items SET request = x'00' WHERE sequence < 3")
+    spoil("UPDATE items SET provisional = x'00' WHERE sequence = 2")
+    assert [one.request.request_id for one in await outbox.pending(9)] == [good.request.request_id]
+    assert outbox.depth == 1
+    found = await outbox.answer(request_lost.request.request_id, "local")
+    assert found.answer is not None
+    assert found.answer.status is Status.EXPIRED
+    with pytest.raises(UnknownAnswerError):
+        await outbox.answer(both_lost.request.request_id, "local")
+
+
 def test_a_newer_format_is_left_alone(path: Path) -> None:
     Outbox(path).close()
     connection = sqlite3.connect(path)
