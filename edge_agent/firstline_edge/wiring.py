@@ -6,20 +6,22 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.protocol.topics import Topics
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
-from firstline_edge.links.mqtt import MqttLink
 from firstline_edge.secrets_file import read_secret
 from firstline_edge.settings import EdgeSettings, LinkSection
+
+if TYPE_CHECKING:
+    from firstline_edge.links.mqtt import MqttLink
 
 _LOG = logger(__name__)
 
@@ -67,7 +69,14 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
     """
     if not settings.links:
         return Links(None)
-    links = [make_link(section, settings, birth, limits, clock) for section in settings.links]
+    links: list[HttpLink | MqttLink] = []
+    mqtt: list[MqttLink] = []
+    for section in settings.links:
+        if section.kind == "http":
+            links.append(make_http_link(section, limits, clock))
+        else:
+            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock))
+            links.append(mqtt[-1])
     for position, link in enumerate(links):
         before = sum(other.name.partition("-")[0] == link.name for other in links[:position])
         if before:  # two links of one kind are told apart
@@ -80,28 +89,39 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
     rng = random.Random()  # noqa: S311 (jitter)
     chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock)
     await chain.start()
-    return Links(chain, tuple(link for link in links if isinstance(link, MqttLink)))
+    return Links(chain, tuple(mqtt))
 
 
-def make_link(
-    section: LinkSection, settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock
-) -> HttpLink | MqttLink:
+def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLink:
     """One link, not started.
 
     Raises:
         ConfigError: see `open_links`.
     """
-    if section.kind == "http":
-        return HttpLink(
-            HttpLinkSettings(
-                url=section.url,
-                token=read_secret(section.token_file, "links.token_file"),
-                ca_file=_path(section.tls_ca_file),
-                proxy=section.proxy or None,
-            ),
-            clock=clock,
-            limits=limits,
-        )
+    return HttpLink(
+        HttpLinkSettings(
+            url=section.url,
+            token=read_secret(section.token_file, "links.token_file"),
+            ca_file=_path(section.tls_ca_file),
+            proxy=section.proxy or None,
+        ),
+        clock=clock,
+        limits=limits,
+    )
+
+
+def make_mqtt_link(
+    section: LinkSection, settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock
+) -> MqttLink:
+    """One link, not started.
+
+    Raises:
+        ConfigError: see `open_links`.
+    """
+    # paho is 6 MB of memory, which a device that speaks HTTP alone need not spend.
+    from firstline_core.protocol.mqtt import MqttSettings
+    from firstline_edge.links.mqtt import MqttLink
+
     return MqttLink(
         MqttSettings(
             host=section.host,

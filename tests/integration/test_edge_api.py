@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zipfile
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,17 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 from support.agent import CHECKOUT, DIGITS, edge_settings, serving_agent, until
-from support.broker import free_port
+from support.broker import Broker, free_port
 from support.gateway import serving
 
 from firstline_core.errors import ConfigError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
@@ -259,6 +262,32 @@ class TestWithGateway:
         lines = find(agent.state.decisions_path, first["request_id"])
         story = "\n".join(sentence for line in lines for sentence in describe(line))
         assert "provisional; a correction will come" in story and "Corrected by the gateway" in story
+
+
+@pytest.mark.mosquitto
+async def test_a_correction_is_published_for_local_applications(
+    tmp_path: Path, mosquitto: Broker, sure_and_unsure: tuple[bytes, bytes]
+) -> None:
+    heard: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    async def hear(message: Message) -> None:
+        heard.set_result(message)
+
+    application = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="application"))
+    await application.subscribe("firstline/v1/device-1/results", hear)
+    await application.connect(5)
+    async with gateway() as gateway_url:
+        broker = {"kind": "mqtt", "host": mosquitto.host, "port": mosquitto.port}
+        links = [{"kind": "http", "url": gateway_url}, broker]
+        async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
+            first = await agent.infer_file("digits", sure_and_unsure[1], wait="first")
+            async with asyncio.timeout(20):
+                message = await heard
+    await application.close()
+    assert first.answer is not None
+    said = orjson.loads(message.payload)["parameters"]
+    assert (said["request_id"], said["status"], said["tier"]) == (first.answer.request_id, "final", "cloud")
+    assert not message.retain
 
 
 def gateway() -> AbstractAsyncContextManager[str]:

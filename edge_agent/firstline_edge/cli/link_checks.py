@@ -15,11 +15,10 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.links.http import HttpLink
-from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.links.base import Link
 from firstline_edge.secrets_file import read_secret
 from firstline_edge.settings import EdgeSettings, LinkSection
-from firstline_edge.wiring import make_link
+from firstline_edge.wiring import make_http_link, make_mqtt_link
 
 _PROBES = 5
 _TIMEOUT_S = 3.0
@@ -82,7 +81,11 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
 
 async def _probed(subject: str, section: LinkSection, settings: EdgeSettings) -> Finding:
     """Whether the far side is the right one, and the median round trip."""
-    link: HttpLink | MqttLink = make_link(section, settings, dict, DEFAULT_LIMITS, SYSTEM_CLOCK)
+    link: Link
+    if section.kind == "http":
+        link = make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK)
+    else:
+        link = make_mqtt_link(section, settings, dict, DEFAULT_LIMITS, SYSTEM_CLOCK)
     try:
         await link.start()
         await link.probe(_TIMEOUT_S)  # the first one connects

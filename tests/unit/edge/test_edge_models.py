@@ -1,0 +1,107 @@
+"""What this device holds: real bundles, one that lacks its runtime's file, and folders that are none."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from support.agent import DIGITS
+from support.bundles import images
+from support.edge import manifest
+
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import Bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest
+from firstline_edge.models import HeldModel, Models, bundle_paths, open_models
+from firstline_edge.samples import sample_input
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as found:
+        yield found
+
+
+def test_the_digits_are_loaded_and_measured(executor: Executor) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), executor)
+    held = models.find("digits")
+    assert held is not None and held.edge is not None and held.problem == ""
+    assert 0 < held.edge.row_ms < 100
+    assert held.edge.digest != held.edge.loaded.digest  # the score is part of the evidence
+    assert held.metadata.labels[0] == "zero"
+    assert models.find("digits", "1") is held
+    assert models.find("digits", "2") is None and models.find("other") is None
+    models.close()
+
+
+def test_small_work_is_quick_and_large_work_is_not(executor: Executor) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), executor)
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+
+    def asked(*sizes: int) -> InferRequest:
+        return InferRequest("digits", (images(*(b"x" * size for size in sizes)),), "")
+
+    assert edge.quick(asked(100)) and edge.quick(asked(10))
+    assert not edge.quick(asked(*[100] * 20))  # many rows
+    assert not edge.quick(asked(2000))  # a picture that takes long to decode
+    assert not replace(edge, row_ms=math.inf).quick(asked(1))
+    models.close()
+
+
+def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, executor: Executor) -> None:
+    path = tmp_path / "digits"
+    path.mkdir()
+    shutil.copy(DIGITS / MANIFEST_NAME, path)
+    models = open_models([tmp_path], RuntimeOptions(), executor)
+    held = models.find("digits")
+    assert held is not None and held.edge is None
+    assert "edge-onnx.onnx" in held.problem
+    assert held.metadata.platform == "firstline"
+
+
+@pytest.mark.parametrize("damage", ["manifest", "model"])
+def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, executor: Executor, damage: str) -> None:
+    path = tmp_path / "digits"
+    shutil.copytree(DIGITS, path)
+    file = path / (MANIFEST_NAME if damage == "manifest" else "edge-onnx.onnx")
+    file.write_bytes(file.read_bytes()[:-3])
+    models = open_models([path], RuntimeOptions(), executor)
+    assert models.all == ()
+    (problem,) = models.problems
+    assert problem.path == path and problem.message.endswith(".")
+
+
+def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, executor: Executor) -> None:
+    models = open_models([tmp_path], RuntimeOptions(), executor)
+    assert [problem.path for problem in models.problems] == [tmp_path]
+    assert bundle_paths([DIGITS.parent]) == [DIGITS]
+
+
+def test_the_newest_version_is_the_current_one() -> None:
+    old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
+    models = Models([HeldModel(Bundle(Path(), said), None) for said in (new, old)])
+    current = models.find("m")
+    assert current is not None and current.version == "10"
+    assert models.find("m", "9") is not None
+
+
+def test_rows_are_scored_one_by_one(executor: Executor) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), executor)
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    sample = sample_input(held.manifest, held.edge.loaded)
+    assert sample is not None
+    one, two = held.edge.run(images(*sample.array, *sample.array))
+    np.testing.assert_array_equal(one.probabilities, two.probabilities)
+    assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
+    models.close()
