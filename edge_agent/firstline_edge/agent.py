@@ -13,7 +13,6 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +36,7 @@ from firstline_edge.recorder import Recorder
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import Links, open_links
+from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
 
@@ -83,12 +83,12 @@ class EdgeAgent:
         self.state = StateDirectory(settings.state_dir)
         resources.callback(self.state.close)
 
-        executor = ThreadPoolExecutor(settings.models.workers, thread_name_prefix="model")
-        resources.callback(executor.shutdown, wait=True, cancel_futures=True)
+        workers = Workers(settings.models.workers, settings.models.queue_limit)
+        resources.callback(workers.close)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
             RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads),
-            executor,
+            workers,
         )
         resources.callback(self.models.close)
 

@@ -24,6 +24,7 @@ from firstline_core.errors import (
     InferenceError,
     LinkDownError,
     LinkError,
+    QueueFullError,
     UnauthorizedError,
     UnknownModelError,
 )
@@ -173,7 +174,7 @@ class Cascade:
         if edge is not None and (decision is None or decision.tier is Tier.EDGE):
             try:
                 await self._ask_edge(case, edge, rows)
-            except InferenceError:
+            except (InferenceError, QueueFullError):
                 if decision is not None:  # bound to this device
                     raise
                 decision = Decision(Tier.CLOUD, Reason.HEAVY)

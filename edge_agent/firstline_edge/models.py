@@ -6,12 +6,10 @@ version and the full model's digest. A bundle that cannot be trusted is not held
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from firstline_core.types import InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
 from firstline_edge.rows import PROBABILITIES
 from firstline_edge.samples import sample_input
+from firstline_edge.workers import Workers
 
 _LOG = logger(__name__)
 
@@ -49,7 +48,7 @@ class EdgeModel:
         digest: of all that computes a row's evidence: model, processing and score.
         row_ms: measured, for one row of `sample_bytes`, processing included.
         sample_bytes: size of the measured row.
-        executor: for runs that would hold up the event loop.
+        workers: for runs that would hold up the event loop.
     """
 
     loaded: LoadedModel
@@ -57,7 +56,7 @@ class EdgeModel:
     digest: str
     row_ms: float
     sample_bytes: int
-    executor: Executor
+    workers: Workers
 
     def quick(self, request: InferRequest) -> bool:
         """Whether the request takes less than handing it to a thread is worth. Decoding grows with the bytes."""
@@ -76,8 +75,12 @@ class EdgeModel:
         return [ModelOutput(row, float(score)) for row, score in zip(probabilities, scores, strict=True)]
 
     async def run_in_thread(self, tensor: Tensor) -> list[ModelOutput]:
-        """As `run`, off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.executor, self.run, tensor)
+        """As `run`, off the event loop.
+
+        Raises:
+            QueueFullError: too many runs wait already.
+        """
+        return await self.workers.run(self.run, tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +171,19 @@ class Models:
                 model.edge.loaded.close()
 
 
-def open_models(directories: Iterable[Path], options: RuntimeOptions, executor: Executor) -> Models:
+def open_models(directories: Iterable[Path], options: RuntimeOptions, workers: Workers) -> Models:
     """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
 
     Args:
         directories: bundles, or folders of bundles.
         options: for the runtimes.
-        executor: where longer runs go.
+        workers: where longer runs go.
     """
     held: list[HeldModel] = []
     problems: list[Problem] = []
     for path in bundle_paths(directories):
         try:
-            held.append(hold(path, options, executor))
+            held.append(hold(path, options, workers))
         except UpdateError as error:
             _LOG.error("cannot use a bundle", path=str(path), error=error.message)
             problems.append(Problem(path, error.message))
@@ -199,7 +202,7 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def hold(path: Path, options: RuntimeOptions, executor: Executor) -> HeldModel:
+def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
     """Opens one bundle and loads what of it runs here.
 
     Raises:
@@ -213,7 +216,7 @@ def hold(path: Path, options: RuntimeOptions, executor: Executor) -> HeldModel:
     except FirstlineError as error:
         _LOG.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
-    edge = EdgeModel(loaded, score, _evidence_digest(bundle.manifest, loaded), row_ms, sample_bytes, executor)
+    edge = EdgeModel(loaded, score, _evidence_digest(bundle.manifest, loaded), row_ms, sample_bytes, workers)
     _LOG.info(
         "model loaded",
         model=bundle.manifest.name,

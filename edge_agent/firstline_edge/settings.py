@@ -60,6 +60,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     workers: Positive = 2
     """Runs that may go on at once, for models too slow for the event loop."""
+    queue_limit: NotNegative = 64
+    """Runs that may wait for those; when as many wait, what may leave the device goes to the cloud."""
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

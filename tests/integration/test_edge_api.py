@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import zipfile
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.models import hold
+from firstline_edge.workers import Workers
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import load as load_gateway_settings
 
@@ -44,12 +44,11 @@ def pictures() -> list[bytes]:
 @pytest.fixture(scope="module")
 def sure_and_unsure() -> tuple[bytes, bytes]:
     """A picture that the edge model is sure of, and one that it is not."""
-    with ThreadPoolExecutor(1) as executor:
-        held = hold(DIGITS, RuntimeOptions(), executor)
-        assert held.edge is not None
-        content = pictures()[:200]
-        scores = [said.score or 0.0 for said in held.edge.run(tensor(*content))]
-        held.edge.loaded.close()
+    held = hold(DIGITS, RuntimeOptions(), Workers(1, 1))
+    assert held.edge is not None
+    content = pictures()[:200]
+    scores = [said.score or 0.0 for said in held.edge.run(tensor(*content))]
+    held.edge.loaded.close()
     return content[int(np.argmax(scores))], content[int(np.argmin(scores))]
 
 

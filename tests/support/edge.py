@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
+from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
 SURE, UNSURE = 0.95, 0.6
@@ -61,10 +62,13 @@ class Echo:
         self.digest = said.edge[0].digest
         self.runtime = SimpleNamespace(provider="echo")
         self.runs: list[list[float]] = []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def predict(self, tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
         values = tensor.array[:, 0]
         self.runs.append([round(float(value), 3) for value in values])
+        self.gate.wait()
         if (values < 0).any():
             raise InvalidTensorError("Row 0 is negative.")
         if (values > 1).any():
@@ -122,6 +126,7 @@ class Scene:
         *,
         clock: Clock = SYSTEM_CLOCK,
         row_ms: float = 0.01,
+        queue_limit: int = 64,
         linked: bool = True,
         loads: bool = True,
         full: bool = True,
@@ -130,9 +135,9 @@ class Scene:
         cache: ResultCache | None = None,
     ) -> None:
         said = manifest(full=full, threshold=threshold)
-        self.executor = ThreadPoolExecutor(2)
+        self.workers = Workers(1, queue_limit)
         self.echo = Echo(said)
-        edge = EdgeModel(self.echo, lambda p: p.max(axis=1), "evidence", row_ms, 4, self.executor)  # type: ignore[arg-type]
+        edge = EdgeModel(self.echo, lambda p: p.max(axis=1), "evidence", row_ms, 4, self.workers)  # type: ignore[arg-type]
         self.held = HeldModel(Bundle(Path(), said), edge if loads else None)
         self.cloud = FakeCloud(said.full_digest)
         self.promises = FakePromises()
@@ -155,8 +160,9 @@ class Scene:
         return [[round(float(value), 3) for value in sent.inputs[0].array[:, 0]] for sent in self.cloud.requests]
 
     async def close(self) -> None:
+        self.echo.gate.set()
         await self.cascade.close()
-        self.executor.shutdown()
+        self.workers.close()
 
 
 def request(*values: float, **fields: Any) -> InferRequest:

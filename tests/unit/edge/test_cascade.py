@@ -327,6 +327,20 @@ class TestHeavy:
         with pytest.raises(InferenceError):
             await scene.infer(2.0, route=Route.EDGE)
 
+    async def test_a_device_that_is_too_busy_sends_on_what_may_leave(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0, queue_limit=0)
+        scene.echo.gate.clear()
+        running = asyncio.create_task(scene.infer(SURE))
+        await settle()
+        response = await scene.infer(0.9)
+        assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert outcomes(response) == [("edge", "queue_full"), ("cloud", "ok")]
+        with pytest.raises(QueueFullError):
+            await scene.infer(0.9, privacy=Privacy.LOCAL_ONLY)
+        scene.echo.gate.set()
+        assert said(await running).tier is Tier.EDGE
+        assert said(await scene.infer(0.91)).tier is Tier.EDGE
+
 
 class TestInvalid:
     async def test_a_bad_row(self, make_scene: MakeScene) -> None:

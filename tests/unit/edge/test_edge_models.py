@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,16 +21,18 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.models import HeldModel, Models, bundle_paths, open_models
 from firstline_edge.samples import sample_input
+from firstline_edge.workers import Workers
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(1) as found:
-        yield found
+def workers() -> Iterator[Workers]:
+    found = Workers(1, 1)
+    yield found
+    found.close()
 
 
-def test_the_digits_are_loaded_and_measured(executor: Executor) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), executor)
+def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), workers)
     held = models.find("digits")
     assert held is not None and held.edge is not None and held.problem == ""
     assert 0 < held.edge.row_ms < 100
@@ -42,8 +43,8 @@ def test_the_digits_are_loaded_and_measured(executor: Executor) -> None:
     models.close()
 
 
-def test_small_work_is_quick_and_large_work_is_not(executor: Executor) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), executor)
+def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), workers)
     held = models.find("digits")
     assert held is not None and held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
@@ -58,11 +59,11 @@ def test_small_work_is_quick_and_large_work_is_not(executor: Executor) -> None:
     models.close()
 
 
-def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, executor: Executor) -> None:
+def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, workers: Workers) -> None:
     path = tmp_path / "digits"
     path.mkdir()
     shutil.copy(DIGITS / MANIFEST_NAME, path)
-    models = open_models([tmp_path], RuntimeOptions(), executor)
+    models = open_models([tmp_path], RuntimeOptions(), workers)
     held = models.find("digits")
     assert held is not None and held.edge is None
     assert "edge-onnx.onnx" in held.problem
@@ -70,19 +71,19 @@ def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, e
 
 
 @pytest.mark.parametrize("damage", ["manifest", "model"])
-def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, executor: Executor, damage: str) -> None:
+def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, workers: Workers, damage: str) -> None:
     path = tmp_path / "digits"
     shutil.copytree(DIGITS, path)
     file = path / (MANIFEST_NAME if damage == "manifest" else "edge-onnx.onnx")
     file.write_bytes(file.read_bytes()[:-3])
-    models = open_models([path], RuntimeOptions(), executor)
+    models = open_models([path], RuntimeOptions(), workers)
     assert models.all == ()
     (problem,) = models.problems
     assert problem.path == path and problem.message.endswith(".")
 
 
-def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, executor: Executor) -> None:
-    models = open_models([tmp_path], RuntimeOptions(), executor)
+def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers) -> None:
+    models = open_models([tmp_path], RuntimeOptions(), workers)
     assert [problem.path for problem in models.problems] == [tmp_path]
     assert bundle_paths([DIGITS.parent]) == [DIGITS]
 
@@ -95,8 +96,8 @@ def test_the_newest_version_is_the_current_one() -> None:
     assert models.find("m", "9") is not None
 
 
-def test_rows_are_scored_one_by_one(executor: Executor) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), executor)
+def test_rows_are_scored_one_by_one(workers: Workers) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), workers)
     held = models.find("digits")
     assert held is not None and held.edge is not None
     sample = sample_input(held.manifest, held.edge.loaded)

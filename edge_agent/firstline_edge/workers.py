@@ -1,0 +1,53 @@
+"""Threads for what would hold up the event loop, with a queue that has an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from firstline_core.errors import QueueFullError
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Workers:
+    """A thread pool that refuses instead of letting everybody wait for ever longer.
+
+    Args:
+        threads: calls at once.
+        queue_limit: calls that may wait for a thread.
+    """
+
+    def __init__(self, threads: int, queue_limit: int) -> None:
+        self._limit = threads + queue_limit
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="model")
+        self._pending = 0
+
+    async def run(self, call: Callable[[A], R], argument: A) -> R:
+        """Calls in a thread.
+
+        Raises:
+            QueueFullError: too many wait already.
+        """
+        if self._pending >= self._limit:
+            raise QueueFullError(
+                f"{self._pending} runs wait for this device's model, its limit; try again, or raise "
+                "models.workers or models.queue_limit.",
+                retry_after_s=1.0,
+            )
+        self._pending += 1
+        future = self._pool.submit(call, argument)
+        loop = asyncio.get_running_loop()
+        # A caller who leaves does not end a run that has begun: it counts until its thread is free.
+        future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(self._done))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Waits for the runs that have begun, and drops those that wait."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _done(self) -> None:
+        self._pending -= 1
