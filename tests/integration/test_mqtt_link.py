@@ -75,6 +75,24 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_a_request_that_comes_while_the_link_starts_waits_for_the_first_connection(mosquitto: Broker) -> None:
+    async with gateway(mosquitto):
+        link = MqttLink(settings(mosquitto, "cam-1"), TOPICS)
+        await link.start()
+        assert not link.connected
+        assert (await link.infer(request(), 5)).answer is not None
+        await link.close()
+
+
+async def test_a_broker_that_is_away_at_the_start_is_known_after_one_attempt(mosquitto: Broker) -> None:
+    mosquitto.stop()
+    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS)
+    await link.start()
+    with pytest.raises(errors.LinkDownError):
+        await link.infer(request(), 30)
+    await link.close()
+
+
 async def test_asks_and_is_answered(mosquitto: Broker, link: MqttLink) -> None:
     seen: list[InferRequest] = []
 

@@ -131,6 +131,8 @@ class MqttLink:
         await self._client.close()
 
     async def _publish_to_gateway(self, publication: Publication) -> None:
+        # A request that comes while the device starts waits to know whether there is a broker.
+        await self._client.first_attempt()
         self._check_connected()
         if not await self._client.publish(publication):
             raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")

@@ -72,6 +72,7 @@ class MqttClient:
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
+        self._tried = asyncio.Event()
         self._hurry = asyncio.Event()
         self._last_error: FirstlineError | None = None
 
@@ -106,6 +107,10 @@ class MqttClient:
             raise self._last_error or LinkDownError(
                 f"No connection to the MQTT broker at {self._settings.address} within {timeout_s:g} s."
             ) from None
+
+    async def first_attempt(self) -> None:
+        """Returns once the first attempt to connect has ended, either way; at once ever after."""
+        await self._tried.wait()
 
     async def publish(self, publication: Publication) -> bool:
         """Returns when the broker has acknowledged; nothing is queued while there is no connection.
@@ -166,6 +171,7 @@ class MqttClient:
                 # Kept, so without the frames (and sockets) that its traceback would keep with it.
                 error.__cause__ = error.__context__ = None
                 self._last_error = error.with_traceback(None)
+                self._tried.set()
             finally:
                 established, self._connection = self._connection is not None, None
                 self._up.clear()
@@ -196,6 +202,7 @@ class MqttClient:
             await self._on_connected()
         self._last_error = None
         self._up.set()
+        self._tried.set()
         log.info("mqtt connected", broker=self._settings.address)
 
     def _dispatch(self, message: Message) -> None:
