@@ -9,6 +9,7 @@ import structlog
 from firstline_core.clock import Clock
 from firstline_core.errors import InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -127,14 +128,14 @@ def _check(request: InferRequest, served: ServedModel) -> None:
         raise RequestError("route=edge cannot be met by a gateway; send the request to the device's agent.")
     if request.full_model_digest and request.full_model_digest != served.digest:
         raise ModelMismatchError(
-            f"The request was made for full model {request.full_model_digest}, but version {served.key.version} of "
-            f"'{served.key.name}' on this gateway has {served.digest}; bring both tiers to the same bundle."
+            f"The request was made for full model {shown(request.full_model_digest)}, but version "
+            f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; bring both tiers to the same bundle."
         )
     name = served.manifest.input_spec.name
     if [tensor.name for tensor in request.inputs] != [name]:
-        given = ", ".join(f"'{tensor.name}'" for tensor in request.inputs)
+        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
         raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
     known = served.manifest.output_spec.name
     for output in request.outputs:
         if output.name != known:
-            raise InvalidTensorError(f"Model '{served.key.name}' has no output '{output.name[:100]}'; it has: {known}.")
+            raise InvalidTensorError(f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {known}.")

@@ -10,6 +10,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.pipeline import LoadedModel, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelMetadata
@@ -64,7 +65,7 @@ class Repository:
             return self._versions[name]
         except KeyError:
             served = ", ".join(self._versions) or "none"
-            raise UnknownModelError(f"There is no model '{name}' on this gateway; it serves: {served}.") from None
+            raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}.") from None
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model of a request; the version "" means the highest.
@@ -79,7 +80,8 @@ class Repository:
             if str(known) == version:
                 return self.models[ModelKey(name, known)]
         raise UnknownModelError(
-            f"Model '{name}' has no version '{version}' on this gateway; it serves: {', '.join(map(str, versions))}."
+            f"Model '{name}' has no version {shown(version)} on this gateway; "
+            f"it serves: {', '.join(map(str, versions))}."
         )
 
     def metadata(self, name: str, version: str) -> ModelMetadata:

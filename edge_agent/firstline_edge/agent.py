@@ -22,6 +22,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
 from firstline_core.protocol import short
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata
@@ -272,7 +273,7 @@ class EdgeAgent:
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({held.manifest.name for held in self.models.all})) or "none"
-        wanted = f"'{model}'" + (f" in version {version}" if version else "")
+        wanted = shown(model) + (f" in version {shown(version)}" if version else "")
         return UnknownModelError(f"This device holds no model {wanted}; it holds: {names}.")
 
     def _gauges(self) -> None:

@@ -28,6 +28,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from firstline_core.protocol.tensors import shown
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
@@ -214,7 +215,7 @@ class Cascade:
     async def _pass_on(self, request: InferRequest, deadline_s: float) -> InferResponse:
         """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none."""
         if self._cloud is None:
-            wanted = f"'{request.model}'" + (f" in version {request.version}" if request.version else "")
+            wanted = shown(request.model) + (f" in version {shown(request.version)}" if request.version else "")
             raise UnknownModelError(
                 f"This device holds no model {wanted} and has no link to a gateway; add the model's bundle to "
                 "models.directories, or a [[links]] section."

@@ -21,6 +21,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateError
+from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, ModelMetadata, Tensor
@@ -112,15 +113,13 @@ class HeldModel:
             InvalidTensorError: another input, or an output that there is not.
         """
         wanted = self.manifest.input.name
-        names = [tensor.name for tensor in request.inputs]
-        if names != [wanted]:
-            raise InvalidTensorError(
-                f"Model '{request.model}' takes one input, '{wanted}'; the request has: {', '.join(names)}."
-            )
+        if [tensor.name for tensor in request.inputs] != [wanted]:
+            given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
+            raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
         for output in request.outputs:
             if output.name != PROBABILITIES:
                 raise InvalidTensorError(
-                    f"Model '{request.model}' has no output '{output.name}'; it has: {PROBABILITIES}."
+                    f"Model '{request.model}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
                 )
         return request.inputs[0]
 

@@ -137,10 +137,10 @@ def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None)
     def run(tensor: Tensor) -> Array:
         array = tensor.array
         if not array.dtype.hasobject:
-            if array.ndim != 4 or array.shape[3] not in CHANNELS.values():
+            if array.ndim != 4 or array.shape[3] not in CHANNELS.values() or 0 in array.shape:
                 raise InvalidTensorError(
                     f"Input '{tensor.name}' has shape {list(array.shape)}; pixels come as UINT8 "
-                    "[rows, height, width, 1 or 3]."
+                    "[rows, height, width, 1 or 3], none of them 0."
                 )
             if not steps and (mode is None or array.shape[3] == CHANNELS[mode]):
                 return array

@@ -1,0 +1,501 @@
+"""What no well-behaved client sends: both tiers refuse it in a sentence, and go on."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from PIL import Image
+from support.line import Line, Tier, line
+from support.raw_http import Answer, connection, exchange, head, read
+
+from firstline import calls
+
+BODY_LIMIT_BYTES = 1_000_000
+MODEL = "/v2/models/digits"
+V2 = f"{MODEL}/infer"
+SHORT = "/firstline/v1/models/digits/infer"
+
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[(debug|info|warning)")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    limit = str(BODY_LIMIT_BYTES)
+    environ = {"FIRSTLINE_EDGE_API__BODY_LIMIT_BYTES": limit, "FIRSTLINE_GATEWAY_API__BODY_LIMIT_BYTES": limit}
+    with line(tmp_path_factory.mktemp("line"), environ=environ) as found:
+        yield found
+        for tier in found.tiers.values():
+            logged = tier.log.read_text()
+            assert "Traceback" not in logged, logged
+            # No line of level error, and none that a caller wrote by way of a newline in a name.
+            assert [said for said in logged.splitlines() if not _LOG_LINE.match(said)] == []
+
+
+@pytest.fixture(params=["agent", "gateway"])
+def tier(running: Line, request: pytest.FixtureRequest) -> Iterator[Tier]:
+    found = running.tiers[request.param]
+    yield found
+    alive = asked(found, "POST", SHORT, picture())
+    assert alive.status == 200, alive.body
+
+
+def picture(mode: str = "L", side: int = 8) -> bytes:
+    with io.BytesIO() as file:
+        Image.new(mode, (side, side), 100 if mode == "L" else 0).save(file, "PNG")
+        return file.getvalue()
+
+
+def asked(tier: Tier, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+    """One request with a right Content-Length, whatever else is wrong with it."""
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    request = head(tier, method, path, f"Content-Length: {len(body)}", *lines) + body
+    return exchange(tier, request)
+
+
+# --- Not HTTP, or not all of it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", id="tls"),
+        pytest.param(b"GET\r\n\r\n", id="no target"),
+        pytest.param(b"GET /v2 HTTP/1.1\r\nno colon\r\n\r\n", id="no colon"),
+        pytest.param(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n", id="NUL in a header"),
+        pytest.param(b"\x00" * 1000 + b"\r\n\r\n", id="zeros"),
+    ],
+)
+def test_what_is_not_http(tier: Tier, request_bytes: bytes) -> None:
+    answer = exchange(tier, request_bytes)
+    assert answer.refused() == "invalid_request"
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(("Content-Length: abc",), id="not a number"),
+        pytest.param(("Content-Length: -5",), id="negative"),
+        pytest.param(("Content-Length: 9" + "9" * 40,), id="beyond 64 bits"),
+        pytest.param(("Content-Length: 5", "Content-Length: 6"), id="two"),
+        pytest.param(("Transfer-Encoding: gzip",), id="unknown transfer encoding"),
+    ],
+)
+def test_lengths_that_make_no_sense(tier: Tier, lines: tuple[str, ...]) -> None:
+    answer = exchange(tier, head(tier, "POST", V2, *lines) + b"12345")
+    assert answer.status == 400
+    assert answer.refused() == "invalid_request"
+
+
+@pytest.mark.parametrize("chunks", [b"zz\r\nhello\r\n0\r\n\r\n", b"5\r\nhello-and-more\r\n0\r\n\r\n", b"-1\r\n\r\n"])
+def test_chunks_that_are_none(tier: Tier, chunks: bytes) -> None:
+    with connection(tier) as found:
+        found.sendall(head(tier, "POST", V2, "Transfer-Encoding: chunked") + chunks)
+        assert read(found).refused() == "invalid_request"
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", b'{"inputs"'])
+@pytest.mark.parametrize("path", [V2, SHORT])
+def test_a_client_that_leaves_early(tier: Tier, path: str, sent: bytes) -> None:
+    with connection(tier) as found:
+        found.sendall(head(tier, "POST", path, "Content-Length: 500") + sent)
+
+
+def test_a_client_that_leaves_while_it_is_answered(tier: Tier) -> None:
+    call = calls.infer("digits", {"image": [picture()] * 64}, {"route": "cloud"})
+    lines = [f"{name}: {value}" for name, value in (call.headers or {}).items()]
+    for _ in range(5):
+        with connection(tier) as found:
+            found.sendall(head(tier, "POST", V2, f"Content-Length: {len(call.content)}", *lines) + call.content)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"), [("X: " + "a" * 60_000, 20), ("X: " + "a" * 2_000_000, 1), ("X-{}: a", 20_000)]
+)
+def test_a_flood_of_headers(tier: Tier, line: str, count: int) -> None:
+    flood = head(tier, "POST", V2, *(line.format(number) for number in range(count)), "Content-Length: 2") + b"{}"
+    with connection(tier) as found:
+        try:
+            found.sendall(flood)
+        except OSError:
+            return  # it was cut off while it flooded
+        try:
+            answer = read(found)
+        except OSError:
+            return
+    assert answer.status in (400, 431)
+    assert "65536 bytes" in answer.body.decode()
+    answer.refused()
+
+
+def test_a_head_that_never_ends_is_cut_off(tier: Tier) -> None:
+    sent_bytes = 0
+    with connection(tier) as found, pytest.raises(OSError):
+        found.sendall(head(tier, "POST", V2)[:-2] + b"X: ")
+        while sent_bytes < 50_000_000:
+            sent_bytes += found.send(b"a" * 65_536)
+    assert sent_bytes < 50_000_000
+
+
+def test_a_head_near_the_limit_is_read_with_the_body_that_comes_along(tier: Tier) -> None:
+    call = calls.infer("digits", {"image": picture()}, {})
+    lines = [f"{name}: {value}" for name, value in (call.headers or {}).items()]
+    lines += [f"Content-Length: {len(call.content)}", *(f"X-{number}: {'a' * 1000}" for number in range(50))]
+    assert exchange(tier, head(tier, "POST", V2, *lines) + call.content).status == 200
+
+
+# --- Addresses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/", 404),
+        ("GET", "/v3/health/live", 404),
+        ("GET", V2, 405),
+        ("PUT", V2, 405),
+        ("DELETE", MODEL, 405),
+        ("OPTIONS", V2, 405),
+        ("POST", "/v2/health/live", 405),
+        ("GET", "/v2/models/nobody", 404),
+        ("GET", "/v2/models/digits/versions/99", 404),
+        ("GET", "/v2/models/digits/versions/-1", 404),
+        ("GET", "/v2/models/digits/versions/%D9%A1/ready", 404),
+        ("GET", "/v2/models/a%2Fb", 404),
+        ("GET", "/v2/models/..%2F..%2Fetc%2Fpasswd", 404),
+        ("GET", "/v2/models/%00", 404),
+        ("GET", "/v2/models/a%0A2026-01-01T00:00:00Z%20forged", 404),
+        ("GET", "/v2/models/%FF%FE", 404),
+        ("GET", "/v2/models/" + "%F0%9F%98%80" * 10, 404),
+        ("GET", "/v2/models/" + "a" * 5000, 404),
+        ("GET", "/v2/models/digits/versions/" + "9" * 5000, 404),
+        ("GET", "/v2/models/%", 404),
+    ],
+)
+def test_addresses_that_are_none(tier: Tier, method: str, path: str, status: int) -> None:
+    answer = asked(tier, method, path)
+    assert answer.status == status
+    answer.refused()
+
+
+@pytest.mark.parametrize("name", ["%FF", "a%0Ab", "x" * 5000, "%00", "%1B[31mred"])
+def test_models_that_are_none_may_be_asked(tier: Tier, name: str) -> None:
+    body = calls.infer("m", {"image": np.zeros((1, 8, 8, 1), np.uint8)}, {})
+    headers = {"Inference_Header_Content_Length": (body.headers or {})["Inference-Header-Content-Length"]}
+    for path in (f"/v2/models/{name}/infer", f"/v2/models/{name}/versions/{name}/infer"):
+        answer = asked(tier, "POST", path, body.content, **headers)
+        assert (answer.status, answer.refused()) == (404, "unknown_model")
+    answer = asked(tier, "POST", f"/firstline/v1/models/{name}/infer", picture())
+    assert (answer.status, answer.refused()) == (404, "unknown_model")
+
+
+def test_an_address_too_long_to_be_one(tier: Tier) -> None:
+    answer = asked(tier, "GET", "/v2/models/" + "a" * 500_000)
+    assert answer.status in (400, 431)
+    answer.refused()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "route=moon",
+        "privcy=local_only",
+        "privacy=",
+        "timeout=-1",
+        "timeout=1.5",
+        "timeout=" + "9" * 400,
+        "timeout=%FF",
+        "wait=%00",
+        "=&&=",
+        "a" * 9000,
+    ],
+)
+def test_queries_that_say_nothing_known(tier: Tier, query: str) -> None:
+    answer = asked(tier, "POST", f"{SHORT}?{query}", picture())
+    assert (answer.status, answer.refused()) == (400, "invalid_tensor")
+
+
+@pytest.mark.parametrize("name", ["%FF", "%00", "x" * 5000, "01890a5d-ac96-774b-bcce-b302099a8057", "..%2F.."])
+def test_answers_that_are_none(running: Line, name: str) -> None:
+    for form in ("short", "v2"):
+        answer = asked(running.agent, "GET", f"/firstline/v1/answers/{name}?form={form}")
+        assert answer.status == 404
+        answer.refused()
+
+
+# --- Bodies over the limit --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [V2, SHORT])
+def test_too_long_by_its_own_word_is_not_even_read(tier: Tier, path: str) -> None:
+    for size_bytes in (BODY_LIMIT_BYTES + 1, 2**63 - 1):
+        answer = exchange(tier, head(tier, "POST", path, f"Content-Length: {size_bytes}"))
+        assert (answer.status, answer.refused()) == (413, "payload_too_large")
+
+
+@pytest.mark.parametrize("path", [V2, SHORT])
+def test_too_long_as_it_turns_out(tier: Tier, path: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 65_536
+
+    answer = httpx.post(tier.url + path, content=chunks(), headers=tier.headers)
+    assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+
+
+@pytest.mark.parametrize("path", [V2, SHORT])
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_bombs(tier: Tier, path: str, encoding: str, compress: Any) -> None:
+    bomb = compress(bytes(100 * BODY_LIMIT_BYTES))
+    assert len(bomb) < BODY_LIMIT_BYTES
+    answer = asked(tier, "POST", path, bomb, Content_Encoding=encoding)
+    assert (answer.status, answer.refused()) == (413, "payload_too_large")
+
+
+ENCODINGS = {
+    "unknown": ("br", b"{}"),
+    "two": ("gzip, gzip", gzip.compress(gzip.compress(b"{}"))),
+    "empty": ("gzip", b""),
+    "garbage": ("gzip", b"{}"),
+    "cut short": ("gzip", gzip.compress(b"{}" * 1000)[:-5]),
+    "more after it": ("gzip", gzip.compress(b"{}") + b"more"),
+    "wrong checksum": ("gzip", gzip.compress(b"{}")[:-8] + bytes(8)),
+    "raw deflate": ("deflate", zlib.compress(b"{}" * 1000)[2:-4]),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("path", [V2, SHORT])
+def test_encodings(tier: Tier, path: str, name: str) -> None:
+    encoding, body = ENCODINGS[name]
+    answer = asked(tier, "POST", path, body, Content_Encoding=encoding)
+    assert (answer.status, answer.refused()) == (400, "invalid_tensor")
+
+
+# --- Bodies that do not say what V2 says that they must ---------------------------------------------------------------
+
+PIXELS = {"name": "image", "datatype": "UINT8", "shape": [1, 8, 8, 1], "data": [0] * 64}
+
+
+def with_input(**changes: object) -> bytes:
+    return orjson.dumps({"inputs": [PIXELS | changes]})
+
+
+def with_head(**changes: object) -> bytes:
+    return orjson.dumps({"inputs": [PIXELS], **changes})
+
+
+JSON_BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "cut short": with_input()[:-3],
+    "spaces": b" " * 100,
+    "array": b"[]",
+    "null": b"null",
+    "no inputs": b"{}",
+    "inputs null": b'{"inputs":null}',
+    "inputs empty": b'{"inputs":[]}',
+    "inputs of numbers": b'{"inputs":[1]}',
+    "deep array": b"[" * 100_000,
+    "deep object": b'{"a":' * 100_000,
+    "deep shape": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":' + b"[" * 500 + b"]" * 500 + b"}]}",
+    "deep data": b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1],"data":'
+    + b"[" * 900
+    + b"]" * 900
+    + b"}]}",
+    "NaN": with_input().replace(b"[0,", b"[NaN,"),
+    "Infinity": with_input().replace(b"[0,", b"[-Infinity,"),
+    "over a double": with_input().replace(b"[0,", b"[1e999,"),
+    "over a byte": with_input(data=[256] + [0] * 63),
+    "below a byte": with_input(data=[-1] + [0] * 63),
+    "over 64 bits": with_input().replace(b"[0,", b"[" + b"9" * 5000 + b","),
+    "fraction": with_input(data=[0.5] + [0] * 63),
+    "text among numbers": with_input(data=["0"] + [0] * 63),
+    "null among numbers": with_input(data=[None] + [0] * 63),
+    "too few": with_input(data=[0] * 63),
+    "too many": with_input(data=[0] * 65),
+    "ragged": with_input(data=[[0] * 32, [0] * 31]),
+    "data an object": with_input(data={}),
+    "no data": with_input(data=None),
+    "binary without its length": with_input(data=None, parameters={"binary_data_size": 64}),
+    "both": with_input(parameters={"binary_data_size": 0}),
+    "shape negative": with_input(shape=[-1, 8, 8, 1]),
+    "shape huge": with_input(shape=[2**62, 8, 8, 1]),
+    "shape beyond 64 bits": with_input().replace(b"[1,8,8,1]", b"[18446744073709551616,8,8,1]"),
+    "shape overflows": with_input(shape=[2**32, 2**32], data=[]),
+    "shape of zeros": with_input(shape=[0, 2**40], data=[]),
+    "shape of text": with_input(shape=["1", 8, 8, 1]),
+    "shape of fractions": with_input(shape=[1.0, 8, 8, 1]),
+    "shape of booleans": with_input(shape=[True, 8, 8, 1]),
+    "shape a number": with_input(shape=64),
+    "shape empty": with_input(shape=[], data=[0]),
+    "shape of many axes": with_input(shape=[1] * 1000, data=[0]),
+    "no height": with_input(shape=[1, 0, 8, 1], data=[]),
+    "seven channels": with_input(shape=[1, 1, 1, 7], data=[0] * 7),
+    "two axes": with_input(shape=[1, 64]),
+    "no datatype": with_input(datatype=None),
+    "odd datatype": with_input(datatype="UINT7"),
+    "datatype a list": with_input(datatype=[]),
+    "wrong datatype": with_input(datatype="FP32"),
+    "wrong name": with_input(name="picture"),
+    "name of surrogates": with_input().replace(b'"image"', b'"\\ud800"'),
+    "name NUL": with_input(name="\0"),
+    "name not UTF-8": with_input().replace(b"image", b"\xff\xfe"),
+    "name long": with_input(name="n" * 100_000),
+    "twice": orjson.dumps({"inputs": [PIXELS, PIXELS]}),
+    "many": orjson.dumps({"inputs": [PIXELS | {"name": str(number)} for number in range(1000)]}),
+    "uneven rows": orjson.dumps({"inputs": [PIXELS, PIXELS | {"name": "b", "shape": [2, 32]}]}),
+    "shared memory": with_input(data=None, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 64}),
+    "parameters a list": with_head(parameters=[]),
+    "route": with_head(parameters={"route": "moon"}),
+    "route a list": with_head(parameters={"route": ["edge"]}),
+    "privacy": with_head(parameters={"privacy": "local-only"}),
+    "privacy true": with_head(parameters={"privacy": True}),
+    "wait": with_head(parameters={"wait": 0}),
+    "timeout negative": with_head(parameters={"timeout": -1}),
+    "timeout a fraction": with_head(parameters={"timeout": 0.5}),
+    "timeout true": with_head(parameters={"timeout": True}),
+    "timeout huge": with_head(parameters={"timeout": 1e300}),
+    "binary output": with_head(parameters={"binary_data_output": "yes"}),
+    "id a number": with_head(id=5),
+    "id long": with_head(id="i" * 10_000),
+    "outputs a name": with_head(outputs="probabilities"),
+    "output unknown": with_head(outputs=[{"name": "logits"}]),
+    "output twice": with_head(outputs=[{"name": "probabilities"}] * 2),
+    "outputs many": with_head(outputs=[{"name": str(number)} for number in range(1000)]),
+    "classification": with_head(outputs=[{"name": "probabilities", "parameters": {"classification": 3}}]),
+    "BYTES of text": with_input(datatype="BYTES", shape=[1], data=["no image"]),
+    "BYTES empty": with_input(datatype="BYTES", shape=[1], data=[""]),
+    "BYTES of numbers": with_input(datatype="BYTES", shape=[1], data=[5]),
+}
+
+
+@pytest.mark.parametrize("name", JSON_BODIES)
+def test_json_bodies(tier: Tier, name: str) -> None:
+    answer = asked(tier, "POST", V2, JSON_BODIES[name])
+    assert answer.refused() in ("invalid_tensor", "payload_too_large")
+
+
+def binary(tail: bytes, *, size: object = None, shape: object = (1,), datatype: str = "BYTES") -> tuple[bytes, str]:
+    """A body with a binary input, and the right length of its JSON."""
+    entry = {
+        "name": "image",
+        "datatype": datatype,
+        "shape": shape,
+        "parameters": {"binary_data_size": len(tail) if size is None else size},
+    }
+    text = orjson.dumps({"inputs": [entry]})
+    return text + tail, str(len(text))
+
+
+def element(content: bytes) -> bytes:
+    return struct.pack("<I", len(content)) + content
+
+
+def bomb_of_pixels() -> bytes:
+    """A small PNG that says it is 30,000 pixels wide and high."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    scanlines = zlib.compress(bytes(1_000_000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", scanlines) + chunk(b"IEND", b"")
+
+
+GOOD, GOOD_LENGTH = binary(element(picture()))
+BINARY_BODIES: dict[str, tuple[bytes, str]] = {
+    "length empty": (GOOD, ""),
+    "length zero": (GOOD, "0"),
+    "length negative": (GOOD, "-1"),
+    "length signed": (GOOD, f"+{GOOD_LENGTH}"),
+    "length with underscores": (GOOD, "1_0"),
+    "length hexadecimal": (GOOD, "0x10"),
+    "length superscript": (GOOD, "\xb2"),
+    "length endless": (GOOD, "9" * 5000),
+    "length over the body": (GOOD, str(len(GOOD) + 1)),
+    "length of all": (GOOD, str(len(GOOD))),
+    "length short": (GOOD, str(int(GOOD_LENGTH) - 1)),
+    "length long": (GOOD, str(int(GOOD_LENGTH) + 1)),
+    "length twice": (GOOD, f"{GOOD_LENGTH}, {GOOD_LENGTH}"),
+    "cut short": (GOOD[:-1], GOOD_LENGTH),
+    "only the JSON": (GOOD[: int(GOOD_LENGTH)], GOOD_LENGTH),
+    "more after it": (GOOD + b"\0", GOOD_LENGTH),
+    "size short": binary(element(picture()), size=len(picture())),
+    "size zero": binary(b"", size=0),
+    "size negative": binary(element(picture()), size=-1),
+    "size text": binary(element(picture()), size="5"),
+    "size true": binary(b"\0", size=True),
+    "size huge": binary(element(picture()), size=2**63),
+    "element over the end": binary(struct.pack("<I", 2**32 - 1) + picture()),
+    "element without a length": binary(b"\0\0"),
+    "fewer elements": binary(element(picture()), shape=[2]),
+    "more elements": binary(element(picture()) * 2, shape=[1]),
+    "elements without end": binary(bytes(4 * 200_000), shape=[200_000]),
+    "one bad row": binary(element(picture()) + element(b"no image"), shape=[2]),
+    "an empty row": binary(element(b""), shape=[1]),
+    "half a picture": binary(element(picture()[:30])),
+    "a bomb of pixels": binary(element(bomb_of_pixels())),
+    "two axes": binary(element(picture()), shape=[1, 1]),
+    "text in place of a picture": binary(element(b"<svg xmlns='http://www.w3.org/2000/svg'/>")),
+    "NaN": binary(np.full(64, np.nan, np.float32).tobytes(), shape=[1, 8, 8, 1], datatype="FP32"),
+    "half a number": binary(bytes(63), shape=[1, 8, 8, 1], datatype="UINT8"),
+    "rows over the limit": binary(bytes(5000 * 64), shape=[5000, 8, 8, 1], datatype="UINT8"),
+    "a boolean of 7": binary(b"\x07", shape=[1], datatype="BOOL"),
+}
+
+
+@pytest.mark.parametrize("name", BINARY_BODIES)
+def test_binary_bodies(tier: Tier, name: str) -> None:
+    body, length = BINARY_BODIES[name]
+    answer = asked(tier, "POST", V2, body, Inference_Header_Content_Length=length)
+    assert answer.refused() in ("invalid_tensor", "payload_too_large")
+
+
+FILES = {
+    "empty": b"",
+    "text": b"no image",
+    "half a picture": picture()[:30],
+    "bomb of pixels": bomb_of_pixels(),
+    "zeros": bytes(5000),
+    "form": b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(tier: Tier, name: str) -> None:
+    content_type = "multipart/form-data; boundary=b" if name == "form" else "image/png"
+    answer = asked(tier, "POST", SHORT, FILES[name], Content_Type=content_type)
+    assert answer.refused() in ("invalid_tensor", "payload_too_large")
+
+
+# --- Strangers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["", "Bearer", "Bearer ", "Basic eDp5", "Bearer \xff\xfe", "Bearer " + "a" * 10_000, "Bearer a b c"]
+)
+def test_tokens_that_are_none(running: Line, value: str) -> None:
+    stranger = Tier("gateway", running.gateway.url, "", running.gateway.log)
+    lines = (f"Authorization: {value}", "Content-Length: 2")
+    answer = exchange(stranger, head(stranger, "POST", V2, *lines) + b"{}")
+    assert (answer.status, answer.refused()) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]", "\xff", "a" * 10_000])
+def test_hosts_that_are_not_this_machine(running: Line, host: str) -> None:
+    request = f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1")
+    answer = exchange(running.agent, request)
+    assert answer.status == 400
+    answer.refused()
