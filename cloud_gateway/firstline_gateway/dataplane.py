@@ -129,7 +129,8 @@ def _check(request: InferRequest, served: ServedModel) -> None:
     if request.full_model_digest and request.full_model_digest != served.digest:
         raise ModelMismatchError(
             f"The request was made for full model {shown(request.full_model_digest)}, but version "
-            f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; bring both tiers to the same bundle."
+            f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; "
+            "bring both tiers to the same bundle."
         )
     name = served.manifest.input_spec.name
     if [tensor.name for tensor in request.inputs] != [name]:
