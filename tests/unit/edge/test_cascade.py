@@ -215,7 +215,7 @@ class TestOffline:
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.LINK_DOWN, False)
         with pytest.raises(LinkDownError):
             await scene.infer(*[SURE] * 20)
-        with pytest.raises(UnknownModelError, match="'other' in version 9 and has no link"):
+        with pytest.raises(UnknownModelError, match="'other' in version '9' and has no link"):
             await scene.infer(SURE, model="other", version="9")
 
     async def test_no_correction_is_promised_for_a_bundle_without_a_full_model(self, make_scene: MakeScene) -> None:
@@ -351,7 +351,7 @@ class TestInvalid:
         asked = request(SURE)
         extra = Tensor("y", np.zeros((1, 1), np.float32))
         scene = make_scene()
-        with pytest.raises(InvalidTensorError, match="takes one input, 'x'; the request has: x, y"):
+        with pytest.raises(InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
             await scene.cascade.infer(replace(asked, inputs=(*asked.inputs, extra)))
 
     async def test_an_unknown_output(self, make_scene: MakeScene) -> None:
