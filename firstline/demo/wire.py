@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from types import TracebackType
 from typing import Self
@@ -29,7 +28,7 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._server_port = port
         self._listener: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._carriers: set[asyncio.Task[None]] = set()
         self.port = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -46,52 +45,54 @@ class Wire:
     async def restore(self) -> None:
         """Listens, on the same port as before."""
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
             self.port = self._listener.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
         """Resets every connection and refuses new ones."""
-        if self._listener is None:
+        listener, self._listener = self._listener, None
+        if listener is None:
             return
-        self._listener.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-        await self._listener.wait_closed()
-        self._listener = None
+        listener.close()
+        for carrier in self._carriers:
+            carrier.cancel()
+        await asyncio.gather(*self._carriers, return_exceptions=True)
+        await listener.wait_closed()
+
+    def _accept(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        if self._listener is None:  # accepted in the moment of the cut
+            near.transport.abort()
+            return
+        carrier = asyncio.create_task(self._carry(near_reader, near))
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
 
     async def _carry(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        """One connection, until both sides have said all; however it ends before, both are reset."""
+        open_writers = [near]
         try:
             far_reader, far = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except OSError:
-            near.transport.abort()
-            return
-        if self._listener is None:  # cut while the far side was being reached
-            near.transport.abort()
-            far.transport.abort()
-            return
-        for writer in (near, far):
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._open |= {near, far}
-        try:
+            open_writers.append(far)
+            for writer in open_writers:
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(near_reader, far, sent=True))
                 group.create_task(self._pump(far_reader, near, sent=False))
-        finally:
-            self._open -= {near, far}
-            for writer in (near, far):
+            for writer in open_writers:
                 writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
+                await writer.wait_closed()
+        except* OSError:
+            pass  # one side was reset; so is the other
+        finally:
+            for writer in open_writers:
+                writer.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, sent: bool) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := await reader.read(_CHUNK_BYTES):
-                if sent:
-                    self.bytes_sent += len(chunk)
-                else:
-                    self.bytes_received += len(chunk)
-                writer.write(chunk)
-                await writer.drain()
-        with contextlib.suppress(OSError, RuntimeError):
-            if writer.can_write_eof():
-                writer.write_eof()
+        while chunk := await reader.read(_CHUNK_BYTES):
+            if sent:
+                self.bytes_sent += len(chunk)
+            else:
+                self.bytes_received += len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+        writer.write_eof()
