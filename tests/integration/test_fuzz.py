@@ -125,6 +125,8 @@ def altered(draw: st.DrawFn) -> bytes:
         try:
             for key in path[:-1]:
                 holder = holder[key]
+            if isinstance(holder, dict) != isinstance(path[-1], str):
+                continue
             if draw(st.booleans()):
                 holder[path[-1]] = draw(VALUES)
             else:

@@ -1,0 +1,181 @@
+"""Messages that no device of ours sends, through a real Mosquitto: refused in an envelope, or dropped, never fatal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from support.line import DEVICE, Line, line
+
+from firstline.client import AsyncClient
+from firstline_core.errors import FirstlineError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import InferRequest, Tensor
+
+pytestmark = pytest.mark.mosquitto
+
+NAME = "press-7"
+TOPICS = Topics(NAME)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with line(tmp_path_factory.mktemp("line"), transport="mqtt") as found:
+        yield found
+        for tier in found.tiers.values():
+            logged = tier.log.read_text()
+            assert "Traceback" not in logged, logged
+            assert "[error" not in logged, logged
+
+
+class Device:
+    """A device's side of the protocol; `ask` gives back what the gateway answers, whatever it is."""
+
+    def __init__(self, client: MqttClient) -> None:
+        self.client = client
+        self.got: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def ask(self, publication: Publication) -> Message:
+        await self.client.publish(publication)
+        async with asyncio.timeout(10):
+            message = await self.got.get()
+        assert message.correlation_data == publication.correlation_data
+        assert not message.retain
+        return message
+
+
+@pytest.fixture
+async def device(running: Line) -> AsyncIterator[Device]:
+    assert running.broker_port is not None
+    client = MqttClient(MqttSettings("127.0.0.1", running.broker_port, client_id=NAME))
+    found = Device(client)
+    await client.subscribe(TOPICS.response, found.got.put)
+    await client.connect(10)
+    try:
+        yield found
+        # Whatever it was sent, it goes on, and nothing but the answers that were awaited came.
+        assert envelope.read_response(await found.ask(good())).answer is not None
+        assert found.got.empty()
+    finally:
+        await client.close()
+
+
+def png() -> bytes:
+    with io.BytesIO() as file:
+        Image.new("L", (8, 8), 90).save(file, "PNG")
+        return file.getvalue()
+
+
+def good() -> Publication:
+    image = Tensor("image", np.array([png()], dtype=np.object_))
+    request = InferRequest("digits", (image,), new_request_id(), binary_output=True)
+    return envelope.request_publication(
+        request,
+        topic=TOPICS.request("digits"),
+        response_topic=TOPICS.response,
+        correlation_data=request.request_id.encode(),
+        now_s=0.0,
+    )
+
+
+def without(properties: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in properties.items() if key != name}
+
+
+GOOD = good()
+LENGTH = envelope.HEADER_LENGTH
+MALFORMED: dict[str, tuple[Publication, str]] = {
+    "empty": (replace(GOOD, payload=b""), "invalid_tensor"),
+    "garbage": (replace(GOOD, payload=bytes(range(256)) * 4), "invalid_tensor"),
+    "cut short": (replace(GOOD, payload=GOOD.payload[:-1]), "invalid_tensor"),
+    "more after it": (replace(GOOD, payload=GOOD.payload + b"\0"), "invalid_tensor"),
+    "deep": (replace(GOOD, payload=b"[" * 100_000, properties={}), "invalid_tensor"),
+    "NaN": (replace(GOOD, payload=b'{"inputs":[NaN]}', properties={}), "invalid_tensor"),
+    "not UTF-8": (replace(GOOD, payload=b'{"inputs":"\xff"}', properties={}), "invalid_tensor"),
+    "no length": (replace(GOOD, properties=without(GOOD.properties, LENGTH)), "invalid_tensor"),
+    "length zero": (replace(GOOD, properties=GOOD.properties | {LENGTH: "0"}), "invalid_tensor"),
+    "length text": (replace(GOOD, properties=GOOD.properties | {LENGTH: "many"}), "invalid_tensor"),
+    "length huge": (replace(GOOD, properties=GOOD.properties | {LENGTH: "9" * 60_000}), "invalid_tensor"),
+    "deadline text": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "soon"}), "invalid_tensor"),
+    "deadline negative": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "-1"}), "invalid_tensor"),
+    "deadline zero": (replace(GOOD, properties=GOOD.properties | {envelope.DEADLINE_MS: "0"}), "deadline_exceeded"),
+    "no such version": (replace(GOOD, properties=GOOD.properties | {envelope.MODEL_VERSION: "x"}), "unknown_model"),
+    "no such model": (replace(GOOD, topic=TOPICS.request("nobody")), "unknown_model"),
+    "a model with spaces": (replace(GOOD, topic=f"firstline/v1/{NAME}/req/ a b "), "unknown_model"),
+    "no correlation": (replace(GOOD, payload=b"", correlation_data=b""), "invalid_tensor"),
+    "long correlation": (replace(GOOD, payload=b"", correlation_data=b"\0\xff" * 30_000), "invalid_tensor"),
+    "at most once": (replace(GOOD, payload=b"", qos=0), "invalid_tensor"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_refused_in_an_envelope(device: Device, name: str) -> None:
+    publication, code = MALFORMED[name]
+    answer = await device.ask(publication)
+    assert answer.properties[envelope.STATUS] == code
+    with pytest.raises(FirstlineError, match=r"\.$") as refused:
+        envelope.read_response(answer)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("properties", [{}, {LENGTH: "5", envelope.TRACEPARENT: "\u2603" * 100}])
+@pytest.mark.parametrize(
+    "response_topic", ["", TOPICS.response + "/x", Topics("press-8").response, "firstline/v1/press-8/state", "/"]
+)
+async def test_dropped_without_a_response_topic_of_its_own(
+    device: Device, running: Line, properties: dict[str, str], response_topic: str
+) -> None:
+    heard: list[Message] = []
+
+    async def hear(message: Message) -> None:
+        heard.append(message)
+
+    if response_topic:
+        await device.client.subscribe(response_topic, hear)
+    before = await dropped(running)
+    await device.client.publish(replace(good(), response_topic=response_topic, properties=properties))
+    async with asyncio.timeout(10):
+        while await dropped(running) == before:  # noqa: ASYNC110 (what is awaited is in another process)
+            await asyncio.sleep(0.01)
+    assert heard == []
+
+
+async def dropped(running: Line) -> int:
+    async with httpx.AsyncClient(headers=running.gateway.headers) as http:
+        text = (await http.get(f"{running.gateway.url}/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("firstline_gateway_errors_total")]
+    return sum(int(float(line.split()[-1])) for line in lines if 'code="invalid_request"' in line)
+
+
+@pytest.mark.parametrize(
+    "topic", ["firstline/v1/ /req/digits", f"firstline/v1/{'d' * 2000}/req/digits", "firstline/v1//req/"]
+)
+async def test_a_topic_of_no_device_is_dropped(device: Device, topic: str) -> None:
+    await device.client.publish(replace(good(), topic=topic))
+
+
+async def test_a_device_reads_over_answers_that_it_never_asked_for(device: Device, running: Line) -> None:
+    own = Topics(DEVICE).response
+    answer = await device.ask(good())
+    for publication in (
+        Publication(own, b""),
+        Publication(own, b"\xff" * 100, {envelope.STATUS: "ok"}, correlation_data=b"\xff"),
+        Publication(own, answer.payload, answer.properties, correlation_data=new_request_id().encode()),
+        Publication(own, b"{}", {envelope.STATUS: "no such status"}, correlation_data=b"x" * 60_000),
+        Publication(own, b"{}", qos=0, retain=True),
+        Publication(own, b"", retain=True),
+    ):
+        await device.client.publish(publication)
+    async with AsyncClient(running.agent.url) as client:
+        response = await client.infer("digits", {"image": png()}, route="cloud")
+    assert response.answer is not None
+    assert response.answer.tier == "cloud"
