@@ -1,12 +1,64 @@
-"""Tiny ONNX models, made on the spot."""
+"""Small ONNX models, made on the fly."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, save
+
+OPSET = 17
+IR_VERSION = 10  # older runtimes read it too
+
+
+def write_graph(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any]) -> Path:
+    graph = helper.make_graph(nodes, "small", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(model, path)
+    return path
+
+
+def linear(
+    path: Path,
+    weights: NDArray[np.float32],
+    *,
+    batch: int | str = "n",
+    dtype: int = TensorProto.FLOAT,
+    softmax: bool = False,
+) -> Path:
+    """`logits = x @ weights`, with x [batch, features]; `softmax` adds probabilities."""
+    features, classes = weights.shape
+    kernel = numpy_helper.from_array(weights.astype(helper.tensor_dtype_to_np_dtype(dtype)), "weights")
+    nodes = [helper.make_node("MatMul", ["x", "weights"], ["logits"])]
+    outputs = ["logits"]
+    if softmax:
+        nodes.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1))
+        outputs.append("probabilities")
+    return write_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", dtype, [batch, features])],
+        [helper.make_tensor_value_info(name, dtype, [batch, classes]) for name in outputs],
+        [kernel],
+    )
+
+
+def average_colours(path: Path, *, dtype: int = TensorProto.FLOAT, size: int | str = "side") -> Path:
+    """[n, 3, size, size] to each channel's mean [n, 3]: a classifier of the dominant colour."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels"], ["logits"], axes=[2, 3], keepdims=0),
+    ]
+    return write_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("image", dtype, ["n", 3, size, size])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])],
+        [],
+    )
 
 
 def linear_model(
@@ -16,40 +68,35 @@ def linear_model(
     weights = np.random.default_rng(seed).standard_normal((pixels, classes)).astype(np.float32)
     names = ["scores", *(f"scores_{n}" for n in range(1, outputs))]
     nodes = [helper.make_node("MatMul", ["image", "weights"], ["product"])]
-    last = "Softmax" if softmax else "Identity"
-    nodes += [helper.make_node(last, ["product"], [name]) for name in names]
-    return _write(file, nodes, ("image", ["n", pixels]), [(name, ["n", classes]) for name in names], weights)
+    nodes += [helper.make_node("Softmax" if softmax else "Identity", ["product"], [name]) for name in names]
+    return write_graph(
+        file,
+        nodes,
+        [_floats("image", pixels)],
+        [_floats(name, classes) for name in names],
+        [numpy_helper.from_array(weights, "weights")],
+    )
 
 
 def reversing_graph(file: Path, classes: int) -> Path:
     """A processing graph that turns the classes round."""
-    backwards = np.eye(classes, dtype=np.float32)[::-1].copy()
-    nodes = [helper.make_node("MatMul", ["given", "weights"], ["turned"])]
-    return _write(file, nodes, ("given", ["n", classes]), [("turned", ["n", classes])], backwards)
+    return _product_graph(file, "given", np.eye(classes, dtype=np.float32)[::-1].copy(), "turned")
 
 
 def first_column_graph(file: Path, classes: int) -> Path:
     """A score graph: the first class's probability."""
-    column = np.zeros((classes, 1), np.float32)
-    column[0] = 1
-    nodes = [helper.make_node("MatMul", ["probabilities", "weights"], ["score"])]
-    return _write(file, nodes, ("probabilities", ["n", classes]), [("score", ["n", 1])], column)
+    return _product_graph(file, "probabilities", np.eye(classes, 1, dtype=np.float32), "score")
 
 
-def _write(
-    file: Path,
-    nodes: list[onnx.NodeProto],
-    given: tuple[str, list[str | int]],
-    taken: list[tuple[str, list[str | int]]],
-    weights: np.ndarray,
-) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "made_up",
-        [helper.make_tensor_value_info(given[0], TensorProto.FLOAT, given[1])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in taken],
+def _product_graph(file: Path, given: str, weights: NDArray[np.float32], made: str) -> Path:
+    return write_graph(
+        file,
+        [helper.make_node("MatMul", [given, "weights"], [made])],
+        [_floats(given, weights.shape[0])],
+        [_floats(made, weights.shape[1])],
         [numpy_helper.from_array(weights, "weights")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    file.write_bytes(model.SerializeToString())
-    return file
+
+
+def _floats(name: str, width: int) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
