@@ -5,6 +5,7 @@ Both clients are thin over this, so that nothing is written twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,9 +18,19 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike
 
-from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    InvalidTensorError,
+    LinkDownError,
+    ProtocolError,
+    RemoteTimeoutError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import http, oip
+from firstline_core.protocol import parameters as asked
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -66,7 +77,7 @@ class Prediction:
 
 
 class Wishes(TypedDict, total=False):
-    """What a caller may ask of any request.
+    """What a caller may ask of any request; any other name is a `TypeError`.
 
     Attributes:
         route: auto, edge or cloud.
@@ -93,8 +104,9 @@ def infer(
     """A V2 request in binary.
 
     Raises:
-        InvalidTensorError: an input is not an array that V2 can carry.
+        InvalidTensorError: an input is not an array that V2 can carry, or a wish is none that can be had.
     """
+    _check_wishes(wishes)
     request = InferRequest(
         model=model,
         inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
@@ -105,7 +117,7 @@ def infer(
         route=_choice(Route, "route", wishes.get("route", Route.AUTO)),
         privacy=_choice(Privacy, "privacy", wishes.get("privacy", Privacy.ANY)),
         wait=_choice(Wait, "wait", wishes.get("wait", Wait.FINAL)),
-        deadline_s=wishes["timeout_ms"] / 1000 if "timeout_ms" in wishes else None,
+        deadline_s=_timeout_s(wishes),
     )
     encoded = oip.encode_request(request, now_s=0.0)
     return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded))
@@ -114,29 +126,40 @@ def infer(
 def read_infer(response: httpx.Response) -> InferResponse:
     """The tensors and what the answer says of itself."""
     _check(response)
-    return oip.decode_response(response.content, http.header_length(response.headers))
+    try:
+        return oip.decode_response(response.content, http.header_length(response.headers))
+    except (ProtocolError, InvalidTensorError) as error:
+        raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
 
 
-def infer_file(model: str, file: Path | bytes, wishes: Wishes) -> Call:
+def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
     """An encoded image, or JSON, as the body.
 
     Raises:
-        InvalidTensorError: the file cannot be read.
+        InvalidTensorError: the file cannot be read, or a wish is none that can be had.
     """
+    _check_wishes(wishes)
     try:
-        content = file if isinstance(file, bytes) else file.read_bytes()
+        content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
         raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
     params: dict[str, str] = {key: str(wishes[key]) for key in ("route", "privacy", "wait") if key in wishes}
-    if "timeout_ms" in wishes:
-        params["timeout"] = str(round(wishes["timeout_ms"] * 1000))
+    timeout_s = _timeout_s(wishes)
+    if timeout_s is not None:
+        params["timeout"] = str(asked.timeout_us(timeout_s, now_s=0.0))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE}, params)
 
 
 def read_prediction(response: httpx.Response) -> Prediction:
-    """The label, and what the answer says of itself."""
+    """The label, and what the answer says of itself.
+
+    Raises:
+        InvalidTensorError: the file held several rows, or the model is no classifier.
+    """
     found = _json(response)
+    if "results" in found or "outputs" in found:
+        raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
     try:
         return Prediction(
             label=found["label"],
@@ -187,13 +210,29 @@ def read_ready(response: httpx.Response) -> bool:
     return True
 
 
+def base_url(url: str) -> httpx.URL:
+    """The server's address.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"'{url}' is no URL: {error}.") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"'{url}' is no server's URL; give one such as http://127.0.0.1:8070.")
+    return found
+
+
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
     """What httpx raises, as ours: the one place where a client translates them."""
-    if isinstance(error, httpx.TimeoutException):
+    said = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
-        return ProtocolError(f"{url} did not speak HTTP: {error}.")
-    return LinkDownError(f"{url} cannot be reached: {error}. Is the server running, and is the address right?")
+        return ProtocolError(f"{url} broke off, or does not speak HTTP: {said}.")
+    return LinkDownError(f"{url} cannot be reached: {said}. Is the server running, and is the address right?")
 
 
 def _v2(model: str, version: str) -> str:
@@ -208,7 +247,10 @@ def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
         elements = np.empty(len(value), dtype=np.object_)
         elements[:] = value
         return Tensor(name, elements)
-    array = np.ascontiguousarray(value)
+    try:
+        array = np.ascontiguousarray(value)
+    except ValueError as error:
+        raise InvalidTensorError(f"Input '{name}' is no array: {error}") from error
     if array.dtype not in DATATYPES.values():
         raise InvalidTensorError(
             f"Input '{name}' has dtype {array.dtype}, which V2 cannot carry; "
@@ -227,13 +269,45 @@ def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
         raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
 
 
+def _check_wishes(wishes: Wishes) -> None:
+    # `privcy="local_only"` must not be passed over in silence.
+    for name in wishes:
+        if name not in Wishes.__annotations__:
+            raise TypeError(f"'{name}' is no wish; there are {', '.join(Wishes.__annotations__)}.")
+
+
+def _timeout_s(wishes: Wishes) -> float | None:
+    if "timeout_ms" not in wishes:
+        return None
+    timeout_ms = wishes["timeout_ms"]
+    if not 0 < timeout_ms < math.inf:
+        raise InvalidTensorError(f"timeout_ms is {timeout_ms}; give more than 0 ms, or leave it out for no deadline.")
+    return timeout_ms / 1000
+
+
 def _spec(found: dict[str, Any]) -> TensorSpec:
     return TensorSpec(found["name"], found["datatype"], tuple(found["shape"]))
 
 
 def _check(response: httpx.Response) -> None:
-    if response.status_code != httpx.codes.OK:
-        raise http.error_from(response.status_code, response.content, response.headers)
+    if response.status_code == httpx.codes.OK:
+        return
+    error = http.error_from(response.status_code, response.content, response.headers)
+    # A proxy, or whatever else has this address, also says 404: that is no judgement of the request.
+    if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):
+        raise ProtocolError(
+            f"{response.url} answered with HTTP status {response.status_code}, and not as a V2 server does; "
+            "is the address right?"
+        )
+    raise error
+
+
+def _has_sentence(body: bytes) -> bool:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("error"), str)
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from firstline_core.types import InferResponse, ModelMetadata, Status
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
@@ -32,9 +32,12 @@ class Client:
     """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
 
     Args:
-        url: where the tier listens.
-        token: for a tier that wants one.
-        timeout_s: the longest wait for one response (seconds).
+        url: where the tier listens; this machine's agent by default.
+        token: for a tier that wants one; a gateway does.
+        timeout_s: the longest that the server may stay silent (seconds).
+
+    Raises:
+        ConfigError: `url` is none.
 
     Every method raises the server's own error as its class in `firstline_core.errors`, and `LinkDownError`,
     `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
@@ -43,7 +46,7 @@ class Client:
     def __init__(
         self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
-        self._http = httpx.Client(base_url=url, headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.Client(base_url=calls.base_url(url), headers=_headers(token), timeout=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -82,15 +85,21 @@ class Client:
     def infer_file(
         self,
         model: str,
-        file: Path | bytes,
+        file: str | Path | bytes,
         **wishes: Unpack[Wishes],
     ) -> Prediction:
-        """Runs the model on an encoded image (its bytes, or its path) and answers in words."""
+        """Runs the model on one file and answers in words.
+
+        Args:
+            model: the bundle's name.
+            file: its path, or its content as bytes: an encoded image, or one row as JSON for a model of numbers.
+            **wishes: see `Wishes`.
+        """
         call = calls.infer_file(model, file, wishes)
         return calls.read_prediction(self._send(call))
 
     def answer(self, request_id: str) -> InferResponse:
-        """The latest answer under an id of yours: the correction, once there is one.
+        """The latest answer under a `request_id` of yours: the correction, once there is one. Agents keep answers.
 
         Raises:
             UnknownAnswerError: none is kept under this id for you.
@@ -99,6 +108,9 @@ class Client:
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Asks until the answer under an id is no longer provisional.
+
+        Returns:
+            The correction, or the provisional outputs with status `expired` where none could be had.
 
         Raises:
             RemoteTimeoutError: it still was after `timeout_s`.
@@ -134,7 +146,7 @@ class AsyncClient:
     def __init__(
         self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=url, headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.AsyncClient(base_url=calls.base_url(url), headers=_headers(token), timeout=timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,7 +176,7 @@ class AsyncClient:
     async def infer_file(
         self,
         model: str,
-        file: Path | bytes,
+        file: str | Path | bytes,
         **wishes: Unpack[Wishes],
     ) -> Prediction:
         """See `Client.infer_file`."""

@@ -1,0 +1,300 @@
+"""`Client` and `AsyncClient` against both tiers as processes, and against what is no tier at all."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.gateway import DIGITS
+from support.line import Line, line
+
+import firstline
+from firstline import AsyncClient, Client, Prediction
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import (
+    FirstlineError,
+    InvalidTensorError,
+    LinkDownError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RemoteTimeoutError,
+    UnauthorizedError,
+    UnknownAnswerError,
+    UnknownModelError,
+)
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferResponse, Status, Tensor, Tier
+
+BODY_LIMIT_BYTES = 200_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    limit = str(BODY_LIMIT_BYTES)
+    environ = {"FIRSTLINE_EDGE_API__BODY_LIMIT_BYTES": limit, "FIRSTLINE_GATEWAY_API__BODY_LIMIT_BYTES": limit}
+    with line(tmp_path_factory.mktemp("line"), environ=environ) as found:
+        yield found
+
+
+class Asker:
+    """One of the two clients, asked in one way."""
+
+    def __init__(self, kind: str, url: str, **arguments: Any) -> None:
+        self.client: Client | AsyncClient = (Client if kind == "sync" else AsyncClient)(url, **arguments)
+
+    async def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
+        method = getattr(self.client, name)
+        if isinstance(self.client, AsyncClient):
+            return await method(*arguments, **named)
+        return await asyncio.to_thread(method, *arguments, **named)
+
+    async def close(self) -> None:
+        await self("close")
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(params=["agent", "gateway"])
+async def ask(running: Line, kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Asker]:
+    tier = running.tiers[request.param]
+    found = Asker(kind, tier.url, token=tier.token or None)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def agent(running: Line, kind: str) -> AsyncIterator[Asker]:
+    found = Asker(kind, running.agent.url)
+    yield found
+    await found.close()
+
+
+@pytest.fixture(scope="module")
+def unsure() -> tuple[bytes, np.ndarray]:
+    """A scan that the edge model is unsure of, and what the full model says of it."""
+    bundle = open_bundle(DIGITS)
+    options = RuntimeOptions()
+    assert bundle.manifest.full is not None
+    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 100).read()]
+    tensor = Tensor("image", np.array(contents, dtype=np.object_))
+    scores = load_scorer(bundle, options)(load_edge(bundle, options).predict(tensor))
+    row = int(np.argmin(scores))
+    return contents[row], load_model(bundle, bundle.manifest.full, options).predict(tensor)[row]
+
+
+def picture(side: int = 8) -> bytes:
+    with io.BytesIO() as file:
+        pixels = np.random.default_rng(0).integers(0, 256, (side, side), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue()
+
+
+async def test_tensors_in_and_out(ask: Asker) -> None:
+    images: InferResponse = await ask("infer", "digits", {"image": [picture()] * 3}, id="mine", route="cloud")
+    pixels = np.asarray(Image.open(io.BytesIO(picture())))[None, ..., None]
+    one: InferResponse = await ask("infer", "digits", {"image": pixels}, version="1", outputs=["probabilities"])
+    assert images.id == "mine"
+    assert images.output("probabilities").shape == (3, 10)
+    assert one.output("probabilities").shape == (1, 10)
+    assert images.answer is not None
+    assert images.answer.tier in (Tier.CLOUD, Tier.CACHE)
+    with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
+        one.output("logits")
+
+
+async def test_a_file_in_and_a_label_out(ask: Asker, tmp_path: Path) -> None:
+    file = tmp_path / "scan.png"
+    file.write_bytes(picture())
+    found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), picture())]
+    assert {prediction.label for prediction in found} == {found[0].top[0][0]}
+    assert len(found[0].top) == 5
+    assert found[0].score == pytest.approx(found[0].top[0][1])
+    assert found[0].answer.status is Status.FINAL
+
+
+async def test_it_describes_the_model(ask: Asker) -> None:
+    assert await ask("ready") is True
+    metadata = await ask("metadata", "digits")
+    assert metadata.labels == open_bundle(DIGITS).manifest.labels
+    assert (metadata.inputs[0].name, metadata.inputs[0].datatype) == ("image", "BYTES")
+    assert await ask("metadata", "digits", "1") == metadata
+
+
+@pytest.mark.parametrize(
+    ("call", "kind_of_error"),
+    [
+        (("infer", "nobody", {"image": picture()}), UnknownModelError),
+        (("infer_file", "nobody", picture()), UnknownModelError),
+        (("metadata", "nobody"), UnknownModelError),
+        (("infer", "digits", {"image": np.ones((1, 8, 8, 1), np.float32)}), InvalidTensorError),
+        (("infer", "digits", {"picture": picture()}), InvalidTensorError),
+        (("infer_file", "digits", b"no image"), InvalidTensorError),
+        (("infer", "digits", {"image": picture(600)}), PayloadTooLargeError),
+        (("infer_file", "digits", picture(600)), PayloadTooLargeError),
+    ],
+)
+async def test_a_refusal_is_raised_as_the_error_it_is(
+    ask: Asker, call: tuple[Any, ...], kind_of_error: type[FirstlineError]
+) -> None:
+    with pytest.raises(kind_of_error, match=r"\.$") as caught:
+        await ask(*call)
+    assert type(caught.value) is kind_of_error
+    assert await ask("ready")
+
+
+@pytest.mark.parametrize("token", [None, "not-a-token"])
+async def test_a_stranger_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
+    ask = Asker(kind, running.gateway.url, token=token)
+    for call in (("infer_file", "digits", picture()), ("metadata", "digits")):
+        with pytest.raises(UnauthorizedError, match="token"):
+            await ask(*call)
+    await ask.close()
+
+
+async def test_a_misspelt_wish_sends_nothing(agent: Asker) -> None:
+    with pytest.raises(TypeError, match="privcy"):
+        await agent("infer_file", "digits", picture(), privcy="local_only")
+
+
+async def test_a_promise_is_kept_under_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
+    scan, expected = unsure
+    # Unlike any scan before it, so that no cache knows it; PNG readers stop at the end of the image.
+    scan += agent.client.__class__.__name__.encode()
+    running.cut()
+    try:
+        provisional: InferResponse = await agent("infer", "digits", {"image": scan})
+        assert provisional.answer is not None
+        assert provisional.answer.status is Status.PROVISIONAL
+        request_id = provisional.answer.request_id
+        kept: InferResponse = await agent("answer", request_id)
+        np.testing.assert_array_equal(kept.output("probabilities"), provisional.output("probabilities"))
+        with pytest.raises(RemoteTimeoutError, match=f"{request_id} was still provisional after 0.2 s"):
+            await agent("wait_for_final", request_id, timeout_s=0.2)
+        with pytest.raises(LinkDownError):
+            await agent("infer", "elsewhere", {"x": [1]})
+    finally:
+        running.restore()
+    final: InferResponse = await agent("wait_for_final", request_id)
+    assert final.answer is not None
+    assert final.answer.status is Status.FINAL
+    np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
+
+
+async def test_an_answer_that_there_is_not(agent: Asker) -> None:
+    for call in ("answer", "wait_for_final"):
+        with pytest.raises(UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
+            await agent(call, "01890a5d-ac96-774b-bcce-b302099a8057")
+
+
+# --- No server, or none of ours ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def saying(reply: bytes) -> Iterator[str]:
+    """A server that takes any request, says one thing and closes; silent where there is nothing to say."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    if reply:
+                        connection.recv(65_536)
+                        connection.sendall(reply)
+                    while not reply and connection.recv(65_536):
+                        pass  # until the client gives up
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+
+
+def http_reply(status: str, body: bytes, content_type: str = "text/html") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+ASKED = [("infer", "digits", {"image": b"x"}), ("infer_file", "digits", b"x"), ("metadata", "digits"), ("answer", "x")]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http_reply("200 OK", b"<html>Welcome</html>"),
+        http_reply("200 OK", b"[]", "application/json"),
+        http_reply("302 Found", b""),
+        http_reply("404 Not Found", b"<html>Not found</html>"),
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nhalf",
+    ],
+)
+async def test_a_server_that_is_not_ours(kind: str, reply: bytes) -> None:
+    with saying(reply) as url:
+        ask = Asker(kind, url)
+        for call in ASKED:
+            with pytest.raises(ProtocolError, match=url):
+                await ask(*call)
+        await ask.close()
+
+
+async def test_a_server_that_is_silent(kind: str) -> None:
+    with saying(b"") as url:
+        ask = Asker(kind, url, timeout_s=0.1)
+        with pytest.raises(RemoteTimeoutError, match="did not answer in time"):
+            await ask("infer_file", "digits", b"x")
+        await ask.close()
+
+
+async def test_nobody_there(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    ask = Asker(kind, url)
+    for call in (*ASKED, ("ready",)):
+        with pytest.raises(LinkDownError, match="cannot be reached"):
+            await ask(*call)
+    await ask.close()
+
+
+# --- The two are one --------------------------------------------------------------------------------------------------
+
+
+def test_both_have_the_same_calls() -> None:
+    def calls_of(client: type) -> dict[str, str]:
+        return {
+            name: str(inspect.signature(method))
+            for name, method in vars(client).items()
+            if inspect.isfunction(method) and not name.startswith("_")
+        }
+
+    assert calls_of(Client) == calls_of(AsyncClient)
+    assert set(firstline.__all__) <= set(dir(firstline))
+
+
+async def test_both_close_what_they_opened(running: Line) -> None:
+    with Client(running.agent.url) as client:
+        assert await asyncio.to_thread(client.ready)
+    async with AsyncClient(running.agent.url) as other:
+        assert await other.ready()
+    assert client._http.is_closed
+    assert other._http.is_closed

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from firstline import calls
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    InvalidTensorError,
+    LinkDownError,
+    PayloadTooLargeError,
+    ProtocolError,
+    QueueFullError,
+    RemoteTimeoutError,
+    RequestError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from firstline_core.protocol import http, oip
+from firstline_core.types import (
+    Answer,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+    Wait,
+)
+
+ANSWER = Answer(
+    "01890a5d-ac96-774b-bcce-b302099a8057", Status.FINAL, True, False, Tier.EDGE, Reason.CONFIDENT, 0.9, "d"
+)
+
+
+def response(status: int = 200, content: bytes = b"", **headers: str) -> httpx.Response:
+    asked = httpx.Request("POST", "http://127.0.0.1:8070/v2/models/m/infer")
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, content=content, headers=named, request=asked)
+
+
+def sent(call: calls.Call) -> InferRequest:
+    """What a server reads."""
+    return oip.decode_request("m", call.content, http.header_length(call.headers or {}))
+
+
+class TestInfer:
+    def test_what_is_asked_arrives(self) -> None:
+        call = calls.infer(
+            "m",
+            {"x": np.eye(2, dtype=np.float32)},
+            {"route": "cloud", "privacy": Privacy.ANY, "wait": "first", "timeout_ms": 250},
+            client_id="mine",
+            outputs=["y"],
+        )
+        found = sent(call)
+        assert (call.method, call.path) == ("POST", "/v2/models/m/infer")
+        assert (found.id, found.route, found.privacy, found.wait) == ("mine", Route.CLOUD, Privacy.ANY, Wait.FIRST)
+        assert found.deadline_s == pytest.approx(0.25)
+        assert [output.name for output in found.outputs] == ["y"]
+        assert found.binary_output
+        np.testing.assert_array_equal(found.inputs[0].array, np.eye(2))
+
+    def test_names_are_quoted_into_the_address(self) -> None:
+        assert (
+            calls.infer("a/b ?", {"x": [1]}, {}, version="1/..").path == "/v2/models/a%2Fb%20%3F/versions/1%2F../infer"
+        )
+        assert calls.infer_file("a/b", b"x", {}).path == "/firstline/v1/models/a%2Fb/infer"
+        assert calls.answer("../x").path == "/firstline/v1/answers/..%2Fx"
+
+    @pytest.mark.parametrize("value", [b"png", [b"png"], (b"png",), np.array([b"png"], dtype=np.object_)])
+    def test_bytes_in_every_form(self, value: Any) -> None:
+        assert list(sent(calls.infer("m", {"image": value}, {})).inputs[0].array) == [b"png"]
+
+    @pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64", "bool"])
+    def test_numbers_keep_their_type(self, dtype: str) -> None:
+        found = sent(calls.infer("m", {"x": np.ones((2, 3), dtype)[:, ::2]}, {})).inputs[0].array
+        assert (found.dtype, found.shape) == (np.dtype(dtype), (2, 2))
+
+    @pytest.mark.parametrize(
+        "value", [["text"], [[1], [1, 2]], np.ones(2, ">f4"), np.array(["2026-01-01"], "datetime64[D]"), [1j]]
+    )
+    def test_what_v2_cannot_carry(self, value: Any) -> None:
+        with pytest.raises(InvalidTensorError, match="'x'"):
+            calls.infer("m", {"x": value}, {})
+
+
+@pytest.mark.parametrize(
+    "make", [lambda wishes: calls.infer("m", {"x": [1]}, wishes), lambda wishes: calls.infer_file("m", b"x", wishes)]
+)
+class TestWishes:
+    def test_a_misspelt_one_is_not_passed_over(self, make: Any) -> None:
+        with pytest.raises(TypeError, match="'privcy' is no wish; there are route, privacy, wait, timeout_ms"):
+            make({"privcy": "local_only"})
+
+    @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf")])
+    def test_a_timeout_is_a_time(self, make: Any, timeout_ms: float) -> None:
+        with pytest.raises(InvalidTensorError, match="timeout_ms"):
+            make({"timeout_ms": timeout_ms})
+
+
+def test_a_choice_names_its_values() -> None:
+    with pytest.raises(InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
+        calls.infer("m", {"x": [1]}, {"privacy": "none"})  # type: ignore[typeddict-item]
+
+
+class TestInferFile:
+    def test_a_path_in_either_form(self, tmp_path: Path) -> None:
+        file = tmp_path / "scan.png"
+        file.write_bytes(b"png")
+        assert calls.infer_file("m", file, {}).content == calls.infer_file("m", str(file), {}).content == b"png"
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidTensorError, match=r"scan\.png cannot be read: No such file"):
+            calls.infer_file("m", tmp_path / "scan.png", {})
+
+    def test_wishes_travel_in_the_query(self) -> None:
+        call = calls.infer_file("m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001})
+        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1"}
+
+
+class TestReadInfer:
+    def test_tensors_and_answer(self) -> None:
+        said = InferResponse("m", "3", (Tensor("y", np.ones((1, 2), np.float32)),), answer=ANSWER)
+        encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), said)
+        found = calls.read_infer(response(200, encoded.body, **http.headers_for(encoded)))
+        assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
+        np.testing.assert_array_equal(found.output("y"), [[1, 1]])
+
+    @pytest.mark.parametrize(
+        ("content", "headers"),
+        [(b"<html>", {}), (b"{}", {}), (b"{}", {"Inference_Header_Content_Length": "many"}), (b"\xff" * 100, {})],
+    )
+    def test_what_is_no_answer(self, content: bytes, headers: dict[str, str]) -> None:
+        with pytest.raises(ProtocolError, match=r"http://127.0.0.1:8070\S+ did not answer as a V2 server does"):
+            calls.read_infer(response(200, content, **headers))
+
+
+class TestReadPrediction:
+    def reply(self, **changes: Any) -> httpx.Response:
+        from firstline_core.protocol import short
+
+        said = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
+        return response(200, orjson.dumps(short.reply_from(said, ["no", "yes"]) | changes))
+
+    def test_the_label(self) -> None:
+        found = calls.read_prediction(self.reply())
+        assert (found.label, found.score) == ("yes", pytest.approx(0.8))
+        assert [label for label, _ in found.top] == ["yes", "no"]
+        assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
+
+    @pytest.mark.parametrize("changes", [{"label": None, "top": 5}, {"score": "x"}, {"tier": "moon"}, {"top": [{}]}])
+    def test_what_is_no_prediction(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(ProtocolError, match="did not answer as a Firstline server does"):
+            calls.read_prediction(self.reply(**changes))
+
+    @pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}"])
+    def test_what_is_nothing_of_the_kind(self, content: bytes) -> None:
+        with pytest.raises(ProtocolError):
+            calls.read_prediction(response(200, content))
+
+    def test_several_rows_are_not_one_label(self) -> None:
+        with pytest.raises(InvalidTensorError, match="`infer` gives several rows"):
+            calls.read_prediction(self.reply(results=[]))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("kind", [UnknownModelError, UnauthorizedError, PayloadTooLargeError, QueueFullError])
+    def test_the_servers_own_error(self, kind: type[FirstlineError]) -> None:
+        reply = http.error_reply(kind("The reason.", retry_after_s=2.0))
+        with pytest.raises(kind, match=r"^The reason\.$") as caught:
+            calls.read_infer(response(reply.status, reply.body, **reply.headers))
+        assert type(caught.value) is kind
+        assert caught.value.retry_after_s == 2.0
+
+    @pytest.mark.parametrize("content", [b"", b"<html>Not found</html>", b"[]", b'{"detail":"Not Found"}'])
+    def test_somebody_elses_404_is_no_unknown_model(self, content: bytes) -> None:
+        with pytest.raises(ProtocolError, match="status 404, and not as a V2 server does; is the address right"):
+            calls.read_metadata(response(404, content))
+
+    def test_another_v2_servers_sentence_is_kept(self) -> None:
+        with pytest.raises(UnknownModelError, match="no such model"):
+            calls.read_metadata(response(404, b'{"error":"no such model"}'))
+        with pytest.raises(RequestError, match="bad shape"):
+            calls.read_infer(response(400, b'{"error":"bad shape"}'))
+
+    def test_not_ready_is_an_answer(self) -> None:
+        assert calls.read_ready(response(200, b""))
+        assert not calls.read_ready(response(400, b""))
+        with pytest.raises(UnauthorizedError):
+            calls.read_ready(response(401, b""))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (httpx.ConnectError(""), LinkDownError),
+        (httpx.ConnectTimeout(""), LinkDownError),
+        (httpx.ReadError(""), LinkDownError),
+        (httpx.ReadTimeout(""), RemoteTimeoutError),
+        (httpx.PoolTimeout(""), RemoteTimeoutError),
+        (httpx.RemoteProtocolError("odd"), ProtocolError),
+        (httpx.DecodingError("odd"), ProtocolError),
+    ],
+)
+def test_what_httpx_raises_is_ours(error: httpx.HTTPError, kind: type[FirstlineError]) -> None:
+    found = calls.link_error(error, "http://127.0.0.1:8070")
+    assert type(found) is kind
+    assert found.message.startswith("http://127.0.0.1:8070 ")
+    assert ": ." not in found.message
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8070", "localhost", "ftp://host", "http://", "http://[::1", "http://a:b"]
+)
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="URL"):
+        calls.base_url(url)
+
+
+class TestMetadata:
+    FOUND: ClassVar[dict[str, Any]] = {
+        "name": "m",
+        "versions": ["1"],
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
+        "outputs": [],
+    }
+
+    def test_it_is_read(self) -> None:
+        found = calls.read_metadata(response(200, orjson.dumps(self.FOUND)))
+        assert (found.name, found.versions, found.labels) == ("m", ("1",), ())
+        assert (found.inputs[0].datatype, found.inputs[0].shape) == ("FP32", (-1,))
+
+    @pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": [{}]}, {"inputs": ["x"]}, {"outputs": 5}])
+    def test_what_is_none(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(ProtocolError, match="did not describe a V2 model"):
+            calls.read_metadata(response(200, orjson.dumps(self.FOUND | changes)))
