@@ -27,10 +27,22 @@ def test_data_fixture(shared_data):
 """
 
 
-def outcome(folder: Path, **environment: str) -> str:
-    """Run the sample under this suite's conftest; pytest's closing line without its duration."""
+CLIENTS = """
+import pytest
+
+@pytest.mark.clients
+def test_marked():
+    pass
+
+def test_fixture(clients_python):
+    pass
+"""
+
+
+def outcome(folder: Path, sample: str = SAMPLE, **environment: str) -> str:
+    """Run a sample under this suite's conftest; pytest's closing line without its duration."""
     (folder / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (folder / "test_sample.py").write_text(SAMPLE)
+    (folder / "test_sample.py").write_text(sample)
     (folder / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {TESTS}\nmarkers =\n  mosquitto: x\n  shared_data: x\n  clients: x\n"
     )
@@ -60,3 +72,10 @@ def test_without_a_broker_ci_fails(tmp_path: Path) -> None:
 @pytest.mark.mosquitto
 def test_with_all_there_they_run(tmp_path: Path) -> None:
     assert outcome(tmp_path, FIRSTLINE_SHARED_DATA=str(tmp_path), CI="true") == "4 passed"
+
+
+def test_without_the_clients_a_person_s_tests_skip_and_ci_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout" / "tests"
+    folder.mkdir(parents=True)
+    assert outcome(folder, CLIENTS) == "2 skipped"
+    assert outcome(folder, CLIENTS, CI="true") == "2 errors"

@@ -257,7 +257,7 @@ def test_too_long_as_it_turns_out(tier: Tier, path: str) -> None:
 @pytest.mark.parametrize("path", [V2, SHORT])
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_bombs(tier: Tier, path: str, encoding: str, compress: Any) -> None:
-    bomb = compress(bytes(100 * BODY_LIMIT_BYTES))
+    bomb = compress(bytes(20 * BODY_LIMIT_BYTES))
     assert len(bomb) < BODY_LIMIT_BYTES
     answer = asked(tier, "POST", path, bomb, Content_Encoding=encoding)
     assert (answer.status, answer.refused()) == (413, "payload_too_large")
@@ -499,3 +499,38 @@ def test_hosts_that_are_not_this_machine(running: Line, host: str) -> None:
     answer = exchange(running.agent, request)
     assert answer.status == 400
     answer.refused()
+
+
+# --- One connection, several requests ---------------------------------------------------------------------------------
+
+
+def chunked(size_bytes: int) -> bytes:
+    chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    return chunk * (size_bytes // 65_536 + 1) + b"0\r\n\r\n"
+
+
+def test_a_refused_body_does_not_end_the_connection(tier: Tier) -> None:
+    too_long = head(tier, "POST", V2, f"Content-Length: {BODY_LIMIT_BYTES + 1}") + bytes(BODY_LIMIT_BYTES + 1)
+    too_many_chunks = head(tier, "POST", V2, "Transfer-Encoding: chunked") + chunked(2 * BODY_LIMIT_BYTES)
+    for refused in (too_long, too_many_chunks):
+        with connection(tier) as found:
+            found.sendall(refused)
+            assert read(found).status == 413
+            found.sendall(head(tier, "POST", SHORT, f"Content-Length: {len(picture())}") + picture())
+            assert read(found).status == 200
+
+
+def test_what_follows_a_request_is_read_on_its_own(tier: Tier) -> None:
+    good = head(tier, "POST", SHORT, f"Content-Length: {len(picture())}") + picture()
+    with connection(tier) as found:
+        found.sendall(good + good + head(tier, "GET", "/nowhere"))
+        replies = found.makefile("rb")
+        said = b""
+        while said.count(b"HTTP/1.1 ") < 3:
+            said += replies.readline()
+    assert said.count(b"HTTP/1.1 200 OK") == 2
+    assert said.count(b"HTTP/1.1 404 Not Found") == 1
+    with connection(tier) as found:
+        found.sendall(good + b"\x00\x01garbage\r\n\r\n")
+        said = found.makefile("rb").read()
+    assert b"HTTP/1.1 400 Bad Request" in said

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from http.client import HTTPResponse
+
 import orjson
 import pytest
 
@@ -16,7 +19,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.protocol.http import error_reply
-from firstline_core.protocol.http_errors import error_from, status_of
+from firstline_core.protocol.http_errors import closing_response, error_from, status_of
 
 STATUSES = {
     "invalid_request": 400,
@@ -86,3 +89,17 @@ def test_retry_after_of_another_server(value: str, seconds: float | None) -> Non
 
 def test_a_long_message_is_cut() -> None:
     assert len(error_from(500, orjson.dumps({"error": "a" * 100_000})).message) == 1000
+
+
+def test_a_closing_response_is_a_whole_one() -> None:
+    class Wire:
+        def makefile(self, _mode: str) -> io.BytesIO:
+            return io.BytesIO(closing_response(431, "The head is too large."))
+
+    response = HTTPResponse(Wire())  # type: ignore[arg-type]
+    response.begin()
+    assert (response.status, response.reason) == (431, "Request Header Fields Too Large")
+    assert response.getheader("Connection") == "close"
+    body = response.read()
+    assert len(body) == int(response.getheader("Content-Length") or 0)
+    assert type(error_from(431, body)) is RequestError
