@@ -207,7 +207,7 @@ async def test_an_answer_that_there_is_not(agent: Asker) -> None:
 
 @contextmanager
 def saying(reply: bytes) -> Iterator[str]:
-    """A server that takes any request, says one thing and closes; silent where there is nothing to say."""
+    """A server that says one thing to any request and ends the connection, or stays silent until the client does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -217,11 +217,13 @@ def saying(reply: bytes) -> Iterator[str]:
                 except OSError:
                     return
                 with connection:
+                    connection.recv(65_536)
                     if reply:
-                        connection.recv(65_536)
                         connection.sendall(reply)
-                    while not reply and connection.recv(65_536):
-                        pass  # until the client gives up
+                        connection.shutdown(socket.SHUT_WR)
+                    # A close with bytes unread would take the reply back.
+                    while connection.recv(65_536):
+                        pass
 
         thread = Thread(target=serve, daemon=True)
         thread.start()
