@@ -1,0 +1,86 @@
+"""The README and the pages beside it, followed word by word: files written, commands typed, outputs compared."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.broker import free_port
+from support.readme import MismatchError, Reader, environ, links, matches, shell_lines
+
+CHECKOUT = Path(__file__).parents[2]
+README = (CHECKOUT / "README.md").read_text()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    shutil.copytree(CHECKOUT / "models" / "digits", tmp_path / "models" / "digits")
+    shutil.copytree(CHECKOUT / "docs" / "examples", tmp_path / "docs" / "examples")
+    edge, gateway = str(free_port()), str(free_port())
+    return Reader(
+        folder=tmp_path,
+        environ=environ(tmp_path, FIRSTLINE_EDGE_API__PORT=edge, FIRSTLINE_GATEWAY_API__PORT=gateway),
+        ports={"8070": edge, "8080": gateway},
+        absent=frozenset({"node"} if shutil.which("node") is None else set()),
+    )
+
+
+def test_the_readme_is_true(reader: Reader) -> None:
+    reader.follow(README)
+    typed = "\n".join(reader.executed)
+    for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "token create", "ask.py"):
+        assert command in typed
+
+
+@pytest.mark.parametrize("page", ["bundles.md", "operating.md"])
+def test_the_pages_are_true(reader: Reader, page: str) -> None:
+    reader.follow((CHECKOUT / "docs" / page).read_text())
+    assert reader.executed
+
+
+def test_what_no_test_can_type_is_there() -> None:
+    """Installing needs an index, and these tests are a part of `make test`: what is named must at least exist."""
+    targets = set(re.findall(r"^([a-z]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in shell_lines(README):
+        if made := re.fullmatch(r"make ([a-z]+)", line):
+            assert made[1] in targets
+        else:
+            installed = re.fullmatch(r"pip install '\.\[([a-z-]+)\]'", line)
+            assert installed is not None, f"`{line}` is neither tried nor known; put it into a console block"
+            assert installed[1] in extras
+    for extra in extras:
+        assert f"| `{extra}` |" in README
+
+
+def test_the_readme_leads_to_files_that_are_there() -> None:
+    for target in links(README):
+        assert (CHECKOUT / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ("```console\n$ edge-agent doktor\n```\n", "ended with 2"),
+        ("```console\n$ edge-agent --version\nedge-agent one\n```\n", "the page shows"),
+        ("```console\n$ echo a; false | cat\n```\n", "ended with 1"),
+        ("```console\n$ echo a\n```\n", "the page shows"),
+        ("```python\nprint(1)\n```\n", "first line"),
+        ("```bash\nls\n```\n", "nothing would try it"),
+        ("```console\n$ edge-agent run --config none.toml\nlistening on http://127.0.0.1:8070\n```\n", "did not start"),
+    ],
+)
+def test_a_wrong_page_is_found_out(reader: Reader, page: str, fault: str) -> None:
+    with pytest.raises(MismatchError, match=fault):
+        reader.follow(page)
+
+
+def test_what_differs_from_run_to_run_is_no_fault() -> None:
+    said = ("up 4 s at http://127.0.0.1:8070", "a  b", "done")
+    assert matches(("up 117.5 s at http://127.0.0.1:4711", "...", "done"), said)
+    assert matches(("...",), said)
+    assert not matches(("up 117.5 s at http://127.0.0.1:4711", "done"), said)
+    assert not matches(("down 4 s at http://127.0.0.1:8070", "..."), said)

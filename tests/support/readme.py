@@ -1,0 +1,255 @@
+"""Executes a Markdown page as its reader would: files are written, commands typed, outputs compared.
+
+    ```toml, ```python, ```javascript   a block whose first line is a comment with a file's name becomes that file;
+                                        "NAME, continued" is added to it
+    ```console                          `$ COMMAND` is executed (`> ` continues it), what follows is its output
+    ```sh                               not executed: see `shell_lines`
+    ```text                             for the eye alone
+
+A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends.
+Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` stands for any lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_TIMEOUT_S = 20.0
+COMMAND_TIMEOUT_S = 60.0
+
+_KINDS = ("toml", "python", "javascript", "console", "sh", "text")
+_FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
+_SERVER = re.compile(r"(edge-agent|firstline-gateway) run\b")
+# What a reader copies from one output into the next command.
+_COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|flt_[\w-]+")
+_SHAPES = (
+    (_COPIED, "ID"),
+    (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"), "TIME"),
+    (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
+    (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
+    (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
+    (re.compile(r"\d+(?:[.,]\d+)*(?:e-?\d+)?"), "N"),
+    (re.compile(r"─+"), "─"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+class MismatchError(AssertionError):
+    """The page says something else than what happens."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `line` is that of its fence."""
+
+    kind: str
+    lines: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line that the reader types, and the lines that the page shows after it."""
+
+    text: str
+    output: tuple[str, ...]
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    """The page's fenced blocks, in order."""
+    found: list[Block] = []
+    kind, started = "", 0
+    inside: list[str] | None = None
+    for number, line in enumerate(page.splitlines(), start=1):
+        if not line.startswith("```"):
+            if inside is not None:
+                inside.append(line)
+        elif inside is None:
+            kind, inside, started = line[3:].strip(), [], number
+            if kind not in _KINDS:
+                raise MismatchError(
+                    f"line {number}: a block of kind '{kind}'; nothing would try it: use {', '.join(_KINDS)}"
+                )
+        else:
+            found.append(Block(kind, tuple(inside), started))
+            inside = None
+    if inside is not None:
+        raise MismatchError(f"line {started}: a block without an end")
+    return found
+
+
+def shell_lines(page: str) -> list[str]:
+    """What the page asks to type where no test can: the lines of its `sh` blocks."""
+    return [line for block in blocks(page) if block.kind == "sh" for line in block.lines if line]
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a console block."""
+    found: list[tuple[str, list[str], int]] = []
+    for number, line in enumerate(block.lines, start=block.line + 1):
+        if line.startswith("$ "):
+            found.append((line[2:], [], number))
+        elif not found:
+            raise MismatchError(f"line {number}: output without a command")
+        elif line.startswith("> ") and found[-1][0].endswith("\\"):
+            text, output, started = found[-1]
+            found[-1] = (f"{text[:-1]}{line[2:].strip()}", output, started)
+        else:
+            found[-1][1].append(line)
+    return [Command(text, tuple(output), number) for text, output, number in found]
+
+
+def shape(line: str) -> str:
+    """A line without what differs from run to run."""
+    for pattern, instead in _SHAPES:
+        line = pattern.sub(instead, line)
+    return line.strip()
+
+
+def matches(expected: tuple[str, ...], actual: tuple[str, ...]) -> bool:
+    """Whether the lines have the same shape; `...` stands for any lines, none included."""
+    if not expected:
+        return not actual
+    if expected[0].strip() == "...":
+        return any(matches(expected[1:], actual[skip:]) for skip in range(len(actual) + 1))
+    return bool(actual) and shape(expected[0]) == shape(actual[0]) and matches(expected[1:], actual[1:])
+
+
+@dataclass
+class Reader:
+    """Follows a page in a folder.
+
+    Args:
+        folder: the working directory.
+        environ: of every command.
+        ports: the page's ports, and those that are used instead.
+        absent: programs that this machine lacks; their commands are passed over.
+    """
+
+    folder: Path
+    environ: Mapping[str, str]
+    ports: Mapping[str, str]
+    absent: frozenset[str] = frozenset()
+    executed: list[str] = field(default_factory=list)
+    _servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _copied: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, page: str) -> None:
+        """Does all that the page says.
+
+        Raises:
+            MismatchError: names the line of the page, what was expected and what came.
+        """
+        try:
+            for block in blocks(page):
+                if block.kind == "console":
+                    for command in commands(block):
+                        self._execute(command)
+                elif block.kind in ("toml", "python", "javascript"):
+                    self._write(block)
+            for name in list(self._servers):
+                self._stop(name)
+        finally:
+            for process in self._servers.values():
+                process.kill()
+                process.communicate()
+
+    def _write(self, block: Block) -> None:
+        named = _FILE.match(block.lines[0]) if block.lines else None
+        if named is None:
+            raise MismatchError(f"line {block.line}: the first line is a comment with the file's name")
+        text = self._ours("\n".join(block.lines[1:])) + "\n"
+        file = self.folder / named[1]
+        file.write_text((file.read_text() if named[2] else "") + text)
+
+    def _execute(self, command: Command) -> None:
+        text = self._ours(command.text)
+        if text.split()[0] in self.absent:
+            return
+        server = _SERVER.match(text)
+        said = self._start(server[1], text, command) if server else self._run(text, command)
+        expected = tuple(self._ours(line).rstrip() for line in command.output)
+        if not matches(expected, said):
+            raise MismatchError(
+                f"line {command.line}: `{text}` said\n  " + "\n  ".join(said) + "\nand the page shows\n  "
+                + "\n  ".join(expected)
+            )  # fmt: skip
+        shown, came = ([found for line in lines for found in _COPIED.findall(line)] for lines in (expected, said))
+        self._copied |= dict(zip(shown, came, strict=False))
+        self.executed.append(command.text)
+
+    def _run(self, text: str, command: Command) -> tuple[str, ...]:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.folder,
+            env=dict(self.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+        if done.returncode:
+            raise MismatchError(
+                f"line {command.line}: `{text}` ended with {done.returncode}: {done.stderr}{done.stdout}"
+            )
+        return tuple(line.rstrip() for line in done.stdout.splitlines())
+
+    def _start(self, name: str, text: str, command: Command) -> tuple[str, ...]:
+        if name in self._servers:
+            self._stop(name)
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(
+                shlex.split(text),
+                cwd=self.folder,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._servers[name] = process
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            line = process.stdout.readline() if selector.select(START_TIMEOUT_S) else ""
+        if not line:
+            raise MismatchError(
+                f"line {command.line}: `{text}` did not start: {(self.folder / f'{name}.log').read_text()}"
+            )
+        return (line.rstrip(),)
+
+    def _stop(self, name: str) -> None:
+        process = self._servers.pop(name)
+        process.send_signal(signal.SIGINT)  # what Ctrl-C sends
+        said, _ = process.communicate(timeout=START_TIMEOUT_S)
+        if process.returncode or said:
+            raise MismatchError(f"`{name} run` ended with {process.returncode} and said: {said}")
+
+    def _ours(self, text: str) -> str:
+        for theirs, ours in {**self.ports, **self._copied}.items():
+            text = text.replace(theirs, ours)
+        return text
+
+
+def environ(home: Path, **more: str) -> dict[str, str]:
+    """What a reader with this installation activated would have, and no setting of Firstline's."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("FIRSTLINE_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return kept | {"PATH": path, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"} | more
+
+
+def links(page: str) -> Iterator[str]:
+    """The files that the page links to."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page):
+        if "://" not in target:
+            yield target.partition("#")[0]

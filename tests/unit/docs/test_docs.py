@@ -1,0 +1,126 @@
+"""The pages name what there is: every reason, error, metric, setting and step, and figures as they were measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.gateway import GatedExecutor
+from support.readme import links
+
+from firstline.workbench.spelling import USAGE
+from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.errors import BY_CODE
+from firstline_core.protocol import envelope
+from firstline_core.protocol.http_errors import status_of
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.topics import Topics
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import Repository
+from firstline_gateway.settings import Mqtt, Settings
+
+CHECKOUT = Path(__file__).parents[3]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+ANSWERS, BUNDLES, OPERATING, PROTOCOL = (
+    (CHECKOUT / "docs" / f"{name}.md").read_text() for name in ("answers", "bundles", "operating", "protocol")
+)
+
+
+def listed(page: str) -> set[str]:
+    """What the first column of the page's tables names in backquotes."""
+    cells = [line.split("|")[1] for line in page.replace(r"\|", "/").splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def names(metrics: RequestMetrics) -> set[str]:
+    return {metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics.registry.collect()}
+
+
+@pytest.mark.parametrize("values", [Reason, Status, Tier], ids=lambda values: values.__name__)
+def test_every_value_of_an_answer_is_explained(values: type[Reason | Status | Tier]) -> None:
+    assert {value.value for value in values} <= listed(ANSWERS)
+
+
+def test_every_parameter_is_explained() -> None:
+    assert set(Answer.__dataclass_fields__) <= listed(ANSWERS)
+    for wish in (Route, Privacy, Wait):
+        assert f"| `{wish.__name__.lower()}` | {', '.join(f'`{value}`' for value in wish)} |" in ANSWERS
+
+
+def test_no_unknown_reason_is_explained() -> None:
+    section = ANSWERS.partition("## Reason")[2].partition("\n## ")[0]
+    assert listed(section) - {"reason"} == {reason.value for reason in Reason}
+
+
+def test_every_error_has_its_status() -> None:
+    section = PROTOCOL.partition("## Errors")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE))
+    assert rows == {code: str(status_of(kind("x"))) for code, kind in BY_CODE.items()}
+
+
+def test_what_may_be_asked_again_is_told_by_the_status() -> None:
+    for kind in BY_CODE.values():
+        assert kind.retryable == (status_of(kind("x")) in (503, 504))
+
+
+def test_the_limits_are_the_default_ones() -> None:
+    section = PROTOCOL.partition("| at most |")[2].partition("\n\n")[0]
+    for value in (DEFAULT_LIMITS.rows, DEFAULT_LIMITS.tensors, DEFAULT_LIMITS.dimensions, DEFAULT_LIMITS.elements):
+        assert re.search(rf"\b{value}\b", section)
+    assert f"| {DEFAULT_LIMITS.body_bytes >> 20} MiB | body" in section
+    assert f"| {DEFAULT_LIMITS.json_bytes >> 20} MiB | JSON" in section
+
+
+def test_every_topic_and_user_property_is_named() -> None:
+    topics = Topics("device", "firstline/v1")
+    for topic in (topics.response, topics.results, topics.birth, topics.state, topics.request("{model}")):
+        assert "{prefix}/{device}" + topic.removeprefix("firstline/v1/device") in PROTOCOL
+    properties = {envelope.HEADER_LENGTH, envelope.MODEL_VERSION, envelope.DEADLINE_MS, envelope.STATUS}
+    assert properties | {envelope.TRACEPARENT} <= listed(PROTOCOL)
+
+
+async def test_every_metric_is_named(tmp_path: Path) -> None:
+    async with EdgeAgent(load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})) as agent:
+        found = names(agent.metrics)
+    gateway = Gateway(Settings(mqtt=Mqtt(enabled=True)), Repository({}), GatedExecutor())
+    found |= names(gateway.metrics)
+    assert {name for name in listed(OPERATING) if name.startswith("firstline_")} == found
+
+
+def test_every_step_and_manifest_key_is_named() -> None:
+    for spelling, meaning in USAGE.values():
+        assert f"| `{spelling.replace('|', chr(92) + '|')}` | {meaning} |" in BUNDLES
+    assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(BUNDLES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_leads_to_what_is_there_and_names_no_path_of_one_machine(page: Path) -> None:
+    text = page.read_text()
+    for target in links(text):
+        assert (page.parent / target).exists(), target
+    assert not re.findall(r"(?:/home|/root|/tmp|/work|/Users)/\S*", text)
+
+
+def test_the_readmes_figures_are_the_measured_ones() -> None:
+    measured = {
+        f"{figure['figure']} | {_told(figure)} | {figure['aim'] or ''}".strip(): f"make {file.stem}"
+        for file in (CHECKOUT / "bench" / "results").glob("*.json")
+        for figure in json.loads(file.read_bytes())
+    }
+    section = (CHECKOUT / "README.md").read_text().partition("| figure |")[2].partition("\n\n")[0]
+    rows = [re.fullmatch(r"\| (.+?) *\| `(.+)` \|", line) for line in section.splitlines()[2:]]
+    assert len(rows) > 10
+    for row in rows:
+        assert row is not None
+        assert measured.get(row[1]) == row[2], f"'{row[1]}' is not what `{row[2]}` measured"
+
+
+def _told(figure: dict[str, object]) -> str:
+    value, unit = figure["value"], figure["unit"]
+    return f"{value:.2%}".replace("%", " %") if unit == "share" else f"{value} {unit}".strip()
