@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 def _command(
     commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, config: bool = True
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     if config:
         parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; without it the defaults hold")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")

@@ -94,6 +94,7 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=HEAD_LIMIT_BYTES,
                 ws="none",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 lifespan="off",
                 server_header=False,

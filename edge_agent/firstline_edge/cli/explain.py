@@ -34,6 +34,8 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
+_REFUSED = "The gateway refused to correct it, as its log says; the first answer stands."
+
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints what the decision log knows of one request."""
@@ -69,7 +71,8 @@ def describe(line: dict[str, Any]) -> list[str]:
     who = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
-            return [f"{at}  {_STATUSES[Status.EXPIRED]}"]
+            refused = line["reason"] == Reason.CLOUD_ERROR
+            return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}"]
         return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     for attempt in line["attempts"]:

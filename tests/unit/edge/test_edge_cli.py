@@ -65,6 +65,8 @@ def test_explain_tells_a_story() -> None:
     assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
     (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
     assert "did not come in time" in expired
+    (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error"})
+    assert "refused to correct it" in refused
 
 
 @pytest.mark.parametrize(
