@@ -21,6 +21,9 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
+TEMPERATURES = (0.01, 100.0)
+"""Least and largest temperature of a score."""
+
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
@@ -75,12 +78,13 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: see `routing/confidence.py`.
-        temperature: divides the logarithms of the probabilities before scoring; 1 leaves them as they are.
+        temperature: divides the logarithms of the probabilities before scoring; 1 leaves them as they are. Its bounds
+            keep the quotients well inside FP32.
         graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
     """
 
     kind: Literal["max_probability", "margin", "entropy", "graph"] = "max_probability"
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    temperature: Annotated[float, Meta(ge=TEMPERATURES[0], le=TEMPERATURES[1])] = 1.0
     graph: Artefact | None = None
 
 
@@ -94,7 +98,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The bundle's input as clients see it. BYTES [-1] means encoded images, one a row."""
 
-    name: str
+    name: Annotated[str, Meta(min_length=1)]
     datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
     shape: tuple[int, ...]
 

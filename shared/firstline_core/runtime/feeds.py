@@ -41,8 +41,8 @@ def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> Non
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     """The array in the model's dtype, C-contiguous, where that loses no meaning.
 
-    Floats may change their width and integers may become floats. Integers may change their width where every value
-    fits; floats do not silently become integers.
+    Floats may change their width and integers may become floats, where none becomes infinite. Integers may change their
+    width where every value fits; floats do not silently become integers.
 
     Raises:
         InvalidTensorError: a cast that would lose meaning.
@@ -50,7 +50,14 @@ def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype == dtype:
         return np.ascontiguousarray(array)
     if dtype.kind == "f" and array.dtype.kind in "fiub":
-        return np.ascontiguousarray(array, dtype=dtype)
+        with np.errstate(over="ignore"):  # said below, in a sentence
+            cast = np.ascontiguousarray(array, dtype=dtype)
+        if not np.can_cast(array.dtype, dtype) and (np.isinf(cast) & np.isfinite(array)).any():
+            raise InvalidTensorError(
+                f"Model input '{name}' takes {dtype}, up to {float(np.finfo(dtype).max):g}, but was fed values up to "
+                f"{float(np.abs(array[np.isfinite(array)].astype(np.float64)).max()):g}."
+            )
+        return cast
     if dtype.kind in "iu" and array.dtype.kind in "iub":
         limits = np.iinfo(dtype)
         if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
