@@ -13,6 +13,7 @@ from support.readme import MismatchError, Reader, environ, links, matches, shell
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
+PROTOCOL = (CHECKOUT / "docs" / "protocol.md").read_text()
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def reader(tmp_path: Path) -> Reader:
 
 
 def test_the_readme_is_true(reader: Reader) -> None:
-    reader.follow(README)
+    """With the page on protocols, which asks the agent that the README started."""
+    reader.follow(README, PROTOCOL)
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "token create", "ask.py"):
         assert command in typed

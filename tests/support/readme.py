@@ -101,9 +101,9 @@ def commands(block: Block) -> list[Command]:
             found.append((line[2:], [], number))
         elif not found:
             raise MismatchError(f"line {number}: output without a command")
-        elif line.startswith("> ") and found[-1][0].endswith("\\"):
+        elif line.startswith("> ") and not found[-1][1]:
             text, output, started = found[-1]
-            found[-1] = (f"{text[:-1]}{line[2:].strip()}", output, started)
+            found[-1] = (f"{text}\n{line[2:]}", output, started)
         else:
             found[-1][1].append(line)
     return [Command(text, tuple(output), number) for text, output, number in found]
@@ -144,14 +144,14 @@ class Reader:
     _servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _copied: dict[str, str] = field(default_factory=dict)
 
-    def follow(self, page: str) -> None:
-        """Does all that the page says.
+    def follow(self, *pages: str) -> None:
+        """Does all that the pages say, one after the other; servers run until the last one's end.
 
         Raises:
             MismatchError: names the line of the page, what was expected and what came.
         """
         try:
-            for block in blocks(page):
+            for block in (block for page in pages for block in blocks(page)):
                 if block.kind == "console":
                     for command in commands(block):
                         self._execute(command)
