@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -145,6 +148,51 @@ def test_a_head_that_never_ends_is_cut_off(tier: Tier) -> None:
         while sent_bytes < 50_000_000:
             sent_bytes += found.send(b"a" * 65_536)
     assert sent_bytes < 50_000_000
+
+
+def flooded(tier: Tier, opening: bytes, filler: bytes, most_bytes: int = 20_000_000) -> int:
+    """Sends filler without reading until the tier cuts the connection, or takes no more; returns the bytes sent."""
+    sent_bytes = 0
+    with connection(tier) as found, contextlib.suppress(OSError):
+        found.settimeout(2)
+        found.sendall(opening)
+        while sent_bytes < most_bytes:
+            sent_bytes += found.send(filler)
+    return sent_bytes
+
+
+def memory_bytes(tier: Tier) -> int:
+    """What the tier's process holds in RAM."""
+    package = {"agent": "firstline_edge", "gateway": "firstline_gateway"}[tier.name].encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if package in command and os.fsencode(tier.log.parent) in command:
+                said = (process / "status").read_text()
+                return 1024 * int(re.search(r"VmRSS:\s+(\d+)", said)[1])  # type: ignore[index]
+    raise LookupError(f"the {tier.name}'s process was not found")
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+FLOODS: dict[str, Callable[[Tier], tuple[bytes, bytes]]] = {
+    "requests": lambda tier: (b"", b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1500),
+    "requests while one is answered": lambda tier: (
+        head(tier, "POST", V2, "Content-Length: 500"),
+        b"{" + b" " * 499 + b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 1500,
+    ),
+    "a trailer's value": lambda tier: (head(tier, "POST", V2, CHUNKED) + b"0\r\nX: ", b"a" * 65_536),
+    "trailers": lambda tier: (head(tier, "POST", V2, CHUNKED) + b"0\r\n", b"X: a\r\n" * 10_000),
+    "a chunk's extension": lambda tier: (head(tier, "POST", V2, CHUNKED) + b"1;", b"a" * 65_536),
+    "a head": lambda tier: (head(tier, "POST", V2)[:-2] + b"X: ", b"a" * 65_536),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_costs_no_memory(tier: Tier, name: str) -> None:
+    before_bytes = memory_bytes(tier)
+    sent_bytes = flooded(tier, *FLOODS[name](tier))
+    assert sent_bytes < 20_000_000
+    assert memory_bytes(tier) - before_bytes < 50_000_000
 
 
 def test_a_head_near_the_limit_is_read_with_the_body_that_comes_along(tier: Tier) -> None:

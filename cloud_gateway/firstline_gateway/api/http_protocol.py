@@ -1,30 +1,51 @@
-"""uvicorn's HTTP/1.1 with what it lacks: a bound on a request's head, and refusals in JSON as everywhere else.
+"""uvicorn's HTTP/1.1 with what it lacks: bounds on what comes beside bodies, and refusals in JSON as everywhere else.
 
-Whoever reaches the port can send a head, before any token is looked at; without a bound it is all kept.
+Whoever reaches the port can send heads, trailers and request after request, before any token is looked at; without
+bounds it is all kept.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
+from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
 
-HEAD_LIMIT_BYTES = 65_536
+# Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
+PIPELINE_LIMIT = 16
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     _in_head = True
-    _read_bytes = 0  # of this head, by packets: also what the parser has not made a header of yet
-    _head_bytes = 0  # of this head, by headers: not the body that came in the same packet
+    _read_bytes = 0  # since the last body, by packets: also what the parser has not made a header of yet
+    _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
+    _head_timer: HeadTimer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = HeadTimer(self.loop, self.timeout_keep_alive_handler)
+        # uvicorn starts this one with the first answer; a connection that never asks is idle too.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer.cancel()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._read_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+        if self.transport.is_closing():
+            return
+        if self._read_bytes > HEAD_LIMIT_BYTES:
+            self._refuse_length()
+        else:
+            self._head_timer.heard(working=self.cycle is not None and not self.cycle.response_complete)
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -42,11 +63,19 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        if len(self.pipeline) > PIPELINE_LIMIT:
+            raise httptools.HttpParserError("too many requests at once")
+
+    def on_body(self, body: bytes) -> None:
+        self._read_bytes = 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the parser gives up."""
-        if self._in_head and self._head_bytes > HEAD_LIMIT_BYTES:
-            self._refuse_head()
+        if len(self.pipeline) > PIPELINE_LIMIT:
+            self.transport.close()  # the answers before it are still to come, so this has no place for one
+        elif self._head_bytes > HEAD_LIMIT_BYTES:
+            self._refuse_length()
         else:
             self._close_with(400, "This is no valid HTTP/1.1 request; check its request line, headers and chunks.")
 
@@ -55,8 +84,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes > HEAD_LIMIT_BYTES:
             raise httptools.HttpParserError("the head is too large")
 
-    def _refuse_head(self) -> None:
-        self._close_with(431, f"The request line and headers are larger than {HEAD_LIMIT_BYTES} bytes; send fewer.")
+    def _refuse_length(self) -> None:
+        part = "request line and headers are" if self._in_head else "chunk's extension or the trailer is"
+        self._close_with(431, f"The {part} larger than {HEAD_LIMIT_BYTES} bytes; send fewer.")
 
     def _close_with(self, status: int, sentence: str) -> None:
         # Where an answer is half out, only the end of the connection can tell the client.

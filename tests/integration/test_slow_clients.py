@@ -1,0 +1,100 @@
+"""Clients that never finish asking lose their connection, on both tiers; those that wait for an answer keep it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from support.agent import edge_settings, serving_agent
+from support.gateway import DIGITS, GatedExecutor, serving
+
+from firstline_core.protocol import http_head
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import load_repository
+from firstline_gateway.settings import load
+
+TIMEOUT_S = 0.2
+V2 = "/v2/models/digits/infer"
+
+
+@pytest.fixture(autouse=True)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", TIMEOUT_S)
+
+
+def gated() -> tuple[Gateway, GatedExecutor]:
+    executor = GatedExecutor()
+    return Gateway(load(None, overrides={"auth.mode": "off"}), load_repository(DIGITS, RuntimeOptions()), executor), (
+        executor
+    )
+
+
+@asynccontextmanager
+async def tier(name: str, folder: Path) -> AsyncIterator[str]:
+    if name == "gateway":
+        async with serving(gated()[0]) as url:
+            yield url
+    else:
+        async with serving_agent(edge_settings(folder)) as (_, url):
+            yield url
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+HEAD = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize("name", ["agent", "gateway"])
+@pytest.mark.parametrize(
+    ("before", "drip"),
+    [
+        pytest.param(b"", b"a", id="a method that never ends"),
+        pytest.param(HEAD + b"X: ", b"a", id="a header that never ends"),
+        pytest.param(HEAD + b"\r\n" + HEAD, b"X: a\r\n", id="a second request"),
+        pytest.param(HEAD + b"\r\n", b"\r\n", id="empty lines"),
+        pytest.param(b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n", b"a", id="refused"),
+    ],
+)
+async def test_a_request_that_trickles_in_is_cut_off(name: str, before: bytes, drip: bytes, tmp_path: Path) -> None:
+    async with tier(name, tmp_path) as url, connected(url) as (reader, writer):
+        writer.write(before)
+
+        async def trickle() -> None:
+            while True:
+                await asyncio.sleep(TIMEOUT_S / 8)  # the pace is what is tested: each byte comes well within the time
+                writer.write(drip)
+
+        trickling = asyncio.create_task(trickle())
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    if not await reader.read(65_536):
+                        break
+                except ConnectionResetError:
+                    break
+        trickling.cancel()
+
+
+async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
+    gateway, executor = gated()
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        body = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
+        asked = asyncio.create_task(client.post(V2, content=body))
+        async with asyncio.timeout(10):
+            while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(2 * TIMEOUT_S)  # longer than a head may take
+        executor.release()
+        assert (await asked).status_code == 200
