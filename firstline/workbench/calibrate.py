@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evaluate import Progress
 from firstline.workbench.observe import observe
-from firstline_core.bundle.manifest import Policy
+from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -26,7 +26,8 @@ from firstline_core.routing.confidence import Probabilities, Scores, temper
 from firstline_core.runtime.select import RuntimeOptions
 
 Against = Literal["labels", "full"]
-_TEMPERATURES = (0.05, 20.0)
+# Scores are FP32; their last bit is 6e-8 near 1.
+_SAME = 1e-6
 
 
 class VariantChoice(Struct, frozen=True):
@@ -105,7 +106,7 @@ def calibrate(
         found = fit_temperature(edges[0], np.asarray(truth) if against == "labels" else best)
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=found))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
-    scores = [score(probabilities) for probabilities in edges]
+    scores = [score(probabilities).astype(np.float64) for probabilities in edges]
     differs = [probabilities.argmax(axis=1) != best for probabilities in edges]
     threshold = smallest_threshold(scores, differs, target_disagreement)
     return Calibration(
@@ -130,16 +131,21 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
         truth: (n,) the right columns.
 
     Returns:
-        From 0.05 to 20.
+        Within `manifest.TEMPERATURES`.
     """
 
-    def loss(log_temperature: float) -> float:
-        right = temper(probabilities, float(np.exp(log_temperature)))[np.arange(len(truth)), truth]
-        return float(-np.log(np.maximum(right, 1e-12)).mean())
+    # As `temper` has them: tails lifted; the rest in FP64, so that the minimum is the same on every processor.
+    logarithms = np.log(temper(probabilities, 1.0).astype(np.float64))
+    rows = np.arange(len(truth))
 
-    low, high = np.log(_TEMPERATURES[0]), np.log(_TEMPERATURES[1])
+    def loss(log_temperature: float) -> float:
+        tempered = logarithms / np.exp(log_temperature)
+        tempered -= tempered.max(axis=1, keepdims=True)
+        return float((np.log(np.exp(tempered).sum(axis=1)) - tempered[rows, truth]).mean())
+
+    low, high = np.log(TEMPERATURES)
     ratio = (np.sqrt(5) - 1) / 2
-    while high - low > 1e-4:
+    while high - low > 1e-7:
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         if loss(left) <= loss(right):
             high = right
@@ -153,26 +159,27 @@ def smallest_threshold(
 ) -> float:
     """The smallest threshold at which every variant's kept answers meet the target.
 
-    It lies half-way between the lowest score that is kept and the next one below, so that the last digit, which
-    differs between processors, decides nothing.
+    It lies half-way between the lowest score that is kept and the next one below, and scores closer than 1e-6 are kept
+    or sent on together, so that the last digits, which differ between processors and batch sizes, decide nothing.
 
     Args:
-        scores: (n,) of each variant.
+        scores: (n,) of each variant; compared as FP64, as routing does.
         differs: (n,) of each variant: the full model says another label.
         target_disagreement: share of the kept answers, in 0..1.
 
     Raises:
         ConfigError: even the surest answers disagree too often.
     """
-    candidates = np.unique(np.concatenate(scores))
+    surest_first = [np.argsort(-sure.astype(np.float64)) for sure in scores]
+    known = np.unique(np.concatenate(scores).astype(np.float64))
+    known = known[np.isfinite(known)]
+    candidates = known[np.diff(known, prepend=-np.inf) > _SAME * np.maximum(1, np.abs(known))]
     fits = np.ones(len(candidates), np.bool_)
-    for sure, differ in zip(scores, differs, strict=True):
-        order = np.argsort(sure)
-        # wrong[i]: how many disagree among the answers from the i-th lowest score up.
-        wrong = np.append(np.cumsum(differ[order][::-1])[::-1], 0)
-        first = np.searchsorted(sure[order], candidates, side="left")
-        kept = len(sure) - first
-        fits &= wrong[first] <= target_disagreement * kept
+    for sure, differ, order in zip(scores, differs, surest_first, strict=True):
+        # wrong[k]: how many disagree among the k surest answers.
+        wrong = np.append(0, np.cumsum(differ[order]))
+        kept = np.searchsorted(-sure[order].astype(np.float64), -candidates, side="right")
+        fits &= wrong[kept] <= target_disagreement * kept
     if not fits.any():
         raise ConfigError(
             f"No threshold keeps the disagreement at {target_disagreement:g}: even the surest answers differ more "
@@ -180,12 +187,17 @@ def smallest_threshold(
         )
     position = int(fits.argmax())
     chosen = float(candidates[position])
-    if position == 0:
-        return chosen
-    below = float(candidates[position - 1])
-    middle = (below + chosen) / 2
+    if position > 0:
+        return _between(float(known[np.searchsorted(known, chosen) - 1]), chosen)
+    below = chosen - _SAME * max(1.0, abs(chosen))
+    return 0.0 if below < 0 <= chosen else _between(below, chosen)
+
+
+def _between(below: float, above: float) -> float:
+    """Half-way, in six decimals where that leaves a quarter of the gap on both sides."""
+    middle, margin = (below + above) / 2, (above - below) / 4
     short = round(middle, 6)
-    return short if below < short <= chosen else middle
+    return short if below + margin <= short <= above - margin else middle
 
 
 def _choice(variant: str, kept: NDArray[np.bool_], differs: NDArray[np.bool_]) -> VariantChoice:

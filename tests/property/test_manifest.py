@@ -44,9 +44,9 @@ SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy
     Score, st.just("graph"), st.just(1.0), ARTEFACTS
 )
 SHAPES = st.lists(st.integers(1, 99) | st.just(-1), max_size=3).map(lambda sizes: (-1, *sizes))
-INPUTS = st.builds(InputSpec, st.text(min_size=1, max_size=5), st.sampled_from(["FP32", "UINT8"]), SHAPES) | st.builds(
-    InputSpec, st.text(min_size=1, max_size=5), st.just("BYTES"), st.just((-1,))
-)
+INPUTS = st.builds(
+    InputSpec, st.text(min_size=1, max_size=5), st.sampled_from(["FP32", "UINT8", "INT64"]), SHAPES
+) | st.builds(InputSpec, st.text(min_size=1, max_size=5), st.just("BYTES"), st.just((-1,)))
 MANIFESTS = st.builds(
     Manifest,
     NAMES,

@@ -15,7 +15,7 @@ from firstline_core.runtime.feeds import cast_feed
         (
             np.array([[1.0, -1e6]], np.float32),
             np.float16,
-            r"takes float16, up to 65504, but was fed values up to 1e\+06",
+            r"float16, up to 65504, but was fed values up to 1e\+06",
         ),
         (np.array([[1e300]]), np.float32, r"takes float32, up to 3\.40282e\+38, but was fed values up to 1e\+300"),
         (np.array([[np.nan, 1e300]]), np.float32, r"up to 1e\+300"),
