@@ -22,7 +22,7 @@ from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import Probabilities, Scores, temper
+from firstline_core.routing.confidence import Probabilities, temper
 from firstline_core.runtime.select import RuntimeOptions
 
 Against = Literal["labels", "full"]
@@ -133,7 +133,6 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
     Returns:
         Within `manifest.TEMPERATURES`.
     """
-
     # As `temper` has them: tails lifted; the rest in FP64, so that the minimum is the same on every processor.
     logarithms = np.log(temper(probabilities, 1.0).astype(np.float64))
     rows = np.arange(len(truth))
@@ -155,7 +154,7 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
 
 
 def smallest_threshold(
-    scores: Sequence[Scores], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
+    scores: Sequence[NDArray[np.floating]], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
 ) -> float:
     """The smallest threshold at which every variant's kept answers meet the target.
 
@@ -170,15 +169,16 @@ def smallest_threshold(
     Raises:
         ConfigError: even the surest answers disagree too often.
     """
-    surest_first = [np.argsort(-sure.astype(np.float64)) for sure in scores]
-    known = np.unique(np.concatenate(scores).astype(np.float64))
+    exact = [sure.astype(np.float64) for sure in scores]
+    known = np.unique(np.concatenate(exact))
     known = known[np.isfinite(known)]
     candidates = known[np.diff(known, prepend=-np.inf) > _SAME * np.maximum(1, np.abs(known))]
     fits = np.ones(len(candidates), np.bool_)
-    for sure, differ, order in zip(scores, differs, surest_first, strict=True):
+    for sure, differ in zip(exact, differs, strict=True):
+        order = np.argsort(-sure)
         # wrong[k]: how many disagree among the k surest answers.
         wrong = np.append(0, np.cumsum(differ[order]))
-        kept = np.searchsorted(-sure[order].astype(np.float64), -candidates, side="right")
+        kept = np.searchsorted(-sure[order], -candidates, side="right")
         fits &= wrong[kept] <= target_disagreement * kept
     if not fits.any():
         raise ConfigError(
