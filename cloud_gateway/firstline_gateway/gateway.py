@@ -70,6 +70,9 @@ class Gateway:
         """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
+                if self._mqtt is not None:
+                    # First: what the broker gave while this gateway refuses would be refused, though others have room.
+                    await self._mqtt.stop_taking()
                 await self.plane.drain()
                 if self._mqtt is not None:
                     await self._mqtt.drain()

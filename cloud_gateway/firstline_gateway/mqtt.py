@@ -25,6 +25,8 @@ from firstline_gateway.settings import Mqtt
 
 # Beside the payload a message has its topic and properties.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
+# How long the broker may take to confirm that it sends no more requests, before a drain goes on without.
+_UNSUBSCRIBE_S = 2
 # How long the broker keeps an answer for a device that left, where the request had no deadline.
 _ANSWER_EXPIRY_S = 60
 _PASSWORD_LIMIT_BYTES = 4096
@@ -78,6 +80,17 @@ class MqttConsumer:
         """Connects in the background, for as long as it takes, and again whenever the connection is lost."""
         await self._client.subscribe(self._filter, self._handle)
         self._client.start()
+
+    async def stop_taking(self) -> None:
+        """Has the broker give requests to other gateways from now on; a broker that does not confirm is not waited for.
+
+        Returns once every request that this gateway was given is being worked on.
+        """
+        try:
+            async with asyncio.timeout(_UNSUBSCRIBE_S):
+                await self._client.unsubscribe(self._filter)
+        except (TimeoutError, LinkDownError):
+            log.warning("the broker did not confirm that it sends no more requests")
 
     async def drain(self) -> None:
         """Returns once every request taken from the broker is answered."""

@@ -141,6 +141,8 @@ def load(
         )
     if found.mqtt.password_file and not found.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
+    if found.mqtt.enabled and not found.mqtt.host:
+        raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
     base = file.parent if file is not None else Path()
     return msgspec.structs.replace(
         found,

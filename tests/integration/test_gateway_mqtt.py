@@ -230,6 +230,52 @@ async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, re
         assert (await asking).answer is not None
 
 
+async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, repository: Repository) -> None:
+    executor = GatedExecutor()
+    rows = Tensor("image", np.ones((1, 1), np.float32))
+    async with Device(mosquitto, "press-7") as device:
+        async with (
+            gateway_at(mosquitto, repository, executor) as leaving,
+            gateway_at(mosquitto, repository) as staying,
+        ):
+            while not executor.held:  # the broker gives requests in turn
+                await device.client.publish(device.publication(request_of(inputs=(rows,))))
+                await until(lambda: executor.held == 1 or not device.got.empty())
+                while not device.got.empty():
+                    device.got.get_nowait()
+            draining = asyncio.create_task(leaving.drain(10))
+            await until(lambda: not leaving.plane.ready())
+            before = counted(staying, ANSWERED)
+            asked = [device.publication(request_of()) for _ in range(20)]
+            await asyncio.gather(*map(device.client.publish, asked))
+            async with asyncio.timeout(20):
+                answers = [envelope.read_response(await device.got.get()) for _ in asked]
+            assert {answer.answer.request_id for answer in answers if answer.answer is not None} == {
+                publication.correlation_data.decode() for publication in asked
+            }
+            assert counted(staying, ANSWERED) == before + 20
+            assert not draining.done()
+            executor.release()
+            assert await draining
+            assert envelope.read_response(await device.got.get()).answer is not None  # and what it had, it answered
+
+
+async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
+    mosquitto: Broker, repository: Repository
+) -> None:
+    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+        asked = [device.publication(request_of()) for _ in range(20)]
+        published = asyncio.gather(*map(device.client.publish, asked))
+        await until(lambda: counted(gateway, ANSWERED) > 0)
+        assert await gateway.drain(10)
+        await published
+        given = int(counted(gateway, ANSWERED))
+        async with asyncio.timeout(10):
+            for _ in range(given):
+                assert envelope.read_response(await device.got.get()).answer is not None
+        assert counted(gateway, 'firstline_gateway_errors_total{code="not_ready"}') == 0
+
+
 async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository: Repository) -> None:
     async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
         mosquitto.stop()

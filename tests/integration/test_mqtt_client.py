@@ -126,8 +126,9 @@ async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goe
         assert mosquitto._process is not None
         os.kill(mosquitto._process.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(client.publish(Publication("a", b"")))
-        await asyncio.sleep(0.05)
-        assert not publishing.done()
+        connection = client._connection
+        assert connection is not None
+        await until(lambda: len(connection._waiting) == 1 and not connection._paho.want_write())  # it is written
         mosquitto.kill()
         with pytest.raises(errors.LinkDownError, match="lost"):
             await asyncio.wait_for(publishing, 5)
@@ -191,6 +192,56 @@ async def test_too_large_for_the_broker_is_said_before_it_hangs_up(start_mosquit
                 break
         assert client.connected
         assert size > 19_930
+
+
+async def test_packets_may_be_as_large_as_mqtt_has_them(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto, maximum_packet_bytes=300_000_000)) as client:
+        assert await client.publish(Publication("a", b"")) is False
+
+
+async def test_what_the_library_refuses_is_said_and_tried_again() -> None:
+    clock = SimulatedClock()
+    client = MqttClient(MqttSettings("", client_id="x"), clock=clock)
+    with pytest.raises(errors.ConfigError, match="make no sense: Invalid host"):
+        await client.connect(0.5)
+    await until(lambda: clock.sleepers == 1)  # the pause before the next attempt
+    await client.close()
+
+
+async def test_a_bug_does_not_end_the_connection_for_good(mosquitto: Broker) -> None:
+    calls = 0
+
+    async def fail_once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError("a bug")
+
+    client = MqttClient(settings(mosquitto), on_connected=fail_once)
+    client.start()
+    await until(lambda: client.connected)
+    assert calls == 2
+    assert client.last_error is None
+    await client.close()
+
+
+async def test_after_unsubscribing_nothing_comes_even_on_the_next_connection(mosquitto: Broker) -> None:
+    got: list[Message] = []
+    async with connected(settings(mosquitto)) as client, connected(settings(mosquitto)) as sender:
+        await client.subscribe("a", collect(got))
+        await client.subscribe("b", collect(got))
+        await sender.publish(Publication("a", b"before"))
+        await client.unsubscribe("a")
+        await client.unsubscribe("a")  # again is harmless
+        assert await sender.publish(Publication("a", b"after")) is False
+        mosquitto.stop()
+        await until(lambda: not client.connected and not sender.connected)
+        mosquitto.start()
+        await asyncio.gather(client.connect(5), sender.connect(5))
+        assert await sender.publish(Publication("a", b"much later")) is False
+        await sender.publish(Publication("b", b"other"))
+        await until(lambda: len(got) == 2)
+    assert [message.payload for message in got] == [b"before", b"other"]
 
 
 async def test_who_listens_is_known(mosquitto: Broker) -> None:

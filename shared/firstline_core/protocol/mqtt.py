@@ -65,6 +65,7 @@ class MqttClient:
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
         self._handlers: dict[str, Handler] = {}
+        self._filters: dict[str, None] = {}  # in order; what is subscribed to, now and after a reconnection
         self._running: set[asyncio.Task[None]] = set()
         # The broker holds back what exceeds `receive_maximum`, but not every broker counts well.
         self._slots = asyncio.Semaphore(settings.receive_maximum)
@@ -135,8 +136,21 @@ class MqttClient:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
         self._handlers[topic_filter] = handler
+        self._filters[topic_filter] = None
         if self.connected and self._connection is not None:
             await self._connection.subscribe(topic_filter)
+
+    async def unsubscribe(self, topic_filter: str) -> None:
+        """Asks for no more messages of a filter; those that are here already are still handled.
+
+        Raises:
+            LinkDownError: the connection was lost before the broker confirmed; it is not renewed on the next one.
+        """
+        if topic_filter not in self._filters:
+            return
+        del self._filters[topic_filter]  # the handler stays: until the broker has confirmed, messages may come
+        if self.connected and self._connection is not None:
+            await self._connection.unsubscribe(topic_filter)
 
     async def close(self) -> None:
         """Says goodbye, without the will, and ends running handlers."""
@@ -168,10 +182,11 @@ class MqttClient:
             except FirstlineError as error:
                 if type(error) is not type(self._last_error):  # once a kind, not once an attempt
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
-                # Kept, so without the frames (and sockets) that its traceback would keep with it.
-                error.__cause__ = error.__context__ = None
-                self._last_error = error.with_traceback(None)
-                self._tried.set()
+                self._failed(error)
+            except Exception as error:  # the outermost loop of the connection, which must not end unheard
+                if type(self._last_error) is not FirstlineError:
+                    log.exception("mqtt connection failed unexpectedly", broker=self._settings.address)
+                self._failed(FirstlineError(f"The MQTT connection failed unexpectedly: {error!r}."))
             finally:
                 established, self._connection = self._connection is not None, None
                 self._up.clear()
@@ -182,6 +197,12 @@ class MqttClient:
             attempts += 1
             wait_s = min(self._settings.reconnect_max_s, _RECONNECT_BASE_S * 2 ** min(attempts, 16))
             await self._pause(self._rng.uniform(0, wait_s))
+
+    def _failed(self, error: FirstlineError) -> None:
+        # Kept, so without the frames (and sockets) that its traceback would keep with it.
+        error.__cause__ = error.__context__ = None
+        self._last_error = error.with_traceback(None)
+        self._tried.set()
 
     async def _pause(self, seconds: float) -> None:
         """Until the time is over, or somebody calls `connect`."""
@@ -196,7 +217,7 @@ class MqttClient:
     async def _establish(self, connection: Connection) -> None:
         await connection.open()
         self._connection = connection
-        for topic_filter in tuple(self._handlers):
+        for topic_filter in tuple(self._filters):
             await connection.subscribe(topic_filter)
         if self._on_connected is not None:
             await self._on_connected()

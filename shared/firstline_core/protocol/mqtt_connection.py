@@ -23,7 +23,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from firstline_core.errors import LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
+from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
 from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.protocol.mqtt_tls import tls_context
@@ -33,6 +33,8 @@ _NO_SUBSCRIBER = 0x10
 _PACKET_OVERHEAD_BYTES = 16  # fixed header, topic length, packet id, properties length
 # Packet ids have 16 bits; far fewer in flight keeps a broker's own limit ("receive maximum", 65535) out of sight.
 _IN_FLIGHT = 1024
+# MQTT 5, section 2.1.4: no packet is larger than its length field can say.
+_LARGEST_PACKET_BYTES = 268_435_455
 _NOT_MQTT = (ValueError, LookupError, struct.error, MQTTException)
 
 
@@ -80,15 +82,12 @@ class Connection:
         Raises:
             LinkDownError: unreachable, or the broker did not greet us in time.
             UnauthorizedError: it refused our name or password.
-            ConfigError: a certificate file that cannot be used.
+            ConfigError: a certificate file that cannot be used, or settings that MQTT has no place for.
         """
-        self._paho = self._make_client()
-        properties = _empty_properties(PacketTypes.CONNECT)
-        properties.SessionExpiryInterval = self._session_expiry_s
-        properties.ReceiveMaximum = self._settings.receive_maximum
-        properties.MaximumPacketSize = self._settings.maximum_packet_bytes
         where = self._settings.address
         try:
+            self._paho = self._make_client()
+            properties = self._connect_properties()
             # Name look-up, TCP and TLS block: off the event loop with them.
             await asyncio.to_thread(
                 self._paho.connect,
@@ -102,6 +101,8 @@ class Connection:
             raise LinkDownError(f"The MQTT broker at {where} and this client do not agree on TLS: {error}.") from error
         except OSError as error:
             raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
+        except (ValueError, MQTTException) as error:
+            raise ConfigError(f"The settings of the MQTT connection to {where} make no sense: {error}.") from error
         self._misc = asyncio.create_task(self._look_after_keepalive())
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
@@ -159,6 +160,19 @@ class Connection:
         if codes[0].is_failure:
             raise refusal(codes[0].value, str(codes[0]), f"the subscription to '{topic_filter}'")
 
+    async def unsubscribe(self, topic_filter: str) -> None:
+        """Ends a subscription; returns when the broker has confirmed, after which it sends no message for it.
+
+        Raises:
+            LinkDownError: the connection was lost first.
+        """
+        if not self.alive:
+            raise self._not_connected()
+        _, mid = self._paho.unsubscribe(topic_filter)
+        if mid is None:
+            raise self._not_connected()
+        await self._answer(mid)
+
     async def close(self) -> None:
         """Says goodbye (so that no will is published) and ends the connection."""
         if self.alive:
@@ -173,6 +187,13 @@ class Connection:
         if (left := self._socket) is not None:
             self._forget_socket(None, None, left)
             left.close()
+
+    def _connect_properties(self) -> Properties:
+        properties = _empty_properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = self._session_expiry_s
+        properties.ReceiveMaximum = self._settings.receive_maximum
+        properties.MaximumPacketSize = min(self._settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
+        return properties
 
     def _make_client(self) -> paho.Client:
         settings, will = self._settings, self._will
@@ -201,6 +222,7 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         client.on_publish = lambda _c, _u, mid, code, _p: self._settle(mid, code)
         client.on_subscribe = lambda _c, _u, mid, codes, _p: self._settle(mid, codes)
+        client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._settle(mid, codes)
         client.on_message = self._on_paho_message
         return client
 

@@ -49,6 +49,12 @@ def test_a_password_needs_a_user() -> None:
         load(None, overrides={"mqtt.password_file": "p"})
 
 
+def test_mqtt_needs_a_broker() -> None:
+    with pytest.raises(ConfigError, match=r"mqtt\.host is empty"):
+        load(None, overrides={"mqtt.enabled": True, "mqtt.host": ""})
+    assert load(None, overrides={"mqtt.host": ""}).mqtt.host == ""
+
+
 def test_limits_and_sessions_follow_from_the_settings() -> None:
     found = load(None, overrides={"api.body_limit_bytes": 1000, "api.rows_limit": 7})
     assert (found.limits.body_bytes, found.limits.json_bytes, found.limits.rows) == (1000, 1000, 7)
