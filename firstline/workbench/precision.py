@@ -1,7 +1,7 @@
 """The precision of a model file: the number format in which most of its weights are stored.
 
 Both formats are read just far enough: TFLite is a flatbuffer (https://flatbuffers.dev/internals, fields numbered as in
-TensorFlow's schema.fbs), ONNX a protobuf (https://protobuf.dev/programming-guides/encoding, fields of onnx.proto).
+TensorFlow's schema.fbs), ONNX a protobuf (fields of onnx.proto).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+
+from firstline_core.runtime.protobuf import fields
 
 UNKNOWN = "unknown"
 _TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16", 9: "int8", 10: "fp64", 17: "int4"}
@@ -76,38 +78,9 @@ def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
 
 def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
     # ModelProto: graph 7. GraphProto: initializer 5. TensorProto: data_type 2.
-    for number, graph in _fields(memoryview(content)):
+    for number, graph in fields(memoryview(content)):
         if number == 7 and isinstance(graph, memoryview):
-            for inner, tensor in _fields(graph):
+            for inner, tensor in fields(graph):
                 if inner == 5 and isinstance(tensor, memoryview):
-                    data_type = next((value for field, value in _fields(tensor) if field == 2), 0)
+                    data_type = next((value for field, value in fields(tensor) if field == 2), 0)
                     yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        match key & 7:
-            case 0:
-                value, position = _varint(data, position)
-                yield key >> 3, value
-                continue
-            case 2:
-                size, position = _varint(data, position)
-            case 1 | 5 as kind:
-                size = 8 if kind == 1 else 4
-            case kind:
-                raise ValueError(f"wire type {kind} is not protobuf's")
-        yield key >> 3, data[position : position + size]
-        position += size
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return value, position

@@ -29,3 +29,10 @@ def test_a_broken_file_is_unknown_not_an_error(tmp_path: Path) -> None:
         assert precision_of(tmp_path / "cut", "onnx") in ("unknown", "fp32")
         (tmp_path / "cut").write_bytes(flat[:length])
         assert precision_of(tmp_path / "cut", "tflite") == "unknown"
+
+
+def test_weights_that_are_cut_off_do_not_count(tmp_path: Path) -> None:
+    """A tensor that claims more bytes than there are says nothing of the file."""
+    # ModelProto.graph (7) of 4 bytes: GraphProto.initializer (5) that claims 100.
+    (tmp_path / "cut.onnx").write_bytes(b"\x3a\x04\x2a\x64\x10\x01")
+    assert precision_of(tmp_path / "cut.onnx", "onnx") == "unknown"

@@ -1,0 +1,46 @@
+"""The protobuf wire format, just enough to look into ONNX files (https://protobuf.dev/programming-guides/encoding/)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """A message's fields in order: (number, value); a value is an integer, or the bytes of anything else.
+
+    Raises:
+        ValueError: not protobuf.
+    """
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        kind = key & 7
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+            yield key >> 3, value
+            continue
+        if kind == _BYTES:
+            size, position = _varint(data, position)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {kind} is not protobuf's")
+        if position + size > len(data):
+            raise ValueError("a field runs past its end")
+        yield key >> 3, data[position : position + size]
+        position += size
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            raise ValueError("a number runs past its end")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number has more than ten bytes")

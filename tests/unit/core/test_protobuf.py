@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from support.onnx_models import linear_model
+
+from firstline_core.runtime.protobuf import fields
+
+
+def test_reads_what_protobuf_writes(tmp_path: Path) -> None:
+    """Every kind of field: a number, bytes, and both fixed sizes."""
+    model = onnx.load(linear_model(tmp_path / "m.onnx", pixels=4, classes=2))
+    found = dict(fields(memoryview(model.SerializeToString())))
+    assert found[1] == model.ir_version
+    assert bytes(found[7]) == model.graph.SerializeToString()  # type: ignore[arg-type]
+    attribute = onnx.helper.make_attribute("alpha", 0.5)
+    assert {
+        number: len(value) for number, value in fields(memoryview(attribute.SerializeToString())) if number == 2
+    } == {2: 4}
+    assert [(n, bytes(v)) for n, v in fields(memoryview(b"\x09abcdefgh"))] == [(1, b"abcdefgh")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x0a\x05abc", "runs past its end"),
+        (b"\x0d\x00\x00", "runs past its end"),
+        (b"\x08", "a number runs past its end"),
+        (b"\x08\xff", "a number runs past its end"),
+        (b"\xff" * 11, "more than ten bytes"),
+        (b"\x0b", "wire type 3"),
+    ],
+)
+def test_what_is_cut_or_foreign_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        list(fields(memoryview(data)))
