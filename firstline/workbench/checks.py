@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Softmax
 from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trial import trial_input
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
+from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Array, Tensor, TensorSpec
 
@@ -33,7 +35,7 @@ def input_of(file: Path, model: Model, options: RuntimeOptions) -> InputSpec:
     if any(isinstance(step, Decode) for step in model.preprocess):
         return InputSpec(name=IMAGE_INPUT, datatype="BYTES", shape=(-1,))
     runtime = load_runtime(file, model.runtime, options)
-    spec = _pick(runtime.inputs, model.input, model, "input")
+    spec = _port(runtime.inputs, model.input, model, "input")
     runtime.close()
     match spec.datatype:
         case "FP32" | "UINT8" | "INT8" | "INT32" | "INT64" | "FP16" | "FP64":
@@ -84,7 +86,7 @@ def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
 def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeOptions) -> None:
     """Outputs against labels, from the model's declaration: a mistake here is the commonest, so it is said best."""
     runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
-    sizes = _pick(runtime.outputs, model.output, model, "output").shape[1:]
+    sizes = _port(runtime.outputs, model.output, model, "output").shape[1:]
     runtime.close()
     if any(size < 0 for size in sizes) or any(isinstance(step, Graph) for step in model.postprocess):
         return  # only a run can tell
@@ -112,7 +114,7 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
     rows = loaded.prepare(tensor)
-    output = _pick(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
+    output = _port(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
     raw = loaded.runtime.run({loaded.input.name: rows})[output.name].reshape(len(rows), -1)
     probabilities = loaded.run(rows)
     if not np.isfinite(probabilities).all():
@@ -141,10 +143,8 @@ def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
     return bool(rows.min() >= -1e-6 and rows.max() <= 1 + 1e-6 and rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
 
 
-def _pick(specs: Sequence[TensorSpec], name: str, model: Model, side: str) -> TensorSpec:
-    for spec in specs:
-        if spec.name == name or (not name and len(specs) == 1):
-            return spec
-    names = ", ".join(f"'{spec.name}'" for spec in specs)
-    wrong = f"has no {side} '{name}'" if name else f"has {len(specs)} {side}s"
-    raise ConfigError(f"Model '{model.id}' {wrong}: {names}; name one in a recipe: {side} = \"NAME\".")
+def _port(specs: Sequence[TensorSpec], name: str, model: Model, side: Literal["input", "output"]) -> TensorSpec:
+    try:
+        return pick_port(specs, name, f"Model '{model.id}'", side, only=side == "input")
+    except ModelLoadError as error:  # the file loads: it is the caller's spec that does not fit it
+        raise ConfigError(error.message) from error

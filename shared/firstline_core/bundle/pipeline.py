@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -19,8 +19,9 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.routing import confidence
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
-from firstline_core.types import Array, Tensor, TensorSpec
+from firstline_core.types import Array, Tensor
 
 Probabilities = NDArray[np.float32]
 Scorer = Callable[[Probabilities], NDArray[np.float32]]
@@ -52,8 +53,8 @@ class LoadedModel:
         self._spec = manifest.input
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post = pre, post
-        self.input = _pick(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
-        self._output = _pick(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+        self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
+        self._output = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         self._resources = resources
 
     def prepare(self, tensor: Tensor) -> Array:
@@ -215,28 +216,13 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
 
 
 def _graph_step(graph: Runtime, file: str) -> Step:
-    feed = _pick(graph.inputs, "", f"Graph {file}", "input", only=True).name
-    output = _pick(graph.outputs, "", f"Graph {file}", "output", only=True).name
+    feed = pick_port(graph.inputs, "", f"Graph {file}", "input", only=True).name
+    output = pick_port(graph.outputs, "", f"Graph {file}", "output", only=True).name
     return partial(_run_graph, graph, feed, output)
 
 
 def _run_graph(graph: Runtime, feed: str, output: str, array: Array) -> Array:
     return graph.run({feed: array})[output]
-
-
-def _pick(specs: Sequence[TensorSpec], name: str, what: str, side: str, *, only: bool = False) -> TensorSpec:
-    """The input or output that the manifest names, or the only one."""
-    names = ", ".join(f"'{spec.name}'" for spec in specs)
-    if len(specs) > 1 and only:
-        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one.")
-    if not name and len(specs) == 1:
-        return specs[0]
-    for spec in specs:
-        if spec.name == name:
-            return spec
-    if not name:
-        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; name one of them as `{side}` in the manifest.")
-    raise ModelLoadError(f"{what} has no {side} '{name}'; it has {names}.")
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
