@@ -36,6 +36,15 @@ class ModelOutput:
     score: float | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """An output in memory, until a point in monotonic time."""
+
+    expires_s: float
+    output: ModelOutput
+    private: bool
+
+
 def encode(output: ModelOutput) -> bytes:
     """One byte of format, the score (NaN where there is none), the probabilities; little-endian."""
     score = math.nan if output.score is None else output.score
@@ -65,21 +74,33 @@ class ResultCache:
         self._ttl_s = ttl_s
         self._disk = disk
         self._clock = clock
-        self._entries: OrderedDict[bytes, tuple[float, ModelOutput]] = OrderedDict()
-        self.size_bytes = 0
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._size_bytes = 0
+        self._told = 0
+        self._told_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        """Entries in memory; like `size_bytes` without the private ones, of which nothing may be told."""
+        return self._told
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of those."""
+        return self._told_bytes
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is kept on disk, though it should be; or ""."""
+        return self._disk.problem if self._disk is not None else ""
 
     def get(self, key: bytes) -> ModelOutput | None:
         """What is known under `key`, or None."""
         now_s = self._clock.monotonic_s()
         entry = self._entries.get(key)
         if entry is not None:
-            expires_s, output = entry
-            if expires_s > now_s:
+            if entry.expires_s > now_s:
                 self._entries.move_to_end(key)
-                return output
+                return entry.output
             self._forget(key)
         if self._disk is None:
             return None
@@ -89,20 +110,20 @@ class ResultCache:
         value, left_s = stored
         found = decode(value)
         if found is not None:
-            self._remember(key, found, now_s + left_s)
+            self._remember(key, _Entry(now_s + left_s, found, private=False))
         return found
 
-    def put(self, key: bytes, output: ModelOutput, *, on_disk: bool = True) -> None:
+    def put(self, key: bytes, output: ModelOutput, *, private: bool = False) -> None:
         """Stores what a model said.
 
         Args:
             key: from `keys.result_key`.
             output: its probabilities are copied, for they may be a view of a whole batch or message.
-            on_disk: False for inputs that are bound to this device's memory.
+            private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
         output = ModelOutput(output.probabilities.copy(), output.score)
-        self._remember(key, output, self._clock.monotonic_s() + self._ttl_s)
-        if on_disk and self._disk is not None:
+        self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
+        if not private and self._disk is not None:
             self._disk.put(key, encode(output))
 
     def close(self) -> None:
@@ -110,18 +131,21 @@ class ResultCache:
         if self._disk is not None:
             self._disk.close()
 
-    def _remember(self, key: bytes, output: ModelOutput, expires_s: float) -> None:
+    def _remember(self, key: bytes, entry: _Entry) -> None:
         self._forget(key)
-        self._entries[key] = (expires_s, output)
-        self.size_bytes += _size_bytes(output)
-        while self.size_bytes > self._limit_bytes:
+        self._entries[key] = entry
+        self._count(entry, 1)
+        while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._entries)))
 
     def _forget(self, key: bytes) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self.size_bytes -= _size_bytes(entry[1])
+            self._count(entry, -1)
 
-
-def _size_bytes(output: ModelOutput) -> int:
-    return output.probabilities.nbytes + _OVERHEAD_BYTES
+    def _count(self, entry: _Entry, sign: int) -> None:
+        size_bytes = sign * (entry.output.probabilities.nbytes + _OVERHEAD_BYTES)
+        self._size_bytes += size_bytes
+        if not entry.private:
+            self._told += sign
+            self._told_bytes += size_bytes

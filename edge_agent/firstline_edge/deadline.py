@@ -12,13 +12,14 @@ from firstline_core.errors import DeadlineExceededError
 T = TypeVar("T")
 
 
-async def within(clock: Clock, deadline_s: float, work: Awaitable[T]) -> T:
+async def within(clock: Clock, deadline_s: float, work: Awaitable[T], late: str) -> T:
     """Awaits `work` until the deadline, and cancels it then.
 
     Args:
         clock: whose monotonic time `deadline_s` is on; simulated in tests, which `asyncio.timeout` cannot be.
         deadline_s: a point in time, not a duration.
         work: what to wait for.
+        late: the sentence for when the deadline comes first.
 
     Raises:
         DeadlineExceededError: the deadline came first.
@@ -29,7 +30,7 @@ async def within(clock: Clock, deadline_s: float, work: Awaitable[T]) -> T:
         await asyncio.wait({task, alarm}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise DeadlineExceededError("The full model's answer did not come before the request's deadline.")
+        raise DeadlineExceededError(late)
     finally:
         alarm.cancel()
         task.cancel()

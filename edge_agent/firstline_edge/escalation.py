@@ -1,18 +1,35 @@
-"""What crosses the link, what came back over it, and what its failure means for the caller. Pure."""
+"""What crosses the link, what is accepted of what came back, and what a failure means for the caller. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
     FirstlineError,
+    InferenceError,
     LinkError,
     ModelMismatchError,
     RemoteTimeoutError,
 )
-from firstline_core.types import InferRequest, InferResponse, Reason, Route, Wait
+from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Reason, Route, Status, Wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FullAnswer:
+    """What the full model said, after a look at it.
+
+    Args:
+        probabilities: (rows, classes) float32, finite.
+        digest: of the full model that answered; "" where the server does not say.
+    """
+
+    probabilities: NDArray[np.float32]
+    digest: str
 
 
 def escalation_of(request: InferRequest, version: str, full_digest: str) -> InferRequest:
@@ -30,20 +47,54 @@ def escalation_of(request: InferRequest, version: str, full_digest: str) -> Infe
     )
 
 
-def verified_digest(response: InferResponse, digest: str) -> str:
-    """The digest of the full model that answered; "" where the server does not say.
+def checked(response: InferResponse, rows: int, classes: int, digest: str) -> FullAnswer:
+    """The far side's answer, if it is the full model's last word on these rows.
+
+    None of the refusals is the link's fault, and none goes away by waiting.
+
+    Args:
+        response: as it came.
+        rows: how many were sent.
+        classes: of the bundle.
+        digest: of the full model that the bundle names, "" where it names none.
 
     Raises:
-        ModelMismatchError: another model answered than the one that this bundle names.
+        ModelMismatchError: another model answered, or one with other outputs.
+        InferenceError: the answer is provisional, or has a probability that is not a number.
     """
-    if response.answer is None or not response.answer.model_digest:
-        return ""
-    if digest and response.answer.model_digest != digest:
+    ran = checked_digest(response, digest)
+    found = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
+    if found is None or found.dtype != np.float32 or found.shape != (rows, classes):
+        got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
         raise ModelMismatchError(
-            f"The gateway answered with model {response.answer.model_digest[:12]}, this device's bundle names "
+            f"The gateway answered '{PROBABILITIES}' with {got}, expected float32 {[rows, classes]}; "
+            "it does not run the same bundle."
+        )
+    if not np.isfinite(found).all():
+        raise InferenceError("The gateway answered with a probability that is not a number; its model is broken.")
+    return FullAnswer(found, ran)
+
+
+def checked_digest(response: InferResponse, digest: str = "") -> str:
+    """The digest of the model that answered for good; "" where the server does not say.
+
+    Raises:
+        ModelMismatchError: another model answered than the one that is named.
+        InferenceError: the answer is not final.
+    """
+    answer = response.answer
+    if answer is None:
+        return ""
+    if answer.status is not Status.FINAL:
+        raise InferenceError(
+            f"The gateway's answer is {answer.status}, not final; let the link lead to a gateway, not to an agent."
+        )
+    if digest and answer.model_digest and answer.model_digest != digest:
+        raise ModelMismatchError(
+            f"The gateway answered with model {answer.model_digest[:12]}, this device's bundle names "
             f"{digest[:12]}; give both the same bundle."
         )
-    return response.answer.model_digest
+    return answer.model_digest
 
 
 def reason_for(error: FirstlineError) -> Reason:

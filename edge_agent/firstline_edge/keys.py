@@ -33,6 +33,18 @@ def result_key(answering_digest: str, content: bytes) -> bytes:
     return hashlib.sha256(_fields(answering_digest.encode(), content)).digest()
 
 
+def flight_key(model: str, version: str, full_digest: str, content: bytes) -> bytes:
+    """The key under which equal rows on their way to a full model meet.
+
+    Args:
+        model: as the gateway is asked: a bundle that names no full model has no digest to tell it by.
+        version: as the gateway is asked.
+        full_digest: of the full model that the bundle names, or "".
+        content: the row's, from `content_digests`.
+    """
+    return hashlib.sha256(_fields(model.encode(), version.encode(), full_digest.encode(), content)).digest()
+
+
 def _rows(tensor: Tensor) -> Iterator[Array]:
     # A slice, unlike an index, is an array whatever the number of axes.
     return (tensor.array[position : position + 1] for position in range(tensor.shape[0]))

@@ -24,9 +24,8 @@ from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateErro
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferRequest, ModelMetadata, Tensor
+from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
-from firstline_edge.rows import PROBABILITIES
 from firstline_edge.samples import sample_input
 from firstline_edge.workers import Workers
 
@@ -59,10 +58,17 @@ class EdgeModel:
     sample_bytes: int
     workers: Workers
 
-    def quick(self, request: InferRequest) -> bool:
-        """Whether the request takes less than handing it to a thread is worth. Decoding grows with the bytes."""
+    def expected_ms(self, request: InferRequest, rows: int) -> float:
+        """What so many of the request's rows will take; infinite where nothing was measured.
+
+        Decoding grows with the bytes.
+        """
         share = max(1.0, request.size_bytes / request.rows / max(1, self.sample_bytes))
-        return self.row_ms * request.rows * share < _INLINE_MS
+        return self.row_ms * rows * share
+
+    def quick(self, request: InferRequest) -> bool:
+        """Whether the request takes less than handing it to a thread is worth."""
+        return self.expected_ms(request, request.rows) < _INLINE_MS
 
     def run(self, tensor: Tensor) -> list[ModelOutput]:
         """What the model says of each row.

@@ -13,8 +13,8 @@ import numpy as np
 
 from firstline_core.errors import ProtocolError
 from firstline_core.types import (
+    PROBABILITIES,
     Answer,
-    Array,
     Attempt,
     InferRequest,
     InferResponse,
@@ -25,8 +25,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_edge.cache import ModelOutput
-
-PROBABILITIES = "probabilities"
+from firstline_edge.escalation import checked
 
 # From the caller outwards: a batch names the farthest that answered one of its rows.
 _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
@@ -112,7 +111,9 @@ def summarise(request_id: str, said: Sequence[RowAnswer], attempts: Sequence[Att
     )
 
 
-def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
+def merge(
+    provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, digest: str = ""
+) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
     A corrected row's reason is `uncertain`: why the full model answered. What kept it away at first is told by the
@@ -122,16 +123,18 @@ def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferRe
         provisional: all rows, as they were first answered.
         rows: positions, in the order of the correction's rows.
         correction: the gateway's answer.
+        digest: of the full model that was asked for, "" where none was named.
 
     Raises:
-        ProtocolError: the correction has not those rows, or other classes.
+        FirstlineError: the correction is refused, see `escalation.checked`.
+        ProtocolError: the provisional answer does not say how it came about.
     """
     first = provisional.answer
     if first is None:
         raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
     probabilities = np.array(provisional.output(PROBABILITIES))
-    probabilities[list(rows)] = full_probabilities(correction, len(rows), probabilities.shape[1])
-    digest = correction.answer.model_digest if correction.answer is not None else ""
+    full = checked(correction, len(rows), probabilities.shape[1], digest)
+    probabilities[list(rows)] = full.probabilities
     said = list(first.rows) or [
         RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
     ]
@@ -141,8 +144,8 @@ def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferRe
             tier=Tier.CLOUD,
             reason=Reason.UNCERTAIN,
             status=Status.FINAL,
-            certified=bool(digest),
-            model_digest=digest,
+            certified=bool(full.digest),
+            model_digest=full.digest,
         )
     attempts = (*first.attempts, *(correction.answer.attempts if correction.answer is not None else ()))
     return replace(
@@ -150,19 +153,3 @@ def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferRe
         outputs=(Tensor(PROBABILITIES, probabilities),),
         answer=summarise(first.request_id, said, attempts, durable=first.durable),
     )
-
-
-def full_probabilities(response: InferResponse, rows: int, classes: int) -> Array:
-    """The full model's probabilities, (rows, classes) float32, checked.
-
-    Raises:
-        ProtocolError: the gateway's answer does not have them.
-    """
-    found = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
-    if found is None or found.dtype != np.float32 or found.shape != (rows, classes):
-        got = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-        raise ProtocolError(
-            f"The gateway answered '{PROBABILITIES}' with {got}, expected float32 {[rows, classes]}; "
-            "it does not run the same bundle."
-        )
-    return found

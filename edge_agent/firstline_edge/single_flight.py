@@ -44,13 +44,20 @@ class SingleFlight(Generic[V]):
                 less time or a bad neighbour in its batch, this caller computes for itself before giving up.
         """
         flights, own = self._board(keys, compute)
-        try:
-            return await _land(flights)
-        except FirstlineError:
-            if all(flight.task is own for flight in flights):
-                raise
-        flights, _ = self._board(keys, compute)
-        return await _land(flights)
+        if own is not None:
+            await asyncio.shield(own)
+        failed = await _failed(flights)
+        again = [position for position, flight in enumerate(flights) if flight.task in failed]
+        if again:  # what landed well is not computed twice
+
+            async def compute_again(seats: Sequence[int]) -> Sequence[V]:
+                return await compute([again[seat] for seat in seats])
+
+            second, _ = self._board([keys[position] for position in again], compute_again)
+            for position, flight in zip(again, second, strict=True):
+                await asyncio.shield(flight.task)
+                flights[position] = flight
+        return [flight.task.result()[flight.position] for flight in flights]
 
     async def close(self) -> None:
         """Cancels what still flies."""
@@ -91,7 +98,12 @@ class SingleFlight(Generic[V]):
         return task
 
 
-async def _land(flights: Sequence[_Flight[V]]) -> list[V]:
+async def _failed(flights: Sequence[_Flight[V]]) -> set[asyncio.Task[Sequence[V]]]:
+    """Waits for all of them; those that ended with an error of ours."""
+    failed = set()
     for task in dict.fromkeys(flight.task for flight in flights):
-        await asyncio.shield(task)
-    return [flight.task.result()[flight.position] for flight in flights]
+        try:
+            await asyncio.shield(task)
+        except FirstlineError:
+            failed.add(task)
+    return failed

@@ -32,6 +32,9 @@ _DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 
 Array = NDArray[Any]
 
+PROBABILITIES = "probabilities"
+"""A classifier's one output, on both tiers: FP32, (rows, classes)."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from firstline_core.bundle.artefact import Artefact
@@ -86,17 +87,20 @@ class FakeCloud:
         self.digest = digest
         self.error: FirstlineError | None = None
         self.gate: asyncio.Event | None = None
+        self.spoil: Callable[[InferResponse], InferResponse] | None = None
         self.requests: list[InferRequest] = []
         self.deadlines_s: list[float | None] = []
 
-    async def infer(self, request: InferRequest, deadline_s: float | None) -> tuple[InferResponse, tuple[Attempt, ...]]:
+    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         self.requests.append(request)
         self.deadlines_s.append(deadline_s)
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return full_answer(request, self.digest), (Attempt(Tier.CLOUD, "ok", 1.0),)
+        attempts.append(Attempt(Tier.CLOUD, "ok", 1.0))
+        answer = full_answer(request, self.digest)
+        return answer if self.spoil is None else self.spoil(answer)
 
 
 def full_answer(request: InferRequest, digest: str) -> InferResponse:
@@ -142,14 +146,20 @@ class Scene:
         self.cloud = FakeCloud(said.full_digest)
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
+        self.models = Models([self.held])
         self.cascade = Cascade(
-            models=Models([self.held]),
+            models=self.models,
             cache=self.cache,
             cloud=self.cloud if linked else None,
             promises=self.promises,
             options=CascadeOptions(limit_bytes=64, min_threshold=min_threshold, default_timeout_s=2, reserve_s=0.02),
             clock=clock,
         )
+
+    def hold_also(self, name: str) -> None:
+        """Another bundle, with the same edge model."""
+        other = HeldModel(Bundle(Path(), msgspec.structs.replace(self.held.manifest, name=name)), self.held.edge)
+        self.models._held[name] = {other.version: other}
 
     async def infer(self, *values: float, **fields: Any) -> InferResponse:
         return await self.cascade.infer(request(*values, **fields))

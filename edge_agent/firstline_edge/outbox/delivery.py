@@ -22,7 +22,7 @@ from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
 
-Merge = Callable[[InferResponse, tuple[int, ...], InferResponse], InferResponse]
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
 OnCorrection = Callable[[InferResponse], Awaitable[None]]
 
 
@@ -67,7 +67,8 @@ class Delivery:
     Args:
         outbox: whose promises.
         chain: the way to the gateway.
-        merge: puts the corrected rows into the provisional answer; its result is final.
+        merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
+            result is final.
         clock: for waits and ages.
         rng: for jitter.
         on_correction: told of each answer once it is stored, expired ones included; its failure is logged only.
@@ -138,7 +139,7 @@ class Delivery:
             correction, attempts = await self._chain.infer(item.request, deadline_s)
             if correction.answer is not None:
                 correction = replace(correction, answer=replace(correction.answer, attempts=attempts))
-            final = self._merge(item.provisional, item.rows, correction)
+            final = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
         except FirstlineError as error:
             log.info("outbox delivery refused", request_id=request_id, code=error.code, error=error.message)
             if not self._is_hopeless(request_id, error):

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.steps import Graph, PostStep, PreStep
 from firstline_core.errors import IntegrityError
-from firstline_core.types import TensorSpec
+from firstline_core.types import PROBABILITIES, TensorSpec
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -157,7 +157,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def output_spec(self) -> TensorSpec:
-        return TensorSpec("probabilities", "FP32", (-1, len(self.labels)))
+        return TensorSpec(PROBABILITIES, "FP32", (-1, len(self.labels)))
 
     @property
     def full_digest(self) -> str:

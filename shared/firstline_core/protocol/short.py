@@ -21,9 +21,8 @@ from firstline_core.protocol.framing import parse_json
 from firstline_core.protocol.http import CONTENT_TYPE, DataPlane, Reply, decoded_body, error_reply, header, json_reply
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 
-PROBABILITIES = "probabilities"
 TOP = 5
 
 

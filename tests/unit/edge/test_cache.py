@@ -98,7 +98,7 @@ class TestWithDisk:
 
     def test_what_is_bound_to_memory_is_not_on_the_disk(self, tmp_path: Path) -> None:
         first = self.make(tmp_path)
-        first.put(b"k" * 32, output(), on_disk=False)
+        first.put(b"k" * 32, output(), private=True)
         assert first.get(b"k" * 32) is not None
         first.close()
         second = self.make(tmp_path)

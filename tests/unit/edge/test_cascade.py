@@ -29,7 +29,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.types import Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
+from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
 
 MakeScene = Callable[..., Scene]
 
@@ -156,6 +156,39 @@ class TestCache:
         assert len(scene.cloud.requests) == 2
 
 
+class TestTheFarSide:
+    """What comes over the link is looked at before it is anybody's answer."""
+
+    @pytest.mark.parametrize(
+        ("spoil", "outcome"),
+        [
+            (lambda r: replace(r, outputs=(Tensor("probabilities", np.ones((1, 3), np.float32)),)), "model_mismatch"),
+            (lambda r: replace(r, outputs=()), "model_mismatch"),
+            (lambda r: replace(r, answer=replace(r.answer, model_digest="f" * 64)), "model_mismatch"),
+            (lambda r: replace(r, outputs=(Tensor("probabilities", r.outputs[0].array * np.nan),)), "inference_failed"),
+            (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "inference_failed"),
+        ],
+    )
+    async def test_a_wrong_answer_is_refused_for_good_and_not_kept(
+        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse], outcome: str
+    ) -> None:
+        scene = make_scene()
+        scene.cloud.spoil = spoil
+        response = await scene.infer(UNSURE)
+        answer = said(response)
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
+        assert (answer.certified, yes(response), scene.promises.items) == (False, [UNSURE], [])
+        assert outcomes(response)[-1] == ("cloud", outcome)
+        scene.cloud.spoil = None
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
+
+    async def test_a_provisional_answer_is_not_passed_on_as_final(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.spoil = lambda r: replace(r, answer=replace(said(r), status=Status.PROVISIONAL))
+        with pytest.raises(InferenceError, match="not final"):
+            await scene.infer(SURE, model="other")
+
+
 class TestOffline:
     @pytest.mark.parametrize(
         ("error", "reason"),
@@ -213,8 +246,9 @@ class TestOffline:
         scene = make_scene(linked=False)
         answer = said(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.LINK_DOWN, False)
-        with pytest.raises(LinkDownError):
+        with pytest.raises(LinkDownError, match="trying again does not help") as raised:
             await scene.infer(*[SURE] * 20)
+        assert raised.value.retry_after_s is None
         with pytest.raises(UnknownModelError, match="'other' in version '9' and has no link"):
             await scene.infer(SURE, model="other", version="9")
 
@@ -341,8 +375,29 @@ class TestHeavy:
         assert said(await running).tier is Tier.EDGE
         assert said(await scene.infer(0.91)).tier is Tier.EDGE
 
+    async def test_a_busy_device_keeps_what_it_knows_already(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0, queue_limit=0)
+        await scene.infer(SURE, UNSURE, route=Route.EDGE)
+        scene.echo.gate.clear()
+        running = asyncio.create_task(scene.infer(0.91))
+        await settle()
+        response = await scene.infer(SURE, 0.92, UNSURE)
+        assert [row.reason for row in said(response).rows] == [Reason.CONFIDENT, Reason.HEAVY, Reason.UNCERTAIN]
+        assert scene.sent_rows == [[0.92, 0.6]]
+        scene.echo.gate.set()
+        await running
+
 
 class TestInvalid:
+    @pytest.mark.parametrize("fields", [{}, {"model": "other"}, {"route": Route.CLOUD}])
+    async def test_no_rows(self, make_scene: MakeScene, fields: dict[str, Any]) -> None:
+        scene = make_scene()
+        with pytest.raises(InvalidTensorError, match="has no rows; send one at least"):
+            await scene.infer(**fields)
+        with pytest.raises(InvalidTensorError, match="no rows"):
+            await scene.cascade.infer(replace(request(SURE, **fields), inputs=()))
+        assert scene.cloud.requests == []
+
     async def test_a_bad_row(self, make_scene: MakeScene) -> None:
         with pytest.raises(InvalidTensorError, match="Row 0"):
             await make_scene().infer(-1.0)
@@ -393,6 +448,34 @@ class TestDeadline:
             await scene.infer(*[SURE] * 20, deadline_s=9.0)
         assert scene.cloud.requests == []
 
+    async def test_a_slow_edge_model_ends_at_the_deadline_too(self, make_scene: MakeScene) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock, row_ms=100.0)
+        scene.echo.gate.clear()
+        tasks = [asyncio.create_task(scene.infer(value, deadline_s=0.2)) for value in (0.95, 0.94, 0.93)]
+        await settle()
+        await clock.advance(0.21)
+        outcome = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in outcome] == [DeadlineExceededError] * 3
+        assert "This device's model was not done" in str(outcome[0])
+
+    @pytest.mark.parametrize(
+        ("row_ms", "asked_until_s"),
+        [(300.0, 0.68), (float("inf"), 0.48), (5000.0, 0.98)],  # measured, not measured, hopeless
+    )
+    async def test_time_is_kept_back_for_an_edge_answer_that_is_still_to_be_computed(
+        self, make_scene: MakeScene, row_ms: float, asked_until_s: float
+    ) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock, row_ms=row_ms)
+        scene.cloud.gate = asyncio.Event()
+        task = asyncio.create_task(scene.infer(UNSURE, route=Route.CLOUD, deadline_s=1.0))
+        await settle()
+        assert scene.cloud.deadlines_s == [pytest.approx(asked_until_s)]
+        await clock.advance(asked_until_s + 0.01)
+        answer = said(await task)
+        assert (answer.reason, answer.tier, answer.durable) == (Reason.DEADLINE, Tier.EDGE, True)
+
     async def test_what_the_device_cannot_answer_ends_at_the_deadline(self, make_scene: MakeScene) -> None:
         clock = SimulatedClock()
         scene = make_scene(clock=clock)
@@ -416,6 +499,41 @@ class TestTogether:
         assert all(yes(response) == [0.01] and said(response).tier is Tier.CLOUD for response in responses)
         assert len({said(response).request_id for response in responses}) == 5
         assert all(("cloud", "ok") in outcomes(response) for response in responses)
+
+    async def test_models_without_a_full_digest_are_not_mixed_up(self, make_scene: MakeScene) -> None:
+        scene = make_scene(full=False)
+        scene.hold_also("other")
+        scene.cloud.digest = ""
+        scene.cloud.gate = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer(UNSURE, model=model)) for model in ("m", "other", "m")]
+        await settle()
+        assert [sent.model for sent in scene.cloud.requests] == ["m", "other"]
+        scene.cloud.gate.set()
+        assert [(await task).model for task in tasks] == ["m", "other", "m"]
+
+    async def test_whoever_joins_is_no_more_certified_than_who_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.digest = ""  # a server that does not say what ran
+        scene.cloud.gate = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer(UNSURE)) for _ in range(2)]
+        await settle()
+        scene.cloud.gate.set()
+        answers = [said(response) for response in await asyncio.gather(*tasks)]
+        assert [(answer.certified, answer.model_digest) for answer in answers] == [(False, "")] * 2
+        assert len(scene.cloud.requests) == 1
+
+    async def test_rows_that_were_well_are_not_run_again_for_a_neighbours_fault(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0)
+        scene.echo.gate.clear()
+        bad = asyncio.create_task(scene.infer(-0.5, 0.95))
+        await settle()
+        good = asyncio.create_task(scene.infer(0.95, 0.94, 0.93))
+        await settle()
+        scene.echo.gate.set()
+        with pytest.raises(InvalidTensorError):
+            await bad
+        assert yes(await good) == [0.95, 0.94, 0.93]
+        assert scene.echo.runs == [[-0.5, 0.95], [0.94, 0.93], [0.95]]
 
     async def test_whoever_asked_first_may_leave(self, make_scene: MakeScene) -> None:
         scene = make_scene()

@@ -20,7 +20,7 @@ from firstline_edge.outbox.store import Outbox, OutboxItem
 DOWN = errors.LinkDownError("refused")
 
 
-def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse) -> InferResponse:
+def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, _digest: str) -> InferResponse:
     assert rows == (0, 2)
     assert provisional.output("probabilities").shape[0] == 3
     return correction

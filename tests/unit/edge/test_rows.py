@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import escalations
 
-from firstline_core.errors import ProtocolError
+from firstline_core.errors import InferenceError, ModelMismatchError
 from firstline_core.types import Array, Attempt, Reason, RowAnswer, Status, Tensor, Tier
 from firstline_edge.rows import merge, summarise
 
@@ -71,7 +71,17 @@ class TestMerge:
         asked = escalations.request()
         first = escalations.response(asked, Status.PROVISIONAL)
         wrong = replace(escalations.response(asked), outputs=(Tensor("probabilities", probabilities),))
-        with pytest.raises(ProtocolError, match="does not run the same bundle"):
+        with pytest.raises(ModelMismatchError, match="does not run the same bundle"):
             merge(first, (0,), wrong)
-        with pytest.raises(ProtocolError, match="nothing"):
+        with pytest.raises(ModelMismatchError, match="nothing"):
             merge(first, (0,), replace(wrong, outputs=(Tensor("logits", probabilities),)))
+
+    def test_a_correction_is_looked_at_as_closely_as_an_answer(self) -> None:
+        asked = escalations.request()
+        first = escalations.response(asked, Status.PROVISIONAL)
+        with pytest.raises(ModelMismatchError, match="this device's bundle names eeee"):
+            merge(first, (0,), escalations.response(asked), "e" * 64)
+        with pytest.raises(InferenceError, match="not a number"):
+            merge(first, (0,), escalations.response(asked, value=float("nan")), "f" * 64)
+        with pytest.raises(InferenceError, match="is provisional, not final"):
+            merge(first, (0,), escalations.response(asked, Status.PROVISIONAL), "f" * 64)

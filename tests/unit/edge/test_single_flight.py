@@ -67,6 +67,20 @@ async def test_a_failure_is_raised_to_whom_it_belongs_and_the_others_try_themsel
     assert len(work.calls) == 2  # together, once
 
 
+async def test_only_what_failed_is_computed_again() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work(failures=1)
+    bad = asyncio.create_task(flights.run(*work.of(b"bad", b"a")))
+    await settle()
+    good = asyncio.create_task(flights.run(*work.of(b"b", b"a", b"c")))
+    await settle()
+    work.gate.set()
+    with pytest.raises(LinkDownError):
+        await bad
+    assert await good == [b"bb", b"aa", b"cc"]
+    assert work.calls == [[b"bad", b"a"], [b"b", b"c"], [b"a"]]
+
+
 async def test_a_lasting_failure_ends() -> None:
     flights: SingleFlight[bytes] = SingleFlight()
     work = Work(failures=100)

@@ -1,0 +1,155 @@
+"""Asking the gateway: which rows travel, who shares the journey, and whether what comes back is kept.
+
+What the gateway is for a request, and what its failure means for the caller, is decided in `cascade.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from firstline_core.clock import Clock
+from firstline_core.errors import (
+    DeadlineExceededError,
+    FirstlineError,
+    LinkDownError,
+    LinkError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_edge import keys
+from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.deadline import within
+from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
+from firstline_edge.links.base import Cloud
+from firstline_edge.models import HeldModel
+from firstline_edge.rows import Row
+from firstline_edge.single_flight import SingleFlight
+
+log = logger(__name__)
+
+_LATE = "The full model's answer did not come before the request's deadline."
+
+
+class Gateway:
+    """The full models, over whichever link works.
+
+    Args:
+        cloud: None on a device without links.
+        cache: keeps what a full model said under its digest.
+    """
+
+    def __init__(self, cloud: Cloud | None, cache: ResultCache, clock: Clock) -> None:
+        self._cloud = cloud
+        self._cache = cache
+        self._clock = clock
+        # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
+        self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
+
+    @property
+    def linked(self) -> bool:
+        return self._cloud is not None
+
+    async def close(self) -> None:
+        """Ends the journeys of callers who left."""
+        await self._flights.close()
+
+    async def answer_rows(
+        self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float, attempts: list[Attempt]
+    ) -> None:
+        """Answers the rows with what the full model says of them. Equal rows, of whichever request, travel once.
+
+        Args:
+            request: of which these are rows.
+            model: the bundle that the gateway must run.
+            rows: to be answered, each for its own reason.
+            deadline_s: on the monotonic clock.
+            attempts: gains what was tried.
+
+        Raises:
+            FirstlineError: see `Cascade.infer`.
+        """
+        if deadline_s <= self._clock.monotonic_s():
+            raise DeadlineExceededError("The request's deadline leaves no time to ask the full model.")
+        digest = model.manifest.full_digest
+        tried_before = len(attempts)
+        started_s = self._clock.monotonic_s()
+
+        async def compute(seats: Sequence[int]) -> list[tuple[ModelOutput, str]]:
+            sent = escalation_of(request.take([rows[seat].position for seat in seats]), model.version, digest)
+            response = await self._call(sent, deadline_s, attempts)
+            full = self._accepted(response, len(seats), model, attempts)
+            outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
+            if digest and full.digest:
+                for seat, output in zip(seats, outputs, strict=True):
+                    self._cache.put(keys.result_key(digest, rows[seat].content), output)
+            return [(output, full.digest) for output in outputs]
+
+        flight_keys = [keys.flight_key(model.manifest.name, model.version, digest, row.content) for row in rows]
+        try:
+            answers = await within(self._clock, deadline_s, self._flights.run(flight_keys, compute), _LATE)
+        except FirstlineError as error:
+            if len(attempts) == tried_before:  # late, or another request's journey failed
+                attempts.append(attempt(self._clock, Tier.CLOUD, error.code, started_s))
+            raise
+        if len(attempts) == tried_before:  # another request was already asking the same
+            attempts.append(attempt(self._clock, Tier.CLOUD, "ok", started_s))
+        for row, (output, ran) in zip(rows, answers, strict=True):
+            row.take(output, Tier.CLOUD, row.reason, ran)
+
+    async def pass_on(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
+        """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none.
+
+        Raises:
+            UnknownModelError: nobody can be asked.
+            FirstlineError: see `Cascade.infer`.
+        """
+        if self._cloud is None:
+            wanted = shown(request.model) + (f" in version {shown(request.version)}" if request.version else "")
+            raise UnknownModelError(
+                f"This device holds no model {wanted} and has no link to a gateway; add the model's bundle to "
+                "models.directories, or a [[links]] section."
+            )
+        sent = escalation_of(request, request.version, "")
+        response = await within(self._clock, deadline_s, self._call(sent, deadline_s, attempts), _LATE)
+        answer = Answer(
+            request_id=request.request_id,
+            status=Status.FINAL,
+            certified=response.answer is not None and response.answer.certified,
+            durable=False,
+            tier=Tier.CLOUD,
+            reason=Reason.HEAVY,
+            confidence=None,
+            model_digest=checked_digest(response),
+            attempts=tuple(attempts),
+        )
+        return replace(response, model=request.model, id=request.id, answer=answer)
+
+    def _accepted(self, response: InferResponse, rows: int, model: HeldModel, attempts: list[Attempt]) -> FullAnswer:
+        try:
+            return checked(response, rows, len(model.manifest.labels), model.manifest.full_digest)
+        except FirstlineError as error:
+            log.warning("the gateway's answer is refused", model=model.manifest.name, error=error.message)
+            if attempts:  # the link did its part
+                attempts[-1] = replace(attempts[-1], outcome=error.code)
+            raise
+
+    async def _call(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
+        """One escalation over whichever link answers; every link tried leaves an attempt."""
+        if self._cloud is None:  # no Retry-After: time does not change it
+            raise LinkDownError(
+                "The full model alone can answer this, and this device has no link to a gateway, so trying again does "
+                "not help; add a [[links]] section to its configuration."
+            )
+        try:
+            return await self._cloud.infer(request, deadline_s, attempts)
+        except UnauthorizedError as error:  # this device's token, not the caller's; it can be mended here
+            raise LinkError(f"The gateway refuses this device: {error.message}") from error
+
+
+def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt:
+    """A try that ends now."""
+    return Attempt(tier, outcome, round((clock.monotonic_s() - started_s) * 1000, 3))
