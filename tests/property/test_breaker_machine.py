@@ -17,7 +17,7 @@ class Breaker(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.clock = SimulatedClock()
         self.breaker = CircuitBreaker(self.clock, random.Random(seed), SETTINGS)
-        self.probing = False
+        self.probing = self.outdone = False
         self.failures = 0
 
     @rule(seconds=st.floats(0, 60))
@@ -34,28 +34,31 @@ class Breaker(RuleBasedStateMachine):
     def request_succeeds(self) -> None:
         self.breaker.succeeded()
         self.failures = 0
-        self.probing = False  # its verdict no longer counts as that of the half-open probe
+        self.outdone = True  # a probe under way began before this proof
         assert self.breaker.state is State.CLOSED
 
     @rule()
     def probe(self) -> None:
-        due = self.breaker.state is State.OPEN and self.breaker.retry_in_s == 0
+        due = self.breaker.retry_in_s == 0 and not self.probing
         granted = self.breaker.try_probe()
         assert granted == due
-        assert not (granted and self.probing)
-        self.probing = self.probing or granted
+        if granted:
+            self.probing, self.outdone = True, False
 
     @precondition(lambda self: self.probing)
     @rule(good=st.booleans())
     def probe_ends(self, good: bool) -> None:
+        before = self.breaker.state
         self.probing = False
         if good:
             self.breaker.probe_succeeded()
-            self.failures = 0
-            assert self.breaker.allows_requests
+            if before is State.HALF_OPEN:
+                self.failures = 0
+            # One that began before the breaker opened says nothing of the time since.
+            assert self.breaker.allows_requests == (before is not State.OPEN)
         else:
             self.breaker.probe_failed()
-            assert not self.breaker.allows_requests
+            assert self.breaker.allows_requests == (before is State.CLOSED and self.outdone)
 
     @invariant()
     def waits_are_bounded(self) -> None:

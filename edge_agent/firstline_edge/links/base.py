@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from firstline_core.errors import CapacityError, FirstlineError, LinkError, NotReadyError
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.errors import CapacityError, FirstlineError, LinkError, NotReadyError, RemoteTimeoutError
+from firstline_core.types import Attempt, InferRequest, InferResponse
+
+
+class LinkBusyError(RemoteTimeoutError):
+    """The link's own connections were all busy until the time was over: nothing was sent, the far side is unknown."""
+
+
+class Cloud(Protocol):
+    """The way to the gateway, whichever link it takes; `links/chain.py` is it."""
+
+    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
+        """The gateway's answer; each try is appended to `attempts` as it ends, also where this raises."""
+        ...
+
+
+def ignore() -> None:
+    """Whom nobody listens to."""
 
 
 class Link(Protocol):
@@ -16,8 +33,12 @@ class Link(Protocol):
         """For logs, metrics and `status`: "http", "mqtt"."""
         ...
 
-    async def start(self) -> None:
-        """Makes the link usable; returns without waiting for the far side."""
+    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+        """Makes the link usable; returns without waiting for the far side.
+
+        Args:
+            on_lost: called when the link learns by itself that the far side is gone.
+        """
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:

@@ -33,10 +33,11 @@ class BreakerSettings:
 class CircuitBreaker:
     """Closed, open, half-open.
 
-    Requests pass only while it is closed. Whoever probes asks `try_probe` first, which lets one probe through
-    once the wait is over. A probe that succeeds closes the breaker on trial: the first failure of a real request
-    opens it again, for twice as long, because a far side may answer probes and nothing else. A real success ends
-    the trial, at any moment: no better proof exists.
+    Requests pass only while it is closed. Whoever probes asks `try_probe` first, which lets one probe through at a
+    time, and none while the breaker must stay open. A probe of a half-open breaker that succeeds closes it on trial:
+    the first failure of a real request opens it again, for twice as long, because a far side may answer probes and
+    nothing else. A real success ends the trial, at any moment: no better proof exists. A probe that began before
+    that proof, and fails after it, proves nothing; nor does one that began before the breaker opened, and succeeds.
 
     The wait is drawn from [1/2, 1] of its nominal length, so that a fleet does not return in step.
 
@@ -54,6 +55,8 @@ class CircuitBreaker:
         self._failures = 0
         self._openings = 0  # in a row, without a real success in between
         self._retry_at_s = 0.0
+        self._probing = False
+        self._outdone = False  # a real success came since the probe began
 
     @property
     def state(self) -> State:
@@ -70,20 +73,24 @@ class CircuitBreaker:
 
     def try_probe(self) -> bool:
         """Whether the caller may send the one probe; it must then report `probe_succeeded` or `probe_failed`."""
-        if self._state is not State.OPEN or self._clock.monotonic_s() < self._retry_at_s:
+        if self._probing or self.retry_in_s > 0:
             return False
-        self._state = State.HALF_OPEN
+        if self._state is State.OPEN:
+            self._state = State.HALF_OPEN
+        self._probing, self._outdone = True, False
         return True
 
     def probe_succeeded(self) -> None:
-        """Closes, on trial if it was not closed."""
-        if self._state is not State.CLOSED:
+        """Closes from half-open, on trial."""
+        self._probing = False
+        if self._state is State.HALF_OPEN:
             self._state = State.CLOSED
             self._failures = 0
 
     def probe_failed(self) -> None:
         """Opens, also from closed: a probe has time enough and asks for nothing that could be refused."""
-        if self._state is not State.OPEN:
+        self._probing = False
+        if self._state is not State.OPEN and not self._outdone:
             self._open()
 
     def succeeded(self) -> None:
@@ -91,6 +98,7 @@ class CircuitBreaker:
         self._state = State.CLOSED
         self._failures = 0
         self._openings = 0
+        self._outdone = True
 
     def failed(self) -> None:
         """A request failed by the link's fault. Those that were under way when it opened change nothing."""

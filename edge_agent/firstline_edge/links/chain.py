@@ -23,14 +23,16 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.links.base import Link, is_link_fault
-from firstline_edge.links.breaker import CircuitBreaker, State
+from firstline_edge.links.base import Link, LinkBusyError, is_link_fault
+from firstline_edge.links.breaker import CircuitBreaker
 
 log = logger(__name__)
 
 # Refusals without a fault of the link's, which say nothing about the next link: each has limits and credentials
 # of its own.
 _OF_THIS_LINK = (PayloadTooLargeError, UnauthorizedError)
+# Found out here, or maybe so, without a word from the far side.
+_NO_VERDICT = (PayloadTooLargeError, LinkBusyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,17 @@ class ChainSettings:
 
     Args:
         timeout_s: for a request without a deadline.
-        probe_timeout_s: for a probe. A request that was given less and timed out says little about the link:
-            it does not count against it, but has it probed at once.
+        fair_s: a request that was given less and timed out says little about the link: it does not count against it,
+            but has it probed at once. Far below any usual deadline, since a far side that answers probes and hangs on
+            requests shows itself in nothing but timeouts.
+        probe_timeout_s: for a probe.
+        retry_s: what callers are told to wait where no breaker knows better; by then a probe has found out.
     """
 
     timeout_s: float = 30.0
+    fair_s: float = 0.25
     probe_timeout_s: float = 2.0
+    retry_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -77,14 +84,25 @@ class LinkChain:
         self._ways = [_Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self._settings = settings
-        self._usable = asyncio.Event()
+        self._usable = self.available
+        self._recoveries = 0
+        self._recovered = asyncio.Event()
         self._probers: list[asyncio.Task[None]] = []
-        self._note_states()
 
     @property
     def available(self) -> bool:
         """Whether a request would be tried now."""
         return any(way.breaker.allows_requests for way in self._ways)
+
+    @property
+    def recoveries(self) -> int:
+        """How often it became available again."""
+        return self._recoveries
+
+    async def wait_recovery(self, seen: int) -> None:
+        """Returns once `recoveries` is more than `seen`; at once if so already."""
+        while self._recoveries <= seen:
+            await self._recovered.wait()
 
     def states(self) -> dict[str, str]:
         """Each link's breaker: closed, open or half_open."""
@@ -93,7 +111,7 @@ class LinkChain:
     async def start(self) -> None:
         """Starts the links and probes them at once: a device that boots offline knows before its first request."""
         for way in self._ways:
-            await way.link.start()
+            await way.link.start(way.wake.set)
             way.wake.set()
             self._probers.append(asyncio.create_task(self._keep_probing(way)))
 
@@ -105,67 +123,67 @@ class LinkChain:
         for way in self._ways:
             await way.link.close()
 
-    async def wait_available(self) -> None:
-        """Returns once a request would be tried; at once if so already."""
-        await self._usable.wait()
-
-    async def infer(self, request: InferRequest, deadline_s: float | None) -> tuple[InferResponse, tuple[Attempt, ...]]:
-        """The gateway's answer, by the first link that works, and what was tried.
+    async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
+        """The gateway's answer, by the first link that works.
 
         A link's fault moves on to the next one while there is time, and so do a size and a credential that
         another link may do better with; what else the gateway says ends the matter. The request may reach the
-        gateway twice so: it bears the same id each time.
+        gateway twice so: it bears the same id each time. Every link but the last usable one gets half of the time
+        that is left, so that one that hangs leaves the next a chance.
 
         Args:
             request: not `local_only`.
             deadline_s: on this chain's clock; None for `settings.timeout_s` from now.
+            attempts: each try is appended as it ends, also where this raises.
 
         Raises:
             LinkDownError: no link may be used, without any delay; or the last one failed.
             RemoteTimeoutError, ProtocolError: the last one failed.
             DeadlineExceededError: no time was left to try.
-            FirstlineError: what the gateway said. `attempts_of(error)` tells what was tried, for each of these.
+            FirstlineError: what the gateway said. Whatever may pass says after how long, here or there.
             RequestError: the request is `local_only`.
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
         ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
-        attempts: list[Attempt] = []
-        error: FirstlineError = LinkDownError(
-            "No link to the gateway works at the moment.", retry_after_s=self._retry_s()
-        )
-        for way in self._ways:
+        error: FirstlineError = LinkDownError("No link to the gateway works at the moment.")
+        tried = False
+        for position, way in enumerate(self._ways):
             if not way.breaker.allows_requests:
                 continue
             started_s = self._clock.monotonic_s()
             if ends_s <= started_s:
-                if not attempts:
+                if not tried:
                     error = DeadlineExceededError("The deadline has passed before the gateway could be asked.")
                 break
+            tried = True
+            others = any(other.breaker.allows_requests for other in self._ways[position + 1 :])
+            granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
-                response = await way.link.infer(request, ends_s - started_s)
+                response = await way.link.infer(request, granted_s)
             except FirstlineError as failure:
                 error = failure
                 attempts.append(self._attempt(failure.code, started_s))
-                self._judge(way, failure, given_s=ends_s - started_s)
+                self._judge(way, failure, granted_s)
                 if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
                     break
             else:
                 attempts.append(self._attempt("ok", started_s))
                 way.breaker.succeeded()
                 self._note_states()
-                return response, tuple(attempts)
-        _attach(error, tuple(attempts))
+                return response
+        if error.retryable and error.retry_after_s is None:
+            error.retry_after_s = self._retry_s()
         raise error
 
-    def _judge(self, way: _Way, failure: FirstlineError, given_s: float) -> None:
-        if isinstance(failure, PayloadTooLargeError):
-            return  # may have been found before anything was sent
+    def _judge(self, way: _Way, failure: FirstlineError, granted_s: float) -> None:
+        if isinstance(failure, _NO_VERDICT):
+            return
         if is_link_fault(failure):
             # A probe that fails opens the breaker at once, so that a dead link costs the first request only; the
             # count of failures is for a far side that answers probes and nothing else.
             way.wake.set()
-            if not isinstance(failure, RemoteTimeoutError) or given_s >= self._settings.probe_timeout_s:
+            if not isinstance(failure, RemoteTimeoutError) or granted_s >= self._settings.fair_s:
                 way.breaker.failed()
         else:
             way.breaker.succeeded()  # it brought us the gateway's words
@@ -174,8 +192,8 @@ class LinkChain:
     def _attempt(self, outcome: str, started_s: float) -> Attempt:
         return Attempt(Tier.CLOUD, outcome, round((self._clock.monotonic_s() - started_s) * 1000, 3))
 
-    def _retry_s(self) -> float | None:
-        return min((way.breaker.retry_in_s for way in self._ways), default=None)
+    def _retry_s(self) -> float:
+        return min((way.breaker.retry_in_s for way in self._ways), default=0.0) or self._settings.retry_s
 
     def _note_states(self) -> None:
         """Tells those who wait, and the log, what changed."""
@@ -186,25 +204,23 @@ class LinkChain:
                 if not up:
                     way.wake.set()
                 log.info("link up" if up else "link down", link=way.link.name)
-        if self.available:
-            self._usable.set()
-        else:
-            self._usable.clear()
+        usable, before = self.available, self._usable
+        self._usable = usable
+        if usable and not before:
+            self._recoveries += 1
+            self._recovered.set()
+            self._recovered = asyncio.Event()
 
     async def _keep_probing(self, way: _Way) -> None:
-        breaker = way.breaker
         while True:
-            if breaker.state is State.CLOSED:
+            if way.breaker.allows_requests:
                 await way.wake.wait()
-                way.wake.clear()
-                if breaker.state is not State.CLOSED:
-                    continue
-            else:
-                await self._clock.sleep(breaker.retry_in_s)
-                if not breaker.try_probe():
-                    continue
+            way.wake.clear()
+            if not way.breaker.allows_requests:
+                await self._clock.sleep(way.breaker.retry_in_s)
+            if way.breaker.try_probe():
                 self._note_states()
-            await self._probe(way)
+                await self._probe(way)
 
     async def _probe(self, way: _Way) -> None:
         try:
@@ -218,16 +234,3 @@ class LinkChain:
         else:
             way.breaker.probe_succeeded()
         self._note_states()
-
-
-_ATTEMPTS = "_firstline_attempts"
-
-
-def attempts_of(error: FirstlineError) -> tuple[Attempt, ...]:
-    """What `LinkChain.infer` tried before it raised `error`; empty if nothing was."""
-    found: tuple[Attempt, ...] = getattr(error, _ATTEMPTS, ())
-    return found
-
-
-def _attach(error: FirstlineError, attempts: tuple[Attempt, ...]) -> None:
-    setattr(error, _ATTEMPTS, attempts)

@@ -1,10 +1,13 @@
-"""The HTTP link: V2 with binary tensors over one pool of keep-alive connections."""
+"""The HTTP link: V2 with binary tensors over one pool of keep-alive connections, and one connection for probes.
+
+Probes have their own: in the pool they would wait behind requests, and a busy device would take its gateway for dead.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +31,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.http import error_from, header_length, headers_for, read_body
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Encoded, Limits, decode_response, encode_request
 from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.links.base import LinkBusyError, ignore
 
 # httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
 # timeout is a link that is down; anything that is merely late is late.
@@ -54,7 +58,8 @@ class HttpLinkSettings:
         token: the device's bearer token, "" for none.
         ca_file: authorities that may sign the gateway's certificate; None for the usual ones.
         proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
-        connect_timeout_s: for TCP and TLS; short, so that another link still has time.
+        connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
+            after a second (RFC 6298), below the usual deadline, so that another link still has time.
         connections: kept at most.
     """
 
@@ -62,8 +67,18 @@ class HttpLinkSettings:
     token: str = field(default="", repr=False)
     ca_file: Path | None = None
     proxy: str | None = None
-    connect_timeout_s: float = 2.0
+    connect_timeout_s: float = 1.5
     connections: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is sent, and over which connections."""
+
+    client: httpx.AsyncClient
+    method: str
+    path: str
+    encoded: Encoded | None = None
 
 
 class HttpLink:
@@ -83,17 +98,23 @@ class HttpLink:
         headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
         if settings.token:
             headers["Authorization"] = f"Bearer {settings.token}"
-        # TCP_NODELAY is httpcore's own default.
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            verify=_tls_context(settings),
-            proxy=settings.proxy,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=settings.connections, max_keepalive_connections=settings.connections),
-        )
+        tls = _tls_context(settings)  # one for both: loading the authorities takes 50 ms
 
-    async def start(self) -> None:
-        """Nothing to do: connections are made when they are needed."""
+        def client(connections: int) -> httpx.AsyncClient:
+            # TCP_NODELAY is httpcore's own default.
+            return httpx.AsyncClient(
+                headers=headers,
+                verify=tls,
+                proxy=settings.proxy,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            )
+
+        self._client = client(settings.connections)
+        self._probing_client = client(1)
+
+    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+        """Nothing to do: connections are made when they are needed, and lost without a word."""
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Link.infer`."""
@@ -104,7 +125,7 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        status, headers, body = await self._exchange("POST", f"{path}/infer", timeout_s, encoded)
+        status, headers, body = await self._exchange(_Call(self._client, "POST", f"{path}/infer", encoded), timeout_s)
         if status != 200:
             raise _refusal(status, body, headers)
         try:
@@ -115,7 +136,7 @@ class HttpLink:
 
     async def probe(self, timeout_s: float) -> None:
         """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
-        status, _, body = await self._exchange("GET", "/v2/health/live", timeout_s)
+        status, _, body = await self._exchange(_Call(self._probing_client, "GET", "/v2/health/live"), timeout_s)
         try:
             live = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -125,43 +146,47 @@ class HttpLink:
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._probing_client.aclose()
 
-    async def _exchange(
-        self, method: str, path: str, timeout_s: float, encoded: Encoded | None = None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    async def _exchange(self, call: _Call, timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
+        steps: list[str] = []
         try:
             # httpx limits each read; only this limits them all together.
             async with asyncio.timeout(timeout_s):
                 for _ in range(_STALE_RETRIES):
-                    connected: list[str] = []
+                    steps.clear()
                     try:
-                        return await self._send(method, path, timeout_s, encoded, connected)
+                        return await self._send(call, timeout_s, steps)
                     except _STALE:
                         # A kept connection that the server had closed: try again, on the way to a fresh one. The
                         # request's id makes that safe, should it have been heard after all.
-                        if connected:
+                        if any(step.endswith("connect_tcp.started") for step in steps):
                             raise
-                return await self._send(method, path, timeout_s, encoded, [])
+                return await self._send(call, timeout_s, steps)
         except TimeoutError as error:
+            if not steps:
+                raise LinkBusyError(
+                    f"All {self._settings.connections} connections to {self._settings.url} were busy "
+                    f"for {timeout_s:.3g} s."
+                ) from error
             raise RemoteTimeoutError(f"{self._settings.url} did not answer within {timeout_s:.3g} s.") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise _translated(error, self._settings.url) from error
         except PayloadTooLargeError as error:
             raise ProtocolError(f"{self._settings.url} answered with too much. {error.message}") from error
 
-    async def _send(
-        self, method: str, path: str, timeout_s: float, encoded: Encoded | None, connected: list[str]
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    async def _send(self, call: _Call, timeout_s: float, steps: list[str]) -> tuple[int, Mapping[str, str], bytes]:
         async def trace(event: str, _info: object) -> None:
-            if event.endswith("connect_tcp.started"):
-                connected.append(event)
+            steps.append(event)  # the first one comes when the pool has given a connection
 
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._settings.connect_timeout_s))
-        async with self._client.stream(
-            method,
-            self._base + path,
-            content=None if encoded is None else encoded.body,
-            headers={} if encoded is None else headers_for(encoded),
+        # Where the whole is shorter than the time to connect, what ran out is the whole.
+        connect_s = self._settings.connect_timeout_s
+        timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
+        async with call.client.stream(
+            call.method,
+            self._base + call.path,
+            content=None if call.encoded is None else call.encoded.body,
+            headers={} if call.encoded is None else headers_for(call.encoded),
             timeout=timeout,
             extensions={"trace": trace},
         ) as response:
@@ -202,10 +227,11 @@ def _base_of(url: str) -> str:
 
 
 def _tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
-    if settings.ca_file is None:
-        # Without TLS there is nothing to verify, and loading the authorities takes 50 ms.
-        return settings.url.startswith("https:")
+    if settings.ca_file is None and not settings.url.startswith("https:"):
+        return False  # nothing to verify
     try:
+        if settings.ca_file is None:
+            return httpx.create_ssl_context(trust_env=False)
         return ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error

@@ -17,6 +17,7 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publ
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.links.base import ignore
 
 
 class MqttLink:
@@ -49,9 +50,11 @@ class MqttLink:
         # The fleet tells the offline of an old process from the online of a new one by this.
         self._session_id = new_request_id()
         self._awaited: dict[bytes, asyncio.Future[Message]] = {}
+        self._introduced = asyncio.Event()
+        self._on_lost: Callable[[], None] = ignore
         # No session is kept for us: an answer that finds us gone is of no use, the request will be sent again.
         self._client = MqttClient(
-            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._give_up_waiting
+            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._note_loss
         )
 
     @property
@@ -63,8 +66,13 @@ class MqttLink:
         """Requests under way."""
         return len(self._awaited)
 
-    async def start(self) -> None:
+    async def wait_connected(self) -> None:
+        """Returns once there is a connection; at once if so already."""
+        await self._introduced.wait()
+
+    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
         """Starts to connect; attempts go on by themselves."""
+        self._on_lost = on_lost
         await self._client.subscribe(self._topics.response, self._on_response)
         self._client.start()
 
@@ -148,17 +156,20 @@ class MqttLink:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def _give_up_waiting(self) -> None:
+    def _note_loss(self) -> None:
+        self._introduced.clear()
         for answer in self._awaited.values():
             if not answer.done():
                 answer.set_exception(
                     LinkDownError(f"The connection to the MQTT broker at {self._address} was lost before the answer.")
                 )
+        self._on_lost()
 
     async def _introduce(self) -> None:
         said = {"session_id": self._session_id, **self._birth()}
         await self._client.publish(Publication(self._topics.birth, orjson.dumps(said), retain=True))
         await self._client.publish(self._state("online"))
+        self._introduced.set()
 
     def _state(self, state: str) -> Publication:
         said = {"state": state, "session_id": self._session_id}

@@ -8,9 +8,10 @@ from support.escalations import ScriptedLink, request, response, settle
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import InferRequest, InferResponse, Privacy
+from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy
+from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import ChainSettings, LinkChain, attempts_of
+from firstline_edge.links.chain import ChainSettings, LinkChain
 
 DOWN = errors.LinkDownError("refused")
 
@@ -28,6 +29,21 @@ class House:
             [self.first, self.second], breakers, self.clock, ChainSettings(timeout_s=30.0, probe_timeout_s=2.0)
         )
 
+    async def infer(self, asked: InferRequest | None = None, timeout_s: float | None = None) -> InferResponse:
+        """Asks; what was tried is in `attempts`."""
+        self.attempts: list[Attempt] = []
+        deadline_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        return await self.chain.infer(asked or request(), deadline_s, self.attempts)
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [attempt.outcome for attempt in self.attempts]
+
+    async def hang(self, _request: InferRequest, timeout_s: float) -> InferResponse:
+        """A far side that takes requests and never answers."""
+        await self.clock.sleep(timeout_s)
+        raise errors.RemoteTimeoutError("late")
+
     def cut(self) -> None:
         for link in (self.first, self.second):
             link.error = link.probe_error = DOWN
@@ -39,7 +55,7 @@ class House:
     async def fail_until_open(self) -> None:
         while self.chain.available:
             with pytest.raises(errors.LinkDownError):
-                await self.chain.infer(request(), None)
+                await self.infer()
         await settle()
 
 
@@ -56,11 +72,11 @@ async def house() -> AsyncIterator[House]:
 
 async def test_the_preferred_link_answers(house: House) -> None:
     asked = request()
-    answer, attempts = await house.chain.infer(asked, None)
+    answer = await house.infer(asked)
     assert answer.answer is not None
     assert answer.answer.request_id == asked.request_id
-    assert [attempt.outcome for attempt in attempts] == ["ok"]
-    assert house.first.calls == [(asked, 30.0)]
+    assert house.outcomes == ["ok"]
+    assert house.first.calls == [(asked, 15.0)]
     assert house.second.calls == []
 
 
@@ -70,35 +86,90 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
         raise DOWN
 
     house.first.answer = slow_fault
-    asked = asyncio.create_task(house.chain.infer(request(), 1.0))
+    asked = asyncio.create_task(house.infer(timeout_s=1.0))
     await settle()
     await house.clock.advance(0.25)
-    _, attempts = await asked
-    assert [(attempt.outcome, attempt.ms) for attempt in attempts] == [("link_down", 250.0), ("ok", 0.0)]
+    await asked
+    assert [(attempt.outcome, attempt.ms) for attempt in house.attempts] == [("link_down", 250.0), ("ok", 0.0)]
     assert house.second.calls[0][1] == pytest.approx(0.75)
 
 
+async def test_a_link_that_hangs_leaves_the_next_one_half_of_the_time_until_its_breaker_opens(house: House) -> None:
+    house.first.answer = house.hang
+    for _ in range(2):
+        asked = asyncio.create_task(house.infer(timeout_s=1.98))
+        await settle()
+        await house.clock.advance(0.99)
+        assert (await asked).answer is not None
+        assert house.outcomes == ["remote_timeout", "ok"]
+    assert house.chain.states()["first"] == "open"  # though it answers every probe
+    await house.infer(timeout_s=1.98)
+    assert house.outcomes == ["ok"]
+
+
+async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
+    house.second.error = house.second.probe_error = DOWN
+    house.second.on_lost()
+    await settle()
+    assert house.chain.states() == {"first": "closed", "second": "open"}
+    await house.infer(timeout_s=2.0)
+    assert house.first.calls[-1][1] == 2.0
+
+
+async def test_what_was_tried_is_known_also_of_a_request_that_is_cancelled(house: House) -> None:
+    house.first.error = DOWN
+    house.second.answer = house.hang
+    asked = asyncio.create_task(house.infer(timeout_s=2.0))
+    await settle()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert house.outcomes == ["link_down"]
+
+
 async def test_no_time_left_means_no_further_try(house: House) -> None:
-    async def slow_fault(_request: InferRequest, timeout_s: float) -> InferResponse:
-        await house.clock.sleep(timeout_s)
+    async def slow_fault(_request: InferRequest, _timeout_s: float) -> InferResponse:
+        await house.clock.sleep(1.0)
         raise errors.RemoteTimeoutError("late")
 
     house.first.answer = slow_fault
-    asked = asyncio.create_task(house.chain.infer(request(), 1.0))
+    asked = asyncio.create_task(house.infer(timeout_s=1.0))
     await settle()
     await house.clock.advance(1.0)
-    with pytest.raises(errors.RemoteTimeoutError) as raised:
+    with pytest.raises(errors.RemoteTimeoutError):
         await asked
-    assert [attempt.outcome for attempt in attempts_of(raised.value)] == ["remote_timeout"]
+    assert house.outcomes == ["remote_timeout"]
     assert house.second.calls == []
 
 
 async def test_a_deadline_in_the_past_tries_nothing(house: House) -> None:
     await house.clock.advance(5.0)
-    with pytest.raises(errors.DeadlineExceededError) as raised:
-        await house.chain.infer(request(), 4.0)
-    assert attempts_of(raised.value) == ()
+    with pytest.raises(errors.DeadlineExceededError):
+        await house.infer(timeout_s=-1.0)
+    assert house.outcomes == []
     assert house.first.calls == []
+
+
+@pytest.mark.parametrize(
+    "fault", [DOWN, errors.RemoteTimeoutError("late"), errors.ProtocolError("a portal"), errors.CapacityError("busy")]
+)
+async def test_whatever_may_pass_says_when_from_the_first_request_on(
+    house: House, fault: errors.FirstlineError
+) -> None:
+    house.first.error = house.second.error = fault
+    with pytest.raises(type(fault)) as raised:
+        await house.infer()
+    assert raised.value.retry_after_s == 1.0
+    with pytest.raises(errors.DeadlineExceededError) as late:
+        await house.infer(timeout_s=-1.0)
+    assert late.value.retry_after_s == 1.0
+
+
+async def test_what_the_gateway_says_of_when_is_kept(house: House) -> None:
+    house.first.error = errors.QueueFullError("later", retry_after_s=7.0)
+    with pytest.raises(errors.QueueFullError) as raised:
+        await house.infer()
+    assert raised.value.retry_after_s == 7.0
 
 
 @pytest.mark.parametrize(
@@ -115,9 +186,9 @@ async def test_what_the_gateway_says_ends_the_matter_and_opens_nothing(
 ) -> None:
     house.first.error = said
     for _ in range(5):
-        with pytest.raises(type(said)) as raised:
-            await house.chain.infer(request(), None)
-        assert [attempt.outcome for attempt in attempts_of(raised.value)] == [said.code]
+        with pytest.raises(type(said)):
+            await house.infer()
+        assert house.outcomes == [said.code]
     assert house.second.calls == []
     assert house.chain.states() == {"first": "closed", "second": "closed"}
 
@@ -128,12 +199,12 @@ async def test_what_the_gateway_says_ends_the_matter_and_opens_nothing(
 async def test_what_one_link_may_not_carry_is_tried_on_the_next(house: House, refused: errors.FirstlineError) -> None:
     house.first.error = refused
     for _ in range(5):
-        _, attempts = await house.chain.infer(request(), None)
-        assert [attempt.outcome for attempt in attempts] == [refused.code, "ok"]
+        await house.infer()
+        assert house.outcomes == [refused.code, "ok"]
     assert house.chain.states()["first"] == "closed"
     house.second.error = refused
     with pytest.raises(type(refused)):
-        await house.chain.infer(request(), None)
+        await house.infer()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +213,7 @@ async def test_what_one_link_may_not_carry_is_tried_on_the_next(house: House, re
 async def test_link_faults_open_the_breaker(house: House, fault: errors.FirstlineError) -> None:
     house.first.error = house.first.probe_error = fault
     for _ in range(3):
-        await house.chain.infer(request(), None)
+        await house.infer()
     assert house.chain.states() == {"first": "open", "second": "closed"}
     assert len(house.first.calls) == 2
 
@@ -150,7 +221,7 @@ async def test_link_faults_open_the_breaker(house: House, fault: errors.Firstlin
 async def test_a_dead_link_costs_the_first_request_only(house: House) -> None:
     house.cut()
     with pytest.raises(errors.LinkDownError):
-        await house.chain.infer(request(), None)
+        await house.infer()
     await settle()
     assert house.chain.states() == {"first": "open", "second": "open"}
     assert len(house.first.calls) == len(house.second.calls) == 1
@@ -163,10 +234,10 @@ async def test_once_open_a_dead_link_costs_no_io_and_no_time(house: House) -> No
     started_s = time.perf_counter()
     for _ in range(1000):
         with pytest.raises(errors.LinkDownError) as raised:
-            await house.chain.infer(request(), None)
+            await house.infer()
     assert (time.perf_counter() - started_s) / 1000 < 0.001
     assert len(house.first.calls) + len(house.second.calls) == calls
-    assert attempts_of(raised.value) == ()
+    assert house.outcomes == []
     assert raised.value.retry_after_s is not None
     assert 0 < raised.value.retry_after_s <= 1.0
 
@@ -175,7 +246,7 @@ async def test_probes_in_the_background_bring_the_link_back(house: House) -> Non
     house.cut()
     await house.fail_until_open()
     calls = len(house.first.calls)
-    waiting = asyncio.create_task(house.chain.wait_available())
+    waiting = asyncio.create_task(house.chain.wait_recovery(house.chain.recoveries))
     await house.clock.advance(20.0)
     assert house.first.probes > 2
     assert not waiting.done()
@@ -184,7 +255,7 @@ async def test_probes_in_the_background_bring_the_link_back(house: House) -> Non
     await asyncio.wait_for(waiting, 1)
     assert house.chain.available
     assert len(house.first.calls) == calls  # no request paid for that
-    await house.chain.infer(request(), None)
+    await house.infer()
 
 
 async def test_a_device_that_boots_offline_knows_before_its_first_request() -> None:
@@ -194,7 +265,7 @@ async def test_a_device_that_boots_offline_knows_before_its_first_request() -> N
     await settle()
     assert not house.chain.available
     with pytest.raises(errors.LinkDownError):
-        await house.chain.infer(request(), None)
+        await house.infer()
     assert house.first.calls == []
     await house.chain.close()
 
@@ -203,14 +274,57 @@ async def test_short_deadlines_do_not_condemn_a_link_but_have_it_probed(house: H
     house.first.error = errors.RemoteTimeoutError("late")
     probes = house.first.probes
     for _ in range(5):
-        await house.chain.infer(request(), house.clock.monotonic_s() + 0.05)
+        await house.infer(timeout_s=0.05)
         await settle()
     assert house.chain.states()["first"] == "closed"
     assert house.first.probes == probes + 5
     house.first.probe_error = DOWN
-    await house.chain.infer(request(), house.clock.monotonic_s() + 0.05)
+    await house.infer(timeout_s=0.05)
     await settle()
     assert house.chain.states()["first"] == "open"
+
+
+@pytest.mark.parametrize("timeout_s", [0.6, 1.98, 30.0])
+async def test_any_usual_deadline_condemns_a_link_that_answers_probes_only(house: House, timeout_s: float) -> None:
+    house.cut()
+    await house.fail_until_open()
+    house.mend()
+    await house.clock.advance(10.0)
+    await house.infer()  # both are up and proven
+    house.first.error = house.second.error = errors.RemoteTimeoutError("late")
+    for _ in range(2):
+        with pytest.raises(errors.RemoteTimeoutError):
+            await house.infer(timeout_s=timeout_s)
+    assert not house.chain.available
+
+
+async def test_a_busy_pool_of_ours_is_no_verdict_on_the_far_side(house: House) -> None:
+    house.first.error = LinkBusyError("all connections are busy")
+    for _ in range(5):
+        await house.infer()
+        assert house.outcomes == ["remote_timeout", "ok"]
+    assert house.chain.states()["first"] == "closed"
+
+
+async def test_a_loss_that_the_link_notices_is_known_before_the_next_request(house: House) -> None:
+    house.first.probe_error = DOWN
+    house.first.on_lost()
+    await settle()
+    assert house.chain.states() == {"first": "open", "second": "closed"}
+    assert house.first.calls == []
+
+
+async def test_a_failed_probe_proves_nothing_against_a_request_that_was_answered_meanwhile(house: House) -> None:
+    async def slow_failure(_timeout_s: float) -> None:
+        await house.clock.sleep(2.0)
+        raise errors.RemoteTimeoutError("late")
+
+    house.first.probe = slow_failure  # type: ignore[method-assign]
+    house.first.on_lost()
+    await settle()
+    await house.infer()
+    await house.clock.advance(2.0)
+    assert house.chain.states()["first"] == "closed"
 
 
 async def test_a_probe_that_breaks_does_not_end_the_probing(house: House) -> None:
@@ -225,7 +339,7 @@ async def test_a_probe_that_breaks_does_not_end_the_probing(house: House) -> Non
 
 async def test_local_only_never_reaches_a_link(house: House) -> None:
     with pytest.raises(errors.RequestError, match="local_only"):
-        await house.chain.infer(request(privacy=Privacy.LOCAL_ONLY), None)
+        await house.infer(request(privacy=Privacy.LOCAL_ONLY))
     assert house.first.calls == house.second.calls == []
 
 
@@ -233,7 +347,7 @@ async def test_without_links_it_says_so_at_once() -> None:
     chain = LinkChain([], [], SimulatedClock())
     assert not chain.available
     with pytest.raises(errors.LinkDownError):
-        await chain.infer(request(), None)
+        await chain.infer(request(), None, [])
 
 
 async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
@@ -243,7 +357,7 @@ async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
 
     house.first.answer = hang
     for _ in range(5):
-        task = asyncio.create_task(house.chain.infer(request(), None))
+        task = asyncio.create_task(house.infer())
         await settle()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

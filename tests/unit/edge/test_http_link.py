@@ -13,6 +13,7 @@ from support.escalations import request, response
 from firstline_core import errors
 from firstline_core.protocol import http as wire
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
+from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -159,6 +160,30 @@ async def test_silence_is_a_timeout_over_the_whole_exchange(server: Server, link
     server.script = drip
     with pytest.raises(errors.RemoteTimeoutError, match=r"within 0\.1 s"):
         await link.infer(request(), 0.1)
+
+
+async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of_the_far_side(server: Server) -> None:
+    async def take_requests_and_answer_probes(reader: Reader, writer: Writer) -> None:
+        first, _, _ = await read_request(reader)
+        if first.startswith("GET "):
+            writer.write(reply(200, b'{"live": true}'))
+        await reader.read()
+
+    server.script = take_requests_and_answer_probes
+    link = HttpLink(HttpLinkSettings(server.url, connections=1))
+    hanging = asyncio.create_task(link.infer(request(), 60.0))
+    async with asyncio.timeout(5):
+        while not server.heads:  # noqa: ASYNC110 (what is waited for comes over a socket)
+            await asyncio.sleep(0.005)
+    with pytest.raises(LinkBusyError, match="1 connections to"):
+        await link.infer(request(), 0.05)
+    await link.probe(5.0)
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    with pytest.raises(errors.RemoteTimeoutError) as heard:
+        await link.infer(request(), 0.1)
+    assert type(heard.value) is errors.RemoteTimeoutError
+    await link.close()
 
 
 async def test_a_kept_connection_that_the_server_closed_is_replaced(server: Server, link: HttpLink) -> None:
