@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.workbench.ranges import misfit
 from firstline_core.bundle.manifest import InputSpec, Model
 from firstline_core.bundle.pipeline import LoadedModel, load_model
 from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Softmax
@@ -66,6 +67,8 @@ def check_model(
         raise ConfigError(f"{source.name}: {error.message}") from error
     try:
         _check_outputs(loaded, noise(bundle.manifest.input, loaded), source, warn)
+    except ConfigError as error:
+        raise ConfigError(f"{source.name}: {error.message}") from error
     except FirstlineError as error:
         raise ConfigError(f"{source.name} fails on a trial run: {error.message}") from error
     finally:
@@ -114,6 +117,10 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
     rows = loaded.prepare(tensor)
+    if (found := misfit(loaded, tensor, rows)) is not None:
+        if found.hopeless:
+            raise ConfigError(f"{found.sentence}.")
+        warn(f"{source.name}: {found.sentence}.")
     output = _port(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
     raw = loaded.runtime.run({loaded.input.name: rows})[output.name].reshape(len(rows), -1)
     probabilities = loaded.run(rows)

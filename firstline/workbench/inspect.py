@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from firstline.workbench.checks import may_be_probabilities, noise
+from firstline.workbench.ranges import misfit
 from firstline.workbench.spelling import spell
 from firstline_core.bundle.manifest import InputSpec, Model, Policy
 from firstline_core.bundle.pipeline import load_model, load_scorer
@@ -120,17 +121,22 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             tensor = noise(bundle.manifest.input, loaded)
             if tensor is None:
                 return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")
-            probabilities = loaded.predict(tensor)
+            rows = loaded.prepare(tensor)
+            probabilities = loaded.run(rows)
+            found = misfit(loaded, tensor, rows)
         finally:
             loaded.close()
     except FirstlineError as error:
         return Check(what, "failed", error.message)
     if not np.isfinite(probabilities).all():
         return Check(what, "failed", "gives NaN or infinity for noise")
+    if found is not None and found.hopeless:
+        return Check(what, "failed", found.sentence)
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
+    noted = f"; {found.sentence}" if found is not None else ""
     if not may_be_probabilities(probabilities):
-        return Check(what, "ok", f"gives {shape}, which do not look like probabilities")
-    return Check(what, "ok", f"gives probabilities {shape}")
+        return Check(what, "ok", f"gives {shape}, which do not look like probabilities{noted}")
+    return Check(what, "ok", f"gives probabilities {shape}{noted}")
 
 
 def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:

@@ -63,7 +63,7 @@ def test_imagenet_photographs(shared_data: Path, tmp_path: Path, name: str, side
         path,
         tmp_path,
         [str(label) for label in range(1000)],
-        preprocess=(Decode(), CenterCrop(0.875), Resize(side, side)),
+        preprocess=(Decode(), CenterCrop(0.875), Resize(side, side), Scale((128.0,), (128.0,))),
         postprocess=(LabelOffset(1),),
     )
     probabilities = predict(bundle, encoded)

@@ -78,6 +78,17 @@ def linear_model(
     )
 
 
+def two_inputs(file: Path) -> Path:
+    """`a` and `b` FP32 [n, 2] to their sum."""
+    return write_graph(
+        file,
+        [helper.make_node("Add", ["a", "b"], ["sum"])],
+        [_floats("a", 2), _floats("b", 2)],
+        [_floats("sum", 2)],
+        [],
+    )
+
+
 def reversing_graph(file: Path, classes: int) -> Path:
     """A processing graph that turns the classes round."""
     return _product_graph(file, "given", np.eye(classes, dtype=np.float32)[::-1].copy(), "turned")

@@ -11,16 +11,17 @@ from firstline_core.types import Array, TensorSpec
 class Runtime(Protocol):
     """A loaded model. Safe to call from several threads.
 
-    Quantised inputs and outputs are scaled here: callers give and get real values (FP32), and see FP32 specs. Only an
-    array of a quantised input's own integer dtype passes as it is: pixels as UINT8 are what a UINT8 model was made for.
-    A model of a fixed batch size is run row by row or padded here: callers may pass any number of rows.
+    Quantised inputs and outputs are scaled here, always: callers give and get real values, of whatever dtype, and see
+    FP32 specs. A model of a fixed batch size is run row by row or padded here: callers may pass any number of rows.
 
     Attributes:
+        ranges: the least and the largest real value of each quantised input, by name; values beyond are clipped.
         provider: what really executes the model, e.g. "CPUExecutionProvider" or "tflite/litert".
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    ranges: Mapping[str, tuple[float, float]]
     provider: str
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -38,16 +38,26 @@ class _Port:
     scale: np.float32 | None
     zero_point: np.float32
 
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The least and the largest real value that can be stored."""
+        if self.scale is None:
+            return None
+        limits = np.iinfo(self.dtype)
+        low, high = ((limit - float(self.zero_point)) * float(self.scale) for limit in (limits.min, limits.max))
+        return low, high
+
     def store(self, array: Array) -> Array:
-        if self.scale is None or array.dtype == self.dtype:
+        if self.scale is None:
             return cast_feed(self.spec.name, array, self.dtype)
         if array.dtype.kind not in "fiub":
             raise InvalidTensorError(f"Model input '{self.spec.name}' takes FP32, but was fed {array.dtype}.")
-        stored = np.divide(array, self.scale, dtype=np.float32)
-        stored += self.zero_point
+        with np.errstate(over="ignore"):  # said below, in a sentence
+            stored = np.divide(array, self.scale, dtype=np.float32)
+            stored += self.zero_point
         if not np.isfinite(stored).all():
             raise InvalidTensorError(
-                f"Model input '{self.spec.name}' was fed NaN or infinity; it takes finite numbers."
+                f"Model input '{self.spec.name}' was fed NaN, infinity or more than FP32 can hold; send finite numbers."
             )
         limits = np.iinfo(self.dtype)
         np.rint(stored, out=stored)
@@ -88,6 +98,9 @@ class LiteRtRuntime:
         self._outputs = [_port(detail, path) for detail in self._interpreter.get_output_details()]
         self.inputs = tuple(port.spec for port in self._inputs)
         self.outputs = tuple(port.spec for port in self._outputs)
+        self.ranges: Mapping[str, tuple[float, float]] = {
+            port.spec.name: port.range for port in self._inputs if port.range is not None
+        }
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and outputs.")
         sizes = {spec.shape[0] for spec in self.inputs}
@@ -123,7 +136,8 @@ class LiteRtRuntime:
 def _build(model: bytes, path: Path, threads: int) -> tuple[Any, str]:
     """An interpreter with its tensors allocated, and the name of what built it.
 
-    The interpreter's own log goes to file descriptor 2; it has no switch.
+    The interpreter's own log ("INFO: Created TensorFlow Lite XNNPACK delegate") goes to file descriptor 2. It has no
+    switch, and taking the descriptor away meanwhile would lose the last words of an interpreter that aborts.
     """
     causes = []
     for name, module in _MODULES.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from firstline_core.errors import InferenceError, ModelLoadError
@@ -32,7 +32,12 @@ _DATATYPES = {
 
 
 class OnnxRuntime:
-    """A `Runtime` over an ONNX Runtime session. Sessions run from several threads at once."""
+    """A `Runtime` over an ONNX Runtime session. Sessions run from several threads at once.
+
+    ONNX says nothing of how an integer input is quantised: what it takes are integers, and no range is known.
+    """
+
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
     def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int) -> None:
         """Loads the model and checks that the providers asked for really execute it.

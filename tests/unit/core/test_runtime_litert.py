@@ -63,6 +63,7 @@ def test_int8_is_scaled_as_its_publisher_says(shared_data: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     interpreter, _ = litert._build(path.read_bytes(), path, 1)
     feed, out = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    assert runtime.ranges == {runtime.inputs[0].name: (0, 255)}
     for row, found in zip(pixels, outputs(runtime, {runtime.inputs[0].name: pixels}), strict=True):
         interpreter.set_tensor(feed, (row.astype(np.int16) - 128).astype(np.int8)[None])
         interpreter.invoke()
@@ -72,16 +73,41 @@ def test_int8_is_scaled_as_its_publisher_says(shared_data: Path) -> None:
 
 
 @pytest.mark.shared_data
-def test_pixels_pass_as_they_are_into_a_uint8_model(shared_data: Path) -> None:
-    """Its scale is 1/128 and its zero point 128, so the real values are (pixel - 128) / 128."""
-    runtime = load(shared_data / "imagenet-cascade" / "models" / "mobilenet_v1_0.25_128_quant.tflite")
+def test_a_uint8_model_takes_real_values_and_no_bytes(shared_data: Path) -> None:
+    """Its scale is 1/128 and its zero point 128: the real values are (pixel - 128) / 128, whatever carries them."""
+    path = shared_data / "imagenet-cascade" / "models" / "mobilenet_v1_0.25_128_quant.tflite"
+    runtime = load(path)
     name = runtime.inputs[0].name
+    assert runtime.ranges == {name: (-1, 127 / 128)}
     pixels = np.random.default_rng(2).integers(0, 256, (2, 128, 128, 3), dtype=np.uint8)
-    real = (pixels.astype(np.float32) - 128) / 128
-    raw = outputs(runtime, {name: pixels})
-    np.testing.assert_array_equal(raw, outputs(runtime, {name: real}))
-    assert raw.min() >= 0
-    assert raw.max() <= 1
+    found = outputs(runtime, {name: (pixels.astype(np.float32) - 128) / 128})
+    interpreter, _ = litert._build(path.read_bytes(), path, 1)
+    feed, out = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    for row, answer in zip(pixels, found, strict=True):
+        interpreter.set_tensor(feed, row[None])
+        interpreter.invoke()
+        np.testing.assert_array_equal(answer, interpreter.get_tensor(out)[0].astype(np.float32) / 256)
+    # 0 and 1 are real values too: in the middle and at the upper end.
+    np.testing.assert_array_equal(
+        outputs(runtime, {name: np.minimum(pixels, 1)}),
+        outputs(runtime, {name: np.minimum(pixels, 1).astype(np.float32)}),
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.float16, np.float64])
+def test_a_value_means_the_same_in_every_dtype(dtype: type) -> None:
+    """There is no dtype that is taken for stored values, the model's own least of all."""
+    runtime = load(INT8)
+    spec = runtime.inputs[0]
+    assert runtime.ranges[spec.name] == pytest.approx((0, 1), abs=1e-6)
+    ones = np.random.default_rng(5).integers(0, 2, (3, *spec.shape[1:]))
+    np.testing.assert_array_equal(
+        outputs(runtime, {spec.name: ones.astype(dtype)}), outputs(runtime, {spec.name: ones.astype(np.float32)})
+    )
+
+
+def test_a_float_model_has_no_range() -> None:
+    assert load(FLOAT).ranges == {}
 
 
 def test_values_outside_of_the_quantised_range_are_clipped_not_wrapped() -> None:
@@ -91,12 +117,12 @@ def test_values_outside_of_the_quantised_range_are_clipped_not_wrapped() -> None
     np.testing.assert_array_equal(outputs(runtime, {spec.name: huge}), outputs(runtime, {spec.name: limit}))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
 def test_nan_is_no_integer(bad: float) -> None:
     runtime = load(INT8)
-    feeds = digits(2, runtime)
+    feeds = {name: array.astype(np.float64) for name, array in digits(2, runtime).items()}
     feeds[runtime.inputs[0].name].flat[3] = bad
-    with pytest.raises(InvalidTensorError, match="NaN or infinity"):
+    with pytest.raises(InvalidTensorError, match="NaN, infinity or more"):
         runtime.run(feeds)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.onnx_models import first_column_graph, linear_model, reversing_graph
+from support.onnx_models import first_column_graph, linear_model, reversing_graph, two_inputs
 
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
@@ -219,7 +219,9 @@ def test_a_background_class_that_counts_is_noticed(tmp_path: Path) -> None:
 
 def test_an_output_must_be_named_where_there_are_several(tmp_path: Path) -> None:
     file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, outputs=2)
-    with pytest.raises(ConfigError, match=r"has 2 outputs: 'scores', 'scores_1'; name one"):
+    with pytest.raises(
+        ConfigError, match=r"has 2 outputs, 'scores', 'scores_1'; name one of them as `output` in the recipe"
+    ):
         create_bundle(_bare(file, 3), tmp_path / "out")
     create_bundle(_bare(file, 3, output="scores_1"), tmp_path / "out")
 
@@ -262,3 +264,9 @@ def test_labels_files(tmp_path: Path) -> None:
         read_labels(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_labels(tmp_path / "absent")
+
+
+def test_a_model_of_two_inputs_is_refused_before_it_is_described(tmp_path: Path) -> None:
+    file = two_inputs(tmp_path / "pair.onnx")
+    with pytest.raises(ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one"):
+        create_bundle(_bare(file, 2, "", input="a"), tmp_path / "out")
