@@ -2,8 +2,8 @@
 
 In process it is used as it is:
 
-async with EdgeAgent(settings) as agent:
-response = await agent.infer_file("digits", png_bytes)
+    async with EdgeAgent(settings) as agent:
+        response = await agent.infer_file("digits", png_bytes)
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
 from firstline_edge import rows
 from firstline_edge.cache import ResultCache
-from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade import Cascade, CascadeOptions, Trail
 from firstline_edge.disk_cache import DiskCache
 from firstline_edge.models import Models, open_models
 from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.recorder import Recorder
 from firstline_edge.settings import EdgeSettings
@@ -40,6 +41,8 @@ from firstline_edge.wiring import Links, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
+PASSED_ON_INPUT = "image"
+"""What the short way calls the input of a model that this device does not hold."""
 
 
 class EdgeAgent:
@@ -85,18 +88,21 @@ class EdgeAgent:
         resources.callback(self.state.close)
 
         workers = Workers(settings.models.workers, settings.models.queue_limit)
-        resources.callback(workers.close)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
             RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads),
             workers,
         )
         resources.callback(self.models.close)
+        resources.callback(workers.close)  # before the models, which its last runs use
 
         disk = None
         if settings.cache.disk_limit_bytes:
             disk = DiskCache(
-                self.state.cache_path, limit_bytes=settings.cache.disk_limit_bytes, ttl_s=settings.cache.ttl_s
+                self.state.cache_path,
+                limit_bytes=settings.cache.disk_limit_bytes,
+                ttl_s=settings.cache.ttl_s,
+                clock=clock,
             )
         self.cache = ResultCache(
             limit_bytes=settings.cache.memory_limit_bytes, ttl_s=settings.cache.ttl_s, disk=disk, clock=clock
@@ -112,14 +118,7 @@ class EdgeAgent:
         )
         resources.callback(self._recorder.close)
 
-        self.outbox = Outbox(
-            self.state.outbox_path,
-            limit_items=settings.outbox.limit_items,
-            limit_bytes=settings.outbox.limit_bytes,
-            answer_limit_bytes=settings.outbox.answers_limit_bytes,
-            answer_max_age_s=settings.outbox.answers_age_s,
-            clock=clock,
-        )
+        self.outbox = PatientOutbox(self._open_outbox, clock)
         resources.callback(self.outbox.close)
 
         self.links: Links = await open_links(settings, self._birth, self.limits, clock)
@@ -139,30 +138,23 @@ class EdgeAgent:
             clock=clock,
         )
         resources.push_async_callback(self._cascade.close)
-        if self.links.chain is not None:
-            delivery = Delivery(
-                self.outbox,
-                self.links.chain,
-                rows.merge,
-                clock,
-                random.Random(),  # noqa: S311 (jitter)
-                on_correction=self._corrected,
-                max_age_s=settings.outbox.max_age_s,
-            )
-            task = asyncio.create_task(delivery.run(), name="delivery")
-            resources.push_async_callback(_cancelled, task)
+        task = asyncio.create_task(self._deliver(), name="delivery")
+        resources.push_async_callback(_cancelled, task)
         self._gauges()
         self._ready = True
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answers one request; see `Cascade.infer` for what it raises."""
+        """Answers one request; see `Cascade.infer` for what it raises. The error names the request's id."""
         if not self._ready:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         started_s = time.perf_counter()
+        trail = Trail()
         try:
-            response = await self._cascade.infer(request)
+            response = await self._cascade.infer(request, trail)
         except FirstlineError as error:
-            self._recorder.refused(request, error)
+            # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
+            error.request_id = request.request_id
+            self._recorder.refused(request, error, trail, time.perf_counter() - started_s)
             raise
         self._recorder.answered(request, response, time.perf_counter() - started_s, self._threshold(request))
         return response
@@ -180,7 +172,7 @@ class EdgeAgent:
         """
         request = short.request_from_file(
             model,
-            self.metadata(model, ""),
+            self.short_metadata(model),
             content,
             content_type,
             preferences,
@@ -202,7 +194,9 @@ class EdgeAgent:
         return True
 
     def ready(self) -> bool:
-        return self._ready
+        """Whether any request could be answered: with an edge model that runs, or through a link."""
+        runs = any(held.edge is not None for held in self.models.all) if self._ready else False
+        return self._ready and (runs or self.links.chain is not None)
 
     def model_ready(self, model: str, version: str) -> bool:
         held = self.models.find(model, version)
@@ -216,6 +210,22 @@ class EdgeAgent:
             raise self._unknown(model, version)
         return held.metadata
 
+    def short_metadata(self, model: str) -> ModelMetadata:
+        """What the short way in takes a body for.
+
+        Of a model that this device does not hold it knows nothing: the body is then passed on as one encoded image,
+        which is what the short way is mostly used with. The gateway refuses it where its model takes something else.
+
+        Raises:
+            UnknownModelError: not held, and no gateway to ask.
+        """
+        held = self.models.find(model)
+        if held is not None:
+            return held.metadata
+        if self.links.chain is None:
+            raise self._unknown(model, "")
+        return ModelMetadata(model, (), "", (TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,)),), ())
+
     def labels(self, model: str, version: str) -> tuple[str, ...]:
         """The labels of a model, empty where this device does not hold it."""
         held = self.models.find(model, version)
@@ -226,7 +236,7 @@ class EdgeAgent:
         return {
             "device_id": self.settings.device_id,
             "version": self.server_version,
-            "ready": self._ready,
+            "ready": self.ready(),
             "uptime_s": round(self._clock.monotonic_s() - self._started_s, 1),
             "models": [
                 {
@@ -242,11 +252,42 @@ class EdgeAgent:
                 }
                 for held in self.models.all
             ],
-            "problems": [{"path": str(found.path), "message": found.message} for found in self.models.problems],
+            "problems": [{"path": str(path), "message": message} for path, message in self._problems()],
             "links": dict(self.links.states()),
             "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
             "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
         }
+
+    def _problems(self) -> list[tuple[Path, str]]:
+        found = [(problem.path, problem.message) for problem in self.models.problems]
+        found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
+        return [(path, message) for path, message in found if message]
+
+    def _open_outbox(self) -> Outbox:
+        limits = self.settings.outbox
+        return Outbox(
+            self.state.outbox_path,
+            limit_items=limits.limit_items,
+            limit_bytes=limits.limit_bytes,
+            answer_limit_bytes=limits.answers_limit_bytes,
+            answer_max_age_s=limits.answers_age_s,
+            clock=self._clock,
+        )
+
+    async def _deliver(self) -> None:
+        """Keeps the outbox's promises, once the disk gives it and while there is a way to the gateway."""
+        outbox = await self.outbox.opened()
+        if self.links.chain is not None:
+            delivery = Delivery(
+                outbox,
+                self.links.chain,
+                rows.merge,
+                self._clock,
+                random.Random(),  # noqa: S311 (jitter)
+                on_correction=self._corrected,
+                max_age_s=self.settings.outbox.max_age_s,
+            )
+            await delivery.run()
 
     async def _corrected(self, response: InferResponse) -> None:
         self._recorder.corrected(response)

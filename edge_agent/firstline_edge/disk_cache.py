@@ -2,11 +2,13 @@
 
 diskcache unpickles what it finds in its database and its files (CVE-2025-69872; its JSONDisk too), so whoever can
 write there runs code here. `BytesDisk` stores bytes in the database only, and refuses anything else that it finds.
-The cache may always be lost: a database that cannot be read is moved aside and a fresh one is begun.
+The cache may always be lost: a database that cannot be read is moved aside and a fresh one is begun. A disk that is
+full or may not be written is no fault of the database's: it stays where it is, and is tried again later.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import sqlite3
@@ -17,15 +19,18 @@ from typing import Any, NoReturn
 import diskcache
 from diskcache.core import MODE_RAW, UNKNOWN
 
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.telemetry.logs import logger
 
-_LOG = logger(__name__)
+log = logger(__name__)
 
 # diskcache reads its database inline on the event loop; nobody else should hold its lock for longer.
 _LOCK_TIMEOUT_S = 0.05
 _ITS_OWN_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
+_RETRY_S = 60.0
 # What diskcache raises on a database that is not its own, beside sqlite3's errors.
 _UNREADABLE = (sqlite3.DatabaseError, AttributeError, KeyError, TypeError, ValueError)
+_REFUSED = (sqlite3.Error, diskcache.Timeout, OSError)
 
 
 class ForeignEntryError(Exception):
@@ -68,30 +73,40 @@ def _refuse(what: str) -> NoReturn:
 class DiskCache:
     """A bounded map from bytes to bytes with a time to live, for one process and one thread.
 
-    Never raises: an entry that cannot be read or written is a miss.
+    Never raises: an entry that cannot be read or written is a miss, and while the disk refuses, all are.
 
     Args:
         directory: made with mode 0700; an unreadable database in it is moved to `directory` + ".broken".
         limit_bytes: of the database; the oldest entries go first.
         ttl_s: seconds that an entry lives, in wall time, for it must count across restarts.
+        clock: for when to try again.
+
+    Attributes:
+        problem: why nothing is kept at the moment, in a sentence; "" while all is well.
     """
 
-    def __init__(self, directory: Path, *, limit_bytes: int, ttl_s: float) -> None:
+    def __init__(self, directory: Path, *, limit_bytes: int, ttl_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._ttl_s = ttl_s
+        self._clock = clock
+        self._retry_at_s = 0.0
+        self.problem = ""
         self._cache = self._open()
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        try:
-            value, expires_s = self._cache.get(key, expire_time=True)
-        except ForeignEntryError as error:
-            _LOG.warning("removed a foreign cache entry", error=str(error))
-            self._delete(key)
+        cache = self._opened()
+        if cache is None:
             return None
-        except (sqlite3.Error, diskcache.Timeout, OSError) as error:
-            self._failed("read", error)
+        try:
+            value, expires_s = cache.get(key, expire_time=True)
+        except ForeignEntryError as error:
+            log.warning("removed a foreign cache entry", error=str(error))
+            self._delete(cache, key)
+            return None
+        except _REFUSED as error:
+            self._failed(error)
             return None
         if value is None:
             return None
@@ -101,32 +116,62 @@ class DiskCache:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Stores a value; the oldest entries make room."""
+        cache = self._opened()
+        if cache is None:
+            return
         try:
-            self._cache.set(key, value, expire=self._ttl_s)
-        except (sqlite3.Error, diskcache.Timeout, OSError) as error:
-            self._failed("write", error)
+            cache.set(key, value, expire=self._ttl_s)
+        except _REFUSED as error:
+            self._failed(error)
+        else:
+            self.problem = ""
 
     def close(self) -> None:
         """Closes the database; calling it twice is harmless."""
-        self._cache.close()
+        self._retry_at_s = math.inf
+        self._close()
 
-    def _delete(self, key: bytes) -> None:
+    def _delete(self, cache: Any, key: bytes) -> None:
         try:
-            self._cache.delete(key)
-        except (sqlite3.Error, diskcache.Timeout, OSError) as error:
-            self._failed("write", error)
+            cache.delete(key)
+        except _REFUSED as error:
+            self._failed(error)
 
-    def _failed(self, action: str, error: Exception) -> None:
-        # A busy or full database is an OperationalError and heals by itself; a malformed one never does.
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-            self._cache.close()
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, sqlite3.DatabaseError) and not _heals(error):
+            self._close()
             self._cache = self._open()
         else:
-            _LOG.warning("cannot use the cache on disk", action=action, error=str(error))
+            self._refused(error)
+
+    def _refused(self, error: Exception) -> None:
+        """Said once, however many entries it concerns."""
+        if not self.problem:
+            log.warning("cannot use the cache on disk", path=str(self._directory), error=str(error))
+        self.problem = f"The disk refuses the result cache: {error}. Free space, or correct who may write there."
+
+    def _opened(self) -> Any:
+        """The database, opened again where that failed a while ago; None while it cannot be."""
+        if self._cache is None and self._clock.monotonic_s() >= self._retry_at_s:
+            self._cache = self._open()
+            if self._cache is not None:
+                log.info("the cache on disk can be used again", path=str(self._directory))
+        return self._cache
 
     def _open(self) -> Any:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory.chmod(0o700)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.chmod(0o700)
+            cache = self._open_whole()
+        except _REFUSED as error:
+            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
+            self._refused(error)
+            return None
+        self.problem = ""
+        return cache
+
+    def _open_whole(self) -> Any:
+        cache = None
         try:
             cache = self._open_database()
             cache.get(b"probe")
@@ -134,12 +179,20 @@ class DiskCache:
                 pass
             return cache
         except _UNREADABLE as error:
+            if cache is not None:
+                cache.close()
+            if _heals(error):
+                raise
             aside = self._directory.with_name(self._directory.name + ".broken")
             shutil.rmtree(aside, ignore_errors=True)
             self._directory.replace(aside)
             self._directory.mkdir(mode=0o700)
-            _LOG.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(error))
+            log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(error))
             return self._open_database()
+
+    def _close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
 
     def _open_database(self) -> Any:
         return diskcache.Cache(
@@ -155,3 +208,13 @@ class DiskCache:
             sqlite_cache_size=256,
             sqlite_mmap_size=0,
         )
+
+
+def _heals(error: Exception) -> bool:
+    """Whether the trouble is the disk's or another process's, and the database itself may be well.
+
+    Of SQLite's operational errors the plain SQLITE_ERROR alone is about what the database holds: a table or a column
+    that is not there.
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return isinstance(error, sqlite3.OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR

@@ -29,7 +29,7 @@ from firstline_edge.cache import ModelOutput
 from firstline_edge.samples import sample_input
 from firstline_edge.workers import Workers
 
-_LOG = logger(__name__)
+log = logger(__name__)
 
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
@@ -190,7 +190,7 @@ def open_models(directories: Iterable[Path], options: RuntimeOptions, workers: W
         try:
             held.append(hold(path, options, workers))
         except UpdateError as error:
-            _LOG.error("cannot use a bundle", path=str(path), error=error.message)
+            log.error("cannot use a bundle", path=str(path), error=error.message)
             problems.append(Problem(path, error.message))
     problems += [Problem(path, "There is no bundle here.") for path in directories if not bundle_paths([path])]
     return Models(held, problems)
@@ -219,10 +219,10 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         score = load_scorer(bundle, options)
         row_ms, sample_bytes = _measure(bundle.manifest, loaded, score)
     except FirstlineError as error:
-        _LOG.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
+        log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
     edge = EdgeModel(loaded, score, _evidence_digest(bundle.manifest, loaded), row_ms, sample_bytes, workers)
-    _LOG.info(
+    log.info(
         "model loaded",
         model=bundle.manifest.name,
         version=bundle.manifest.version,

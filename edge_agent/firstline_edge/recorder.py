@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from firstline_core.telemetry.decisions import DecisionLog
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, Privacy
+from firstline_edge.cascade import Trail
 
-_LOG = logger("firstline_edge")
+log = logger("firstline_edge")
 
 
 class Recorder:
@@ -47,7 +50,7 @@ class Recorder:
         self._metrics.observe(response, seconds)
         ms = round(seconds * 1000, 3)
         if self._log_requests:
-            _LOG.info(
+            log.info(
                 "answered",
                 request_id=answer.request_id,
                 model=response.model,
@@ -59,31 +62,54 @@ class Recorder:
             )
         self._decide("answered", response, ms=ms, threshold=threshold)
 
-    def refused(self, request: InferRequest, error: FirstlineError) -> None:
+    def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
         """A request got an error instead."""
         if request.privacy is Privacy.LOCAL_ONLY:
             return
         self._metrics.error(error)
+        known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
+        facts = {
+            "request_id": request.request_id,
+            "model": request.model,
+            "code": error.code,
+            **{key: value for key, value in known.items() if value},
+            "ms": round(seconds * 1000, 3),
+        }
         if self._log_requests:
-            _LOG.info("refused", request_id=request.request_id, model=request.model, code=error.code)
+            log.info("refused", **facts)
+        self._write(
+            lambda: self._decisions.append(
+                {
+                    "at": self._clock.wall_s(),
+                    "event": "refused",
+                    "version": request.version,
+                    "error": error.message,
+                    "attempts": [asdict(attempt) for attempt in trail.attempts],
+                    **facts,
+                }
+            )
+        )
 
     def corrected(self, response: InferResponse) -> None:
         """A promise was kept, or ended as expired."""
         if response.answer is None:
             return
         status = response.answer.status.value
-        _LOG.info("corrected", request_id=response.answer.request_id, model=response.model, status=status)
+        log.info("corrected", request_id=response.answer.request_id, model=response.model, status=status)
         self._decide("corrected", response)
 
     def close(self) -> None:
         self._decisions.close()
 
     def _decide(self, event: str, response: InferResponse, **facts: Any) -> None:
+        self._write(lambda: self._decisions.write(response, wall_s=self._clock.wall_s(), event=event, **facts))
+
+    def _write(self, line: Callable[[], None]) -> None:
         try:
-            self._decisions.write(response, wall_s=self._clock.wall_s(), event=event, **facts)
+            line()
         except OSError as error:  # a full disk must not stop answers; it is told once
             if not self._disk_refuses:
-                _LOG.error("cannot write the decision log", error=str(error))
+                log.error("cannot write the decision log", error=str(error))
             self._disk_refuses = True
         else:
             self._disk_refuses = False

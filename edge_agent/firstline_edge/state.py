@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+# `edge-agent status` holds the lock for microseconds when it looks whether somebody else does.
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.01
 
 
 class StateDirectory:
-    """Makes the directory, with mode 0700, and holds its lock until closed.
+    """Makes the directory, with mode 0700, and holds its lock until closed: the one lock of everything in it.
 
     Raises:
         ConfigError: it cannot be made or used, or another agent uses it.
@@ -21,18 +29,17 @@ class StateDirectory:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"agent.state_dir {path} cannot be used: {error.strerror}; name a directory that this user may write."
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _locked(self._lock, tries=_LOCK_TRIES):
             os.close(self._lock)
             raise ConfigError(
                 f"agent.state_dir {path} is in use by another agent; stop it, or give this one a directory of its own."
-            ) from error
+            )
+        _remove(url_path(path))  # of an agent that was killed
 
     @property
     def decisions_path(self) -> Path:
@@ -44,17 +51,18 @@ class StateDirectory:
 
     @property
     def outbox_path(self) -> Path:
-        folder = self.path / "outbox"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / "outbox.db"
+        return self.path / "outbox" / "outbox.db"
 
     def publish_url(self, url: str) -> None:
-        """Notes where the agent listens, for `edge-agent status`."""
-        url_path(self.path).write_text(url + "\n")
+        """Notes where the agent listens, for `edge-agent status`; a disk that refuses costs that comfort only."""
+        try:
+            url_path(self.path).write_text(url + "\n")
+        except OSError as error:
+            log.warning("cannot note the agent's address; `status` needs --url", error=str(error))
 
     def close(self) -> None:
         """Gives the directory free."""
-        url_path(self.path).unlink(missing_ok=True)
+        _remove(url_path(self.path))
         os.close(self._lock)
 
 
@@ -66,3 +74,41 @@ def decisions_path(state_dir: Path) -> Path:
 def url_path(state_dir: Path) -> Path:
     """Where a running agent notes its address."""
     return state_dir / "url"
+
+
+def is_in_use(state_dir: Path) -> bool:
+    """Whether an agent runs with this directory now; a note that a killed one left says nothing.
+
+    Raises:
+        OSError: this user may not look.
+    """
+    try:
+        held = os.open(_lock_path(state_dir), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _locked(held, tries=1)
+    finally:
+        os.close(held)
+
+
+def _lock_path(state_dir: Path) -> Path:
+    return state_dir / "lock"
+
+
+def _locked(descriptor: int, tries: int) -> bool:
+    for _ in range(tries):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("cannot remove a file", path=str(path), error=str(error))

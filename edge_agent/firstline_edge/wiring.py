@@ -23,7 +23,7 @@ from firstline_edge.settings import EdgeSettings, LinkSection
 if TYPE_CHECKING:
     from firstline_edge.links.mqtt import MqttLink
 
-_LOG = logger(__name__)
+log = logger(__name__)
 
 Birth = Callable[[], Mapping[str, object]]
 
@@ -54,7 +54,7 @@ class Links:
             try:
                 await link.publish_correction(correction)
             except FirstlineError as error:
-                _LOG.warning("correction not published", link=link.name, error=error.message)
+                log.warning("correction not published", link=link.name, error=error.message)
 
     async def close(self) -> None:
         if self.chain is not None:

@@ -40,6 +40,7 @@ class FirstlineError(Exception):
         retryable: whether the same call may succeed later, unchanged.
         message: one sentence that says what was wrong, where, and what to do.
         retry_after_s: seconds after which a retry makes sense, where known.
+        request_id: of the request that failed, where one was minted; "" elsewhere.
     """
 
     code: ClassVar[str] = "internal"
@@ -49,6 +50,7 @@ class FirstlineError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.request_id = ""
 
 
 class RequestError(FirstlineError):

@@ -19,7 +19,7 @@ from firstline_core.types import InferRequest
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access
 
-_LOG = logger(__name__)
+log = logger(__name__)
 
 Handler = Callable[[Request, str], Awaitable[Reply]]
 
@@ -54,7 +54,15 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
     async def infer_file(request: Request, principal: str) -> Reply:
         body = await http.read_body(request.stream(), request.headers, agent.limits)
         model, _ = _model(request)
-        return await short.short_reply(agent, model, request.headers, request.query_params, body, principal=principal)
+        return await short.short_reply(
+            agent,
+            model,
+            request.headers,
+            request.query_params,
+            body,
+            principal=principal,
+            metadata=agent.short_metadata(model),
+        )
 
     async def answer(request: Request, principal: str) -> Reply:
         form = request.query_params.get("form", "short")
@@ -124,7 +132,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(_request: Request, error: Exception) -> Response:
-    _LOG.error("unexpected failure", exc_info=error)
+    log.error("unexpected failure", exc_info=error)
     return _response(
         http.json_reply({"error": "The agent failed unexpectedly; its log says more.", "code": "internal"}, 500)
     )

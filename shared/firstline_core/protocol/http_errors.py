@@ -51,10 +51,12 @@ def status_of(error: FirstlineError) -> int:
 
 
 def error_body(error: FirstlineError) -> bytes:
-    """`{"error": sentence, "code": code}`, with `retry_after_s` where it is known."""
+    """`{"error": sentence, "code": code}`, with `retry_after_s` and `request_id` where they are known."""
     body: dict[str, Any] = {"error": error.message, "code": error.code}
     if error.retry_after_s is not None:
         body["retry_after_s"] = error.retry_after_s
+    if error.request_id:
+        body["request_id"] = error.request_id
     return orjson.dumps(body)
 
 

@@ -35,6 +35,7 @@ async def short_reply(
     *,
     principal: str = "",
     clock: Clock = SYSTEM_CLOCK,
+    metadata: ModelMetadata | None = None,
 ) -> Reply:
     """`POST /firstline/v1/models/{model}/infer`, answered in JSON.
 
@@ -46,9 +47,10 @@ async def short_reply(
         body: of the request, as it came.
         principal: who asks, as the adapter authenticated them.
         clock: `timeout` counts from its present.
+        metadata: what the model takes; None asks `plane`.
     """
     try:
-        metadata = plane.metadata(model, "")
+        metadata = metadata or plane.metadata(model, "")
         request = request_from_file(
             model,
             metadata,

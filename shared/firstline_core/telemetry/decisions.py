@@ -1,4 +1,4 @@
-"""The decision log: one JSON line for each answer and each later correction, so that any can be explained.
+"""The decision log: one JSON line for each answer, refusal and later correction, so that any can be explained.
 
 Bounded: two files of at most `max_bytes`. No payload, no label, no client id; `local_only` requests are the caller's
 to keep out.
@@ -7,7 +7,10 @@ to keep out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from firstline_core.types import InferResponse
 class DecisionLog:
     """Appends to `path`; when it is full it becomes `path` + ".1" and a fresh one starts.
 
+    The disk may refuse at any time; the next line is tried anew.
+
     Args:
         path: the file; its directory exists.
         max_bytes: size of one of the two files.
@@ -27,14 +32,15 @@ class DecisionLog:
     def __init__(self, path: Path, max_bytes: int = 8 * 1024 * 1024) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._stream = path.open("ab", buffering=0)
-        self._size_bytes = path.stat().st_size
+        self._stream: FileIO | None = None
+        self._size_bytes = 0
+        self._torn = False
 
     def write(self, response: InferResponse, *, wall_s: float, ms: float | None = None, **facts: object) -> None:
-        """Adds one line.
+        """Adds one line about an answer; its outputs are not written.
 
         Args:
-            response: its answer is written, its outputs are not.
+            response: without an answer, nothing is added.
             wall_s: seconds since the epoch, as the device believes.
             ms: time to this answer.
             facts: anything else worth telling, JSON-able.
@@ -42,32 +48,53 @@ class DecisionLog:
         Raises:
             OSError: the disk refused.
         """
-        if response.answer is None:
-            return
-        line = orjson.dumps(
-            {
-                "at": wall_s,
-                "model": response.model,
-                "version": response.version,
-                "ms": ms,
-                **dataclasses.asdict(response.answer),
-                **facts,
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
-        )
+        if response.answer is not None:
+            about = {"at": wall_s, "model": response.model, "version": response.version, "ms": ms}
+            self.append(about | dataclasses.asdict(response.answer) | facts)
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Adds one line.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        if self._torn:  # the piece of a line before must not spoil this one
+            line = b"\n" + line
+        if self._stream is None:
+            self._stream = _opened(self._path)
+            self._size_bytes = os.fstat(self._stream.fileno()).st_size
         if self._size_bytes + len(line) > self._max_bytes and self._size_bytes:
             self._rotate()
-        self._stream.write(line)
-        self._size_bytes += len(line)
+        written = self._stream.write(line) or 0
+        self._size_bytes += written
+        self._torn = written < len(line)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def _rotate(self) -> None:
-        self._stream.close()
-        self._path.replace(_older(self._path))
-        self._stream = self._path.open("ab", buffering=0)
-        self._size_bytes = 0
+        """Changes files; the old one stays in use until the new one is in its place."""
+        fresh_path = self._path.with_name(self._path.name + ".new")
+        fresh = _opened(fresh_path)
+        try:
+            if self._path.exists():  # an earlier try may have come half way
+                self._path.replace(_older(self._path))
+            fresh_path.replace(self._path)
+        except OSError:
+            fresh.close()
+            raise
+        self.close()
+        self._stream, self._size_bytes = fresh, 0
 
     def close(self) -> None:
-        self._stream.close()
+        """Closes the file; calling it twice is harmless."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _opened(path: Path) -> FileIO:
+    return FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
 
 
 def _older(path: Path) -> Path:
@@ -81,7 +108,7 @@ def find(path: Path, request_id: str) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for file in (_older(path), path):
-        if not file.exists():
+        if not file.is_file():
             continue
         with file.open("rb") as stream:
             for text in stream:

@@ -1,0 +1,100 @@
+"""The outbox of a device whose disk may refuse: full, read-only or gone. Nothing is promised then; the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferResponse
+from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.store import Outbox
+
+log = logger(__name__)
+
+_RETRY_S = 30.0
+
+
+class PatientOutbox:
+    """An `Outbox` that is there as soon as the disk lets it be.
+
+    Args:
+        make: opens the outbox.
+        clock: for when to try again.
+
+    Attributes:
+        problem: why there is none at the moment, in a sentence; "" once there is.
+
+    Raises:
+        ConfigError: a newer version wrote it.
+    """
+
+    def __init__(self, make: Callable[[], Outbox], clock: Clock) -> None:
+        self._make = make
+        self._clock = clock
+        self._outbox: Outbox | None = None
+        self.problem = ""
+        self._try()
+
+    @property
+    def depth(self) -> int:
+        """Promises that wait, as far as the disk lets them be counted."""
+        return self._outbox.depth if self._outbox is not None else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of those."""
+        return self._outbox.size_bytes if self._outbox is not None else 0
+
+    async def opened(self) -> Outbox:
+        """The outbox, once there is one; tries again and again until then.
+
+        Raises:
+            ConfigError: as above, found only now.
+        """
+        while self._outbox is None:
+            await self._clock.sleep(_RETRY_S)
+            if self._outbox is None:
+                self._try()
+        return self._outbox
+
+    async def put(self, item: OutboxItem) -> None:
+        """See `Outbox.put`.
+
+        Raises:
+            CapacityError: there is no outbox now; or what that raises.
+        """
+        await self._now().put(item)
+
+    async def answer(self, request_id: str, principal: str) -> InferResponse:
+        """See `Outbox.answer`.
+
+        Raises:
+            CapacityError: there is no outbox now; or what that raises.
+        """
+        return await self._now().answer(request_id, principal)
+
+    def close(self) -> None:
+        """See `Outbox.close`."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _now(self) -> Outbox:
+        if self._outbox is None:
+            raise CapacityError(self.problem, retry_after_s=_RETRY_S)
+        return self._outbox
+
+    def _try(self) -> None:
+        try:
+            self._outbox = self._make()
+        except CapacityError as error:
+            if not self.problem:
+                log.error("the disk refuses the outbox; no correction is promised", error=error.message)
+            self.problem = (
+                f"{error.message} Free space, or correct who may write there; until then nothing is promised."
+            )
+        else:
+            if self.problem:
+                log.info("the outbox can be used again", items=self._outbox.depth)
+            self.problem = ""
