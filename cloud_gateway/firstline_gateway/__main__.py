@@ -101,13 +101,18 @@ def _run(arguments: argparse.Namespace) -> int:
     bound = server.bind(found.api.host, found.api.port)
     url = server.url_of(bound)
     gateway = open_gateway(found)
-    uvloop.run(
+    ended = uvloop.run(
         server.serve(
             gateway,
             bound,
             lambda: _print(arguments, f"listening on {url}", {"event": "ready", "url": url}),
         )
     )
+    if not ended:
+        # No thread can be made to stop, and the interpreter's own end would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     return 0
 
 

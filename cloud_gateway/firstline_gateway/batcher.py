@@ -1,8 +1,8 @@
 """Dynamic batching without waiting: what queued while every session was busy is the next batch.
 
-Nothing polls and no timer runs. A request that finds a free session starts at once, alone; under load batches grow
+Nothing polls. A request that finds a free session starts at once, alone, and sets no timer; under load batches grow
 by themselves, because more requests wait when a session frees. (Triton's and TorchServe's batchers hold requests
-back for a configured delay instead.)
+back for a configured delay instead.) One that has to wait and has a deadline is answered at that moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probabilities
@@ -28,6 +28,7 @@ class _Waiting:
     request: InferRequest
     size_bytes: int
     answered: asyncio.Future[Probabilities]
+    expiry: Timer | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class Batcher:
         self._queues: dict[ModelKey, _Queue] = {}
         self._turn: OrderedDict[ModelKey, None] = OrderedDict()
         self._bytes = 0
-        self._running: set[asyncio.Task[list[Outcome]]] = set()
+        self._running: dict[asyncio.Task[list[Outcome]], Batch] = {}
 
     @property
     def depth(self) -> int:
@@ -104,10 +105,27 @@ class Batcher:
         item = _Waiting(request, request.size_bytes, asyncio.get_running_loop().create_future())
         self._enqueue(key, item)
         self._start_batches()
+        if request.deadline_s is not None and id(item) in self._queues[key].waiting:
+            item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, key, item))
         try:
             return await item.answered
         finally:
             self._forget(key, item)
+
+    def abandon(self, error: FirstlineError) -> None:
+        """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
+        for key in tuple(self._turn):
+            for item in tuple(self._queues[key].waiting.values()):
+                self._forget(key, item)
+                _settle(item, error)
+        for batch in self._running.values():
+            for item in batch.waiting:
+                _settle(item, error)
+
+    def _expire(self, key: ModelKey, item: _Waiting) -> None:
+        self._forget(key, item)
+        self._on_expired()
+        _settle(item, _expired())
 
     def _refuse_expired(self, request: InferRequest) -> None:
         if request.deadline_s is not None and request.deadline_s <= self._clock.monotonic_s():
@@ -136,6 +154,8 @@ class Batcher:
         queue = self._queues[key]
         if queue.waiting.pop(id(item), None) is None:
             return
+        if item.expiry is not None:
+            item.expiry.cancel()
         queue.rows -= item.request.rows
         self._bytes -= item.size_bytes
         if not queue.waiting:
@@ -160,9 +180,7 @@ class Batcher:
             while waiting:
                 item = next(iter(waiting.values()))
                 if item.request.deadline_s is not None and item.request.deadline_s <= now_s:
-                    self._forget(key, item)
-                    self._on_expired()
-                    _settle(item, _expired())
+                    self._expire(key, item)
                     continue
                 if chosen and rows + item.request.rows > self._max_batch_rows:
                     break
@@ -183,12 +201,13 @@ class Batcher:
             self._on_batch(batch.rows)
             started_s = self._clock.monotonic_s()
             inputs = [item.request.inputs[0] for item in batch.waiting]
-            task = asyncio.create_task(self._executor.run(batch.key, inputs))
-            self._running.add(task)
+            deadlines_s = [item.request.deadline_s for item in batch.waiting]
+            task = asyncio.create_task(self._executor.run(batch.key, inputs, deadlines_s))
+            self._running[task] = batch
             task.add_done_callback(partial(self._finish, batch, started_s))
 
     def _finish(self, batch: Batch, started_s: float, task: asyncio.Task[list[Outcome]]) -> None:
-        self._running.discard(task)
+        del self._running[task]
         self._learn(batch, self._clock.monotonic_s() - started_s)
         # The session must not idle while answers are handed out.
         self._start_batches()

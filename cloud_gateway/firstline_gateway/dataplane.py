@@ -69,6 +69,10 @@ class GatewayDataPlane:
         self._draining = True
         await self._idle.wait()
 
+    def abandon(self) -> None:
+        """Answers what is still in flight, while draining, with the advice to send it again."""
+        self._batcher.abandon(_shutting_down())
+
     async def infer(self, request: InferRequest) -> InferResponse:
         """Runs the full model.
 
@@ -80,9 +84,7 @@ class GatewayDataPlane:
         """
         structlog.contextvars.bind_contextvars(request_id=request.request_id, rows=request.rows)
         if self._draining:
-            raise NotReadyError(
-                "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
-            )
+            raise _shutting_down()
         started_s = self._clock.monotonic_s()
         served = self._repository.resolve(request.model, request.version)
         _check(request, served)
@@ -115,6 +117,12 @@ class GatewayDataPlane:
         )
         self._metrics.observe(response, seconds)
         return response
+
+
+def _shutting_down() -> NotReadyError:
+    return NotReadyError(
+        "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
+    )
 
 
 def _check(request: InferRequest, served: ServedModel) -> None:

@@ -19,6 +19,11 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Settings
 from firstline_gateway.tokens import TokenStore
 
+# A batch whose clients have left may run as long, before the process ends with it.
+_CLOSE_S = 5.0
+# For telling the devices whose requests are given up.
+_PUBLISH_S = 1.0
+
 log = logger(__name__)
 
 
@@ -80,11 +85,25 @@ class Gateway:
             return False
         return True
 
-    async def close(self) -> None:
-        """Ends MQTT and frees the models, after what runs at this moment."""
+    async def abandon(self) -> None:
+        """Answers what a drain did not wait for with `NotReadyError`, over MQTT too."""
+        self.plane.abandon()
+        if self._mqtt is not None:
+            try:
+                async with asyncio.timeout(_PUBLISH_S):
+                    await self._mqtt.drain()
+            except TimeoutError:
+                log.warning("answers not published", after_s=_PUBLISH_S)
+
+    async def close(self, timeout_s: float = _CLOSE_S) -> bool:
+        """Ends MQTT and frees the models; what runs at this moment has `timeout_s` to finish.
+
+        Returns:
+            False where a batch runs on, which nothing can end but the end of the process.
+        """
         if self._mqtt is not None:
             await self._mqtt.close()
-        await asyncio.to_thread(self._executor.close)
+        return await asyncio.to_thread(self._executor.close, timeout_s)
 
 
 def open_gateway(settings: Settings) -> Gateway:

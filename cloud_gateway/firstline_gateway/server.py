@@ -69,13 +69,18 @@ class Server(uvicorn.Server):
         self.up.set()
 
 
-async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> None:
+async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
     """Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `api.drain_s`.
+
+    What takes longer is answered with the advice to send it again.
 
     Args:
         gateway: started and closed here.
         bound: from `bind`; closed here.
         announce: called once requests are answered.
+
+    Returns:
+        False where a batch still runs: its thread would keep the interpreter from ending.
 
     Raises:
         CapacityError: another process began to listen on the address first.
@@ -91,6 +96,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server = http_server(create_app(gateway), gateway.settings.api.keep_alive_s)
+    ended = True
     await gateway.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
@@ -101,13 +107,18 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         # Still listening: load balancers see `ready` turn, and new requests are sent elsewhere with a sentence.
         if not await gateway.drain(gateway.settings.api.drain_s):
             log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
+            await gateway.abandon()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         server.should_exit = True
         await serving
-        await gateway.close()
-        log.info("stopped")
+        ended = await gateway.close()
+        if ended:
+            log.info("stopped")
+        else:
+            log.error("stopped while a batch runs")
+    return ended
 
 
 def http_server(app: ASGIApp, keep_alive_s: float) -> Server:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """What `Clock.call_at` returns."""
+
+    def cancel(self) -> object:
+        """Forgets the call; harmless where it was made already."""
+        ...
 
 
 class Clock(Protocol):
@@ -21,6 +30,10 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+        """Has the running event loop make a call once `monotonic_s` has reached `when_s`."""
+        ...
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -33,6 +46,9 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(max(0.0, when_s - self.monotonic_s()), call)
 
 
 class SimulatedClock:
@@ -51,21 +67,30 @@ class SimulatedClock:
         return self._now_s + self._wall_offset_s
 
     async def sleep(self, seconds: float) -> None:
+        await self._wake_at(self._now_s + seconds)
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+        woken = self._wake_at(when_s)
+        woken.add_done_callback(lambda ended: None if ended.cancelled() else call())
+        return woken
+
+    def _wake_at(self, when_s: float) -> asyncio.Future[None]:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._order += 1
-        heapq.heappush(self._sleepers, (self._now_s + seconds, self._order, woken))
-        await woken
+        heapq.heappush(self._sleepers, (when_s, self._order, woken))
+        return woken
 
     @property
     def sleepers(self) -> int:
-        """How many tasks wait on this clock."""
+        """How many tasks and timers wait on this clock."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def advance(self, seconds: float) -> None:
         """Moves time forward, letting each sleeper run at the moment it asked for."""
         end_s = self._now_s + seconds
         while self._sleepers and self._sleepers[0][0] <= end_s:
-            self._now_s, _, woken = heapq.heappop(self._sleepers)
+            when_s, _, woken = heapq.heappop(self._sleepers)
+            self._now_s = max(self._now_s, when_s)
             if not woken.done():
                 woken.set_result(None)
             # A woken task may sleep again before `end_s`; let it run until it waits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -351,7 +352,7 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         executor.release()
         assert (await in_flight).status_code == 200
-    await served
+    assert await served
     assert executor.closed
     with pytest.raises(httpx.ConnectError):
         await httpx.AsyncClient().get(url)
@@ -372,9 +373,23 @@ async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gate
 async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -> None:
     executor = GatedExecutor()
     gateway = Gateway(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
-    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
-        in_flight = asyncio.create_task(client.post(V2, content=_json_pixels()))
-        await until(lambda: executor.held == 1)
-        assert not await gateway.drain(0.05)
-        executor.release()
-        assert (await in_flight).status_code == 200
+    bound = server.bind("127.0.0.1", 0)
+    up = asyncio.Event()
+    served = asyncio.create_task(server.serve(gateway, bound, up.set))
+    await up.wait()
+    async with httpx.AsyncClient(base_url=server.url_of(bound)) as client:
+        asked = [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(3)]
+        await until(lambda: executor.held == 1 and _depth(gateway) == 2)
+        # Another is still being sent when the server ends its connections.
+        reader, writer = await asyncio.open_connection("127.0.0.1", bound.getsockname()[1])
+        writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{{".encode())
+        os.kill(os.getpid(), signal.SIGTERM)
+        for reply in await asyncio.gather(*asked):
+            assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
+            assert "send the request again" in reply.json()["error"]
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(body)["code"] == "not_ready"
+    assert not await served  # what was held runs on, and whoever started the process is told
+    executor.release()

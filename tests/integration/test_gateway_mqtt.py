@@ -20,6 +20,7 @@ from firstline_core.errors import (
     FirstlineError,
     InvalidTensorError,
     ModelMismatchError,
+    NotReadyError,
     UnknownModelError,
 )
 from firstline_core.ids import new_request_id
@@ -233,31 +234,44 @@ async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, re
 async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, repository: Repository) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with Device(mosquitto, "press-7") as device:
-        async with (
-            gateway_at(mosquitto, repository, executor) as leaving,
-            gateway_at(mosquitto, repository) as staying,
-        ):
-            while not executor.held:  # the broker gives requests in turn
-                await device.client.publish(device.publication(request_of(inputs=(rows,))))
-                await until(lambda: executor.held == 1 or not device.got.empty())
-                while not device.got.empty():
-                    device.got.get_nowait()
-            draining = asyncio.create_task(leaving.drain(10))
-            await until(lambda: not leaving.plane.ready())
-            before = counted(staying, ANSWERED)
-            asked = [device.publication(request_of()) for _ in range(20)]
-            await asyncio.gather(*map(device.client.publish, asked))
-            async with asyncio.timeout(20):
-                answers = [envelope.read_response(await device.got.get()) for _ in asked]
-            assert {answer.answer.request_id for answer in answers if answer.answer is not None} == {
-                publication.correlation_data.decode() for publication in asked
-            }
-            assert counted(staying, ANSWERED) == before + 20
-            assert not draining.done()
-            executor.release()
-            assert await draining
-            assert envelope.read_response(await device.got.get()).answer is not None  # and what it had, it answered
+    async with (
+        Device(mosquitto, "press-7") as device,
+        gateway_at(mosquitto, repository, executor) as leaving,
+        gateway_at(mosquitto, repository) as staying,
+    ):
+        while not executor.held:  # the broker gives requests in turn
+            await device.client.publish(device.publication(request_of(inputs=(rows,))))
+            await until(lambda: executor.held == 1 or not device.got.empty())
+            while not device.got.empty():
+                device.got.get_nowait()
+        draining = asyncio.create_task(leaving.drain(10))
+        await until(lambda: not leaving.plane.ready())
+        before = counted(staying, ANSWERED)
+        asked = [device.publication(request_of()) for _ in range(20)]
+        await asyncio.gather(*map(device.client.publish, asked))
+        async with asyncio.timeout(20):
+            answers = [envelope.read_response(await device.got.get()) for _ in asked]
+        assert {answer.answer.request_id for answer in answers if answer.answer is not None} == {
+            publication.correlation_data.decode() for publication in asked
+        }
+        assert counted(staying, ANSWERED) == before + 20
+        assert not draining.done()
+        executor.release()
+        assert await draining
+        assert envelope.read_response(await device.got.get()).answer is not None  # and what it had, it answered
+
+
+async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker, repository: Repository) -> None:
+    executor = GatedExecutor()
+    rows = Tensor("image", np.ones((1, 1), np.float32))
+    async with gateway_at(mosquitto, repository, executor) as gateway, Device(mosquitto, "press-7") as device:
+        asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
+        await until(lambda: executor.held == 1)
+        assert not await gateway.drain(0.05)
+        await gateway.abandon()
+        with pytest.raises(NotReadyError, match="send the request again"):
+            await asking
+        executor.release()
 
 
 async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(

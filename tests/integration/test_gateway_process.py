@@ -8,13 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
+import orjson
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.bundles import model, write_manifest
 from support.gateway import DIGITS
+from support.onnx_models import write_graph
+
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.steps import Softmax
 
 COMMAND = (sys.executable, "-m", "firstline_gateway")
 
@@ -97,6 +107,45 @@ def test_a_request_is_one_line_of_the_log_without_its_payload(config: Path) -> N
     assert len(line["request_id"]) == 36
     assert "secret" not in logged
     assert text not in logged
+
+
+def heavy_bundle(folder: Path) -> None:
+    """A model whose work grows with the cube of the row's length: seconds for one row of 3000 numbers."""
+    steps = [helper.make_node("Transpose", ["x"], ["column"], perm=[1, 0])]
+    steps.append(helper.make_node("MatMul", ["column", "x"], ["square_0"]))
+    steps += [helper.make_node("MatMul", [f"square_{n}", "square_0"], [f"square_{n + 1}"]) for n in range(8)]
+    steps.append(helper.make_node("MatMul", ["x", "square_8"], ["wide"]))
+    steps.append(helper.make_node("Slice", ["wide", "starts", "ends", "axes"], ["logits"]))
+    numbers = [numpy_helper.from_array(np.array([n]), name) for name, n in (("starts", 0), ("ends", 2), ("axes", 1))]
+    path = write_graph(
+        folder / "heavy.onnx",
+        steps,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "width"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
+        numbers,
+    )
+    full = model(path, folder, postprocess=(Softmax(),))
+    write_manifest(folder, [], ["a", "b"], name="heavy", full=full, input=InputSpec("x", "FP32", (-1, -1)))
+
+
+def test_a_batch_that_does_not_end_is_not_waited_for(config: Path) -> None:
+    config.write_text('[api]\nport = 0\ndrain_s = 0.1\n[auth]\nmode = "off"\n[log]\nformat = "json"\n')
+    heavy_bundle(config.parent / "models" / "heavy")
+    body = orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 5000], "data": [0.0] * 5000}]})
+    with running(config) as (url, process), ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(httpx.post, f"{url}/v2/models/heavy/infer", content=body, timeout=60)
+        while "firstline_gateway_batch_rows_count 1.0" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.01)  # the server is another process
+        process.terminate()
+        reply = asked.result()
+        assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
+        started_s = time.monotonic()
+        logged = process.communicate(timeout=20)[1]
+        assert time.monotonic() - started_s < 15
+        assert process.returncode == 1
+    events = [json.loads(line)["event"] for line in logged.splitlines()]
+    assert events[-1] == "stopped while a batch runs"
+    assert "gave up on requests in flight" in events
 
 
 def test_a_taken_port_is_a_sentence(config: Path) -> None:

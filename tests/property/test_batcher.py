@@ -65,12 +65,14 @@ async def play(plan: list[object], slots: int) -> None:
     clock = SimulatedClock()
     executor = GatedExecutor(slots)
     batcher = Batcher(executor, clock=clock, max_batch_rows=MAX_ROWS, queue_requests=4, queue_bytes=80)
+    due: dict[float, float | None] = {}
     asked: list[tuple[Submit, list[float], asyncio.Task[Probabilities]]] = []
     for step in plan:
         if isinstance(step, Submit):
             sign = -1 if step.bad else 1
             values = [sign * (len(asked) * 10.0 + row + 1) for row in range(step.rows)]
             deadline_s = None if step.patience_s is None else clock.monotonic_s() + step.patience_s
+            due[values[0]] = deadline_s
             submitted = batcher.submit(KEYS[step.key], request_of(*values, deadline_s=deadline_s))
             asked.append((step, values, asyncio.create_task(submitted)))
         elif isinstance(step, Release) and executor.held:
@@ -82,6 +84,12 @@ async def play(plan: list[object], slots: int) -> None:
         await settle()
         assert executor.running == executor.held <= slots
         assert executor.running == slots or batcher.depth == 0  # nothing waits while a session is free
+        assert clock.sleepers <= batcher.depth  # only what waits is timed
+        begun = {request[0] for _, batch in executor.batches for request in batch}
+        for _, values, task in asked:
+            due_s = due[values[0]]
+            overdue = due_s is not None and due_s <= clock.monotonic_s()
+            assert task.done() or values[0] in begun or not overdue  # nothing waits past its deadline
     while executor.held:
         executor.release()
         await settle()

@@ -50,7 +50,7 @@ class GatedExecutor:
     def slots(self) -> int:
         return self._slots
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.batches.append((key, [tensor.array[:, 0].tolist() for tensor in inputs]))
         gate: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._gates.append(gate)
@@ -74,8 +74,9 @@ class GatedExecutor:
         """Lets one held batch end, or fail."""
         self._gates.pop(position).set_result(error)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> bool:
         self.closed = True
+        return not self.running
 
 
 class Doubler:

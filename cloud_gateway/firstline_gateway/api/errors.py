@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, RequestError
+from firstline_core.errors import FirstlineError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.telemetry.logs import logger
@@ -63,6 +64,12 @@ class LastResort:
 
         try:
             await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            # The server cancels what outlives its end, and would answer in plain text. Nobody awaits its tasks.
+            if started:
+                raise
+            refused = NotReadyError("This gateway is shutting down; send the request again.")
+            await response_of(error_reply(refused))(scope, receive, send)
         except Exception:  # the outermost loop of a request
             request_id = new_request_id()
             log.exception("request failed unexpectedly", request_id=request_id, path=ascii(scope.get("path", "")))

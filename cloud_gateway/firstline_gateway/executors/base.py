@@ -33,12 +33,13 @@ class Executor(Protocol):
     @property
     def slots(self) -> int: ...
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         """Runs the inputs of several requests as one batch, processing included.
 
         Args:
             key: which model; it is one of those that the engine was given.
             inputs: one tensor for each request, as the client sent it.
+            deadlines_s: of each request, on the monotonic clock of this process; None where it has none.
 
         Returns:
             One outcome for each request, in the order of `inputs`. What is wrong with one request is its own
@@ -46,6 +47,10 @@ class Executor(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Ends the engine after what runs has finished, and frees the models."""
+    def close(self, timeout_s: float) -> bool:
+        """Ends the engine and frees the models. What runs at this moment has `timeout_s` to finish.
+
+        Returns:
+            False where something runs on: the models are kept, because it uses them.
+        """
         ...

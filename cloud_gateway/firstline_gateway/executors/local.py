@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
-from firstline_gateway.executors.batch import run_batch
+from firstline_gateway.executors.rows import run_batch
 
 
 class LocalExecutor:
@@ -24,25 +25,41 @@ class LocalExecutor:
         models: loaded with one thread each; closed with the executor.
         sessions: batches that run at the same moment.
         max_batch_rows: the most rows that a model sees at once.
+        clock: what deadlines are on.
     """
 
-    def __init__(self, models: Mapping[ModelKey, LoadedModel], *, sessions: int, max_batch_rows: int) -> None:
+    def __init__(
+        self,
+        models: Mapping[ModelKey, LoadedModel],
+        *,
+        sessions: int,
+        max_batch_rows: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._models = dict(models)
         self._max_batch_rows = max_batch_rows
         self._slots = sessions
+        self._clock = clock
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
+        self._running: set[Future[list[Outcome]]] = set()
 
     @property
     def slots(self) -> int:
         return self._slots
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor]) -> list[Outcome]:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, run_batch, self._models[key], inputs, self._max_batch_rows
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        running = self._threads.submit(
+            run_batch, self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock
         )
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(running)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=True)
+    def close(self, timeout_s: float) -> bool:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if wait(tuple(self._running), timeout_s).not_done:
+            return False
         for model in self._models.values():
             model.close()
         self._models.clear()
+        return True

@@ -24,6 +24,9 @@ from firstline_core.types import Array
 PIXELS_LIMIT = 40_000_000
 """Largest image that is decoded, and largest sum over a request's rows where no step makes them smaller."""
 
+SOURCE_PIXELS_LIMIT = 160_000_000
+"""Largest sum over a request's rows before any step makes them smaller: some two seconds of one core."""
+
 ImageStep = CenterCrop | Resize
 Pixels = Array  # uint8 [height, width, channels]
 Transform = Callable[[Image.Image], Image.Image]

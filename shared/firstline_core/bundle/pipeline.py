@@ -88,8 +88,19 @@ class LoadedModel:
 
         Raises:
             InvalidTensorError: rows that `prepare` did not make.
-            InferenceError: the runtime failed, or gave something else than a probability a label and row.
+            InferenceError: the runtime failed, or gave something else than a finite probability a label and row.
         """
+        probabilities = self.compute(rows)
+        finite = np.isfinite(probabilities)
+        if not finite.all():
+            raise InferenceError(
+                f"Model '{self.model.id}' gave NaN or infinity for {len(rows) - int(finite.all(axis=1).sum())} of "
+                f"{len(rows)} rows; such an input is outside of what it computes."
+            )
+        return probabilities
+
+    def compute(self, rows: Array) -> Probabilities:
+        """As `run`, whatever the numbers: an input of zeros may well have no finite answer."""
         found = self.runtime.run({self.input.name: rows})[self._output]
         probabilities = self._post(found)
         if probabilities.shape != (len(rows), len(self.labels)):
@@ -241,6 +252,6 @@ def _warm_up(loaded: LoadedModel, spec: InputSpec) -> None:
     trial = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
     try:
         if trial is not None:
-            loaded.predict(trial)
+            loaded.compute(loaded.prepare(trial))
     except (InferenceError, RequestError) as error:
         raise ModelLoadError(f"Model '{loaded.model.id}' fails on a trial run: {error}") from error

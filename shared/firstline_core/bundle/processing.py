@@ -11,9 +11,10 @@ from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from firstline_core.bundle import images
-from firstline_core.bundle.images import CHANNELS, PIXELS_LIMIT, ImageStep, Pixels
+from firstline_core.bundle.images import CHANNELS, PIXELS_LIMIT, SOURCE_PIXELS_LIMIT, ImageStep, Pixels
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.steps import (
     CenterCrop,
@@ -126,13 +127,11 @@ def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoade
 def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None) -> Callable[[Tensor], Array]:
     transform = images.transform(steps)
 
-    def one(element: bytes | Pixels, where: str) -> Pixels:
-        if isinstance(element, np.ndarray):
-            image = images.from_pixels(element)
-            image = images.convert(image, mode) if mode else image
-        else:
-            image = images.decode(element, mode or "RGB", where)
-        return images.to_pixels(transform(image))
+    def original(element: bytes | Pixels, where: str) -> Image:
+        if not isinstance(element, np.ndarray):
+            return images.decode(element, mode or "RGB", where)
+        image = images.from_pixels(element)
+        return images.convert(image, mode) if mode else image
 
     def run(tensor: Tensor) -> Array:
         array = tensor.array
@@ -144,21 +143,29 @@ def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None)
                 )
             if not steps and (mode is None or array.shape[3] == CHANNELS[mode]):
                 return array
-        return _stack(tensor.name, list(array), one)
+        return _stack(tensor.name, list(array), original, transform)
 
     return run
 
 
-def _stack(name: str, elements: Sequence[bytes | Pixels], one: Callable[[bytes | Pixels, str], Pixels]) -> Array:
+def _stack(
+    name: str,
+    elements: Sequence[bytes | Pixels],
+    original: Callable[[bytes | Pixels, str], Image],
+    transform: images.Transform,
+) -> Array:
     done: list[Pixels] = []
-    pixels = 0
+    source_pixels = pixels = 0
     for row, element in enumerate(elements):
-        found = one(element, f"Row {row} of input '{name}'")
+        image = original(element, f"Row {row} of input '{name}'")
+        source_pixels += image.width * image.height
+        found = images.to_pixels(transform(image))
         pixels += found.shape[0] * found.shape[1]
-        if pixels > PIXELS_LIMIT:
-            raise PayloadTooLargeError(
-                f"Input '{name}' has more than {PIXELS_LIMIT} pixels by row {row}; send fewer or smaller images."
-            )
+        for sum_, limit in ((source_pixels, SOURCE_PIXELS_LIMIT), (pixels, PIXELS_LIMIT)):
+            if sum_ > limit:
+                raise PayloadTooLargeError(
+                    f"Input '{name}' has more than {limit} pixels by row {row}; send fewer or smaller images."
+                )
         if done and found.shape != done[0].shape:
             raise InvalidTensorError(
                 f"Row {row} of input '{name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "

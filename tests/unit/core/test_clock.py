@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from firstline_core.clock import SYSTEM_CLOCK, SimulatedClock
 
@@ -24,6 +25,33 @@ async def test_simulated_time_wakes_sleepers_in_order_and_only_when_due() -> Non
         await clock.advance(10.0)
     assert woken == [("twice", 1.0), ("twice", 2.5), ("slow", 3.0)]
     assert clock.monotonic_s() == 10.9
+
+
+async def test_simulated_time_makes_calls_when_due_and_not_those_that_were_cancelled() -> None:
+    clock = SimulatedClock(start_s=5.0)
+    made: list[tuple[str, float]] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: made.append((name, clock.monotonic_s()))
+
+    clock.call_at(7.0, note("second"))
+    clock.call_at(6.0, note("first"))
+    clock.call_at(3.0, note("overdue"))
+    clock.call_at(6.5, note("cancelled")).cancel()
+    assert clock.sleepers == 3
+    await clock.advance(1.0)
+    assert made == [("overdue", 5.0), ("first", 6.0)]
+    await clock.advance(5.0)
+    assert made[2:] == [("second", 7.0)]
+
+
+async def test_the_system_clock_makes_calls_when_due() -> None:
+    made = asyncio.Event()
+    due_s = SYSTEM_CLOCK.monotonic_s() + 0.01
+    SYSTEM_CLOCK.call_at(due_s - 0.005, made.clear).cancel()
+    SYSTEM_CLOCK.call_at(due_s, made.set)
+    await asyncio.wait_for(made.wait(), 5)
+    assert SYSTEM_CLOCK.monotonic_s() >= due_s - 0.005  # the loop's clock is coarser
 
 
 def test_the_system_clock_does_not_go_backwards() -> None:

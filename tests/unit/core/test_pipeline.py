@@ -51,6 +51,21 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     assert loaded.digest == loaded.model.digest
 
 
+def test_a_row_without_a_finite_answer_is_no_answer(tmp_path: Path) -> None:
+    path = write_graph(
+        tmp_path / "log.onnx",
+        [helper.make_node("Log", ["x"], ["logits"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
+        [],
+    )
+    bundle = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], input=NUMBERS)
+    loaded = load_edge(bundle, OPTIONS)  # the trial's zeros have none either, which says nothing against the model
+    with pytest.raises(InferenceError, match="'log' gave NaN or infinity for 2 of 3 rows"):
+        loaded.predict(Tensor("x", np.array([[1, -1], [1, 1], [0, 1]], np.float32)))
+    assert loaded.predict(Tensor("x", np.ones((1, 2), np.float32))).tolist() == [[0, 0]]
+
+
 def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
     one, two = images(encode(solid(0))), Tensor("image", np.stack([solid(1), solid(2)]))

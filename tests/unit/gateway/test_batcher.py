@@ -7,7 +7,7 @@ import pytest
 from support.gateway import GatedExecutor, request_of
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.types import InferRequest
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.executors.base import ModelKey, Probabilities
@@ -127,6 +127,47 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
     with pytest.raises(DeadlineExceededError):
         await bench.batcher.submit(M, request_of(1, deadline_s=0.5))
     assert bench.expired == 2
+
+
+async def test_a_request_that_waits_is_answered_at_its_deadline_though_the_session_stays_busy() -> None:
+    bench = Bench()
+    running = await bench.submit(request_of(0, deadline_s=0.5))
+    late = await bench.submit(request_of(1, deadline_s=1.0))
+    patient = await bench.submit(request_of(2, deadline_s=9.0))
+    assert bench.clock.sleepers == 2
+    await bench.clock.advance(0.9)
+    assert not late.done()
+    await bench.clock.advance(0.1)
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await late
+    assert (bench.expired, bench.batcher.depth) == (1, 1)
+    await bench.release()
+    assert bench.clock.sleepers == 0  # what has its turn is timed no more
+    await bench.release()
+    assert (await running).tolist() == [[0]]
+    assert (await patient).tolist() == [[4]]
+    assert bench.batches == [[[0]], [[2]]]
+
+
+async def test_whoever_leaves_takes_the_timer_along() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    leaving = await bench.submit(request_of(1, deadline_s=5.0))
+    assert bench.clock.sleepers == 1
+    leaving.cancel()
+    await settled()
+    assert bench.clock.sleepers == 0
+
+
+async def test_what_is_given_up_is_answered_at_once_and_what_runs_is_not_waited_for() -> None:
+    bench = Bench()
+    tasks = [await bench.submit(request_of(float(n), deadline_s=9.0), key) for n, key in enumerate((M, M, N))]
+    bench.batcher.abandon(NotReadyError("Shutting down."))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [NotReadyError] * 3
+    assert (bench.batcher.depth, bench.executor.held, bench.clock.sleepers) == (0, 1, 0)
+    await bench.release()
+    assert bench.batches == [[[0]]]
 
 
 async def test_when_all_that_waits_expired_the_session_takes_what_comes_next() -> None:

@@ -24,11 +24,13 @@ class Meeting(Doubler):
 
     def __init__(self, parties: int) -> None:
         super().__init__()
-        self._barrier = threading.Barrier(parties, timeout=10)
+        self.barrier = threading.Barrier(parties, timeout=10)
+        self.met = False
         self.closed = False
 
     def run(self, rows: Array) -> Probabilities:
-        self._barrier.wait()
+        self.met = True
+        self.barrier.wait()
         return super().run(rows)
 
     def close(self) -> None:
@@ -40,9 +42,25 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=3, max_batch_rows=4)
     assert executor.slots == 3
     tensor = Tensor("x", np.ones((1, 1), np.float32))
-    answers = await asyncio.gather(*(executor.run(M, [tensor]) for _ in range(3)))
+    answers = await asyncio.gather(*(executor.run(M, [tensor], [None]) for _ in range(3)))
     assert [np.asarray(outcome).tolist() for (outcome,) in answers] == [[[2]]] * 3
-    executor.close()
+    assert executor.close(10)
+    assert model.closed
+
+
+async def test_closing_waits_so_long_and_says_what_runs_on() -> None:
+    model = Meeting(2)
+    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4)
+    tensor = Tensor("x", np.ones((1, 1), np.float32))
+    running = asyncio.create_task(executor.run(M, [tensor], [None]))
+    while not model.met:  # noqa: ASYNC110 (it is in another thread)
+        await asyncio.sleep(0.001)
+    assert not executor.close(0)
+    assert not model.closed
+    model.barrier.wait()
+    (outcome,) = await running
+    assert np.asarray(outcome).tolist() == [[2]]
+    assert executor.close(10)
     assert model.closed
 
 
@@ -59,8 +77,9 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
             Tensor("image", np.array([b"not an image"], dtype=np.object_)),
             Tensor("image", np.repeat(encoded, 4)),
         ],
+        [None, None, None],
     )
-    executor.close()
+    executor.close(10)
     assert isinstance(bad, Exception)
     assert "Row 0" in str(bad) or "row 0" in str(bad)
     assert np.asarray(one).shape == (1, 10)

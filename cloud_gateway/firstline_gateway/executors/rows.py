@@ -1,0 +1,107 @@
+"""One batch through one model: prepare each request, run all rows together, hand each request its own.
+
+A pure function of model and inputs, so that every engine, near or far, runs the same code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Protocol
+
+import numpy as np
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, InferenceError
+from firstline_core.types import Array, Tensor
+from firstline_gateway.executors.base import Outcome, Probabilities
+
+
+class Predictor(Protocol):
+    """The part of `firstline_core.bundle.pipeline.LoadedModel` that a batch needs."""
+
+    def prepare(self, tensor: Tensor) -> Array: ...
+
+    def run(self, rows: Array) -> Probabilities: ...
+
+
+def run_batch(
+    model: Predictor,
+    inputs: Sequence[Tensor],
+    max_rows: int,
+    deadlines_s: Sequence[float | None] = (),
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Outcome]:
+    """Runs the inputs of several requests.
+
+    Requests whose prepared rows differ in shape or dtype run in groups of their own.
+
+    Args:
+        model: prepares and runs.
+        inputs: one tensor for each request.
+        max_rows: the most rows that the model sees at once; more run in several steps.
+        deadlines_s: of each request, on `clock`. One that passes while the requests before it are prepared is
+            not worth preparing any more.
+
+    Returns:
+        One outcome for each request, in the order of `inputs`.
+    """
+    outcomes: dict[int, Outcome] = {}
+    groups: dict[tuple[object, ...], list[tuple[int, Array]]] = defaultdict(list)
+    for position, (tensor, deadline_s) in enumerate(zip_longest(inputs, deadlines_s)):
+        if deadline_s is not None and deadline_s <= clock.monotonic_s():
+            outcomes[position] = DeadlineExceededError(
+                "The request's deadline passed while others of its batch were prepared; allow more time."
+            )
+            continue
+        try:
+            rows = model.prepare(tensor)
+        except FirstlineError as error:
+            outcomes[position] = error
+        except MemoryError as error:
+            outcomes[position] = _no_memory(error)
+        else:
+            groups[rows.shape[1:], rows.dtype].append((position, rows))
+    for group in groups.values():
+        outcomes |= _run_group(model, group, max_rows)
+    return [outcomes[position] for position in range(len(inputs))]
+
+
+def _run_group(model: Predictor, group: list[tuple[int, Array]], max_rows: int) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    try:
+        rows = group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
+        results = _run_rows(model, rows, max_rows)
+    except (FirstlineError, MemoryError) as error:
+        if len(group) == 1:
+            return {group[0][0]: _no_memory(error) if isinstance(error, MemoryError) else error}
+        # One request's rows may be at fault: alone, the others still get their answers.
+        for member in group:
+            outcomes |= _run_group(model, [member], max_rows)
+        return outcomes
+    if len(group) == 1:
+        return {group[0][0]: results}
+    start = 0
+    for position, part in group:
+        outcomes[position] = results[start : start + len(part)]
+        start += len(part)
+    return outcomes
+
+
+def _no_memory(cause: MemoryError) -> FirstlineError:
+    error = CapacityError("There is not enough memory for this request now; come back later, or send fewer rows.")
+    error.__cause__ = cause
+    return error
+
+
+def _run_rows(model: Predictor, rows: Array, max_rows: int) -> Probabilities:
+    if len(rows) <= max_rows:
+        results = model.run(rows)
+    else:
+        results = np.concatenate([model.run(rows[start : start + max_rows]) for start in range(0, len(rows), max_rows)])
+    if len(results) != len(rows):
+        raise InferenceError(
+            f"The model returned {len(results)} rows for {len(rows)}; its batch axis is not the first."
+        )
+    return results
