@@ -43,6 +43,7 @@ def run_batch(
         max_rows: the most rows that the model sees at once; more run in several steps.
         deadlines_s: of each request, on `clock`. One that passes while the requests before it are prepared is
             not worth preparing any more.
+        clock: see `deadlines_s`.
 
     Returns:
         One outcome for each request, in the order of `inputs`.
