@@ -7,21 +7,29 @@ fit is named with its file, its line and, where one is close, the key that was p
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from firstline_core.errors import ConfigError
+from firstline_core.toml_lines import key_lines
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _FILE_LIMIT_BYTES = 1024 * 1024
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+# How alike a variable and a setting must be for one to be the other, misspelt.
+_ALIKE = 0.85
+
+Warn = Callable[[str], None]
+# Without handlers, as before a process has its log settings, this writes to stderr.
+_log: Warn = logging.getLogger(__name__).warning
 
 
 def load(
@@ -31,6 +39,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     prefix: str = "FIRSTLINE_",
     overrides: Mapping[str, object] | None = None,
+    warn: Warn = _log,
 ) -> T:
     """Reads settings from all three sources.
 
@@ -38,9 +47,11 @@ def load(
         cls: a frozen struct with `forbid_unknown_fields`; nested structs are TOML tables.
         file: a TOML file, or None for defaults only.
         environ: variables `PREFIX` + `SECTION__KEY` override the file, e.g. FIRSTLINE_EDGE_API__PORT=9000.
-            Lists take JSON.
+            Lists take JSON. What starts with the prefix and cannot be a setting is passed over: Kubernetes sets
+            FIRSTLINE_GATEWAY_PORT and its like where a service is called firstline-gateway.
         prefix: the process's own, e.g. "FIRSTLINE_EDGE_".
         overrides: dotted keys from flags, e.g. {"api.port": 9000}; None values are passed over.
+        warn: told of variables that were passed over.
 
     Raises:
         ConfigError: a source cannot be read, or says something that makes no sense.
@@ -49,10 +60,18 @@ def load(
     values = _parse(text, file)
     _convert(cls, values, text=text, where=str(file))
 
+    known = {".".join(path) for path in _settings(cls)}
+    passed_over = []
     for variable, value in (environ or {}).items():
-        if variable.startswith(prefix):
-            _set(values, variable.removeprefix(prefix).lower().split("__"), _from_text(value), variable)
-            _convert(cls, values, text="", where=f"the environment variable {variable}")
+        if not variable.startswith(prefix):
+            continue
+        key = variable.removeprefix(prefix).lower().replace("__", ".")
+        if "." not in key and key not in known:
+            passed_over.append(variable)
+            continue
+        _set(values, key.split("."), _from_text(value), variable)
+        _convert(cls, values, text="", where=f"the environment variable {variable}", of_text=True)
+    _tell(passed_over, known, prefix, warn)
     for dotted, flag_value in (overrides or {}).items():
         if flag_value is not None:
             _set(values, dotted.split("."), flag_value, dotted)
@@ -82,8 +101,16 @@ def _parse(text: str, file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
 
 
-def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str) -> T:
-    """Checks `values` against the struct; numbers and booleans may be strings, as the environment gives them."""
+def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_text: bool = False) -> T:
+    """Checks `values` against the struct; numbers and booleans may be strings, as the environment gives them.
+
+    Args:
+        cls: the struct.
+        values: as TOML has them.
+        text: the file's, for lines.
+        where: named in errors.
+        of_text: what was added last is a variable's text.
+    """
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:
@@ -91,60 +118,98 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str) -> 
         if unknown is not None:
             key, path = unknown["key"], _dotted(unknown["path"])
             raise ConfigError(
-                f"{where}{_line(text, path, key)} has an unknown key '{'.'.join([*path, key])}'"
-                f"{_suggest(key, _fields(cls, path))}"
+                f"{where}{_line(text, [*path, key])} has an unknown key '{'.'.join([*path, key])}'"
+                f"{_suggest(key, _fields(_type_at(cls, path)))}"
             ) from error
         invalid = _INVALID.match(str(error))
         what, path = (invalid["what"], _dotted(invalid["path"])) if invalid else (str(error), [])
-        key = path[-1] if path else ""
         named = f"'{'.'.join(path)}': " if path else ""
-        raise ConfigError(f"{where}{_line(text, path[:-1], key)}, {named}{what[:1].lower()}{what[1:]}.") from error
+        advice = ""
+        if what.startswith("Invalid enum value"):
+            advice = f"; use one of {', '.join(_choices(_type_at(cls, path)))}"
+        elif of_text and what.startswith(("Expected `array`", "Expected `object`")):
+            advice = """; a variable has lists as JSON, such as '["a", "b"]'"""
+        raise ConfigError(f"{where}{_line(text, path)}, {named}{what[:1].lower()}{what[1:]}{advice}.") from error
 
 
 def _dotted(path: str | None) -> list[str]:
-    """`$.links[0].url` as ["links", "0", "url"]; msgspec writes `[...]` for any element of a list."""
+    """`$.links[0].url` as ["links", "0", "url"]; msgspec writes `[...]` for any value of a free table."""
     if not path:
         return []
     return [part for part in re.split(r"[.\[\]]+", path.removeprefix("$").replace("[...]", "")) if part]
 
 
-def _line(text: str, tables: list[str], key: str) -> str:
-    """`:LINE` of a key in TOML text, or "" where it cannot be told; arrays of tables count from the first."""
-    table: list[str] = []
-    elements: dict[str, int] = {}
-    wanted = [part for part in tables if not part.isdigit()]
-    index = next((int(part) for part in tables if part.isdigit()), None)
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", line)
-        if header:
-            table = [part.strip("\"' ") for part in header[2].split(".")]
-            if header[1] == "[[":
-                elements[header[2]] = elements.get(header[2], -1) + 1
-            if [*wanted, key] == table:
-                return f":{number}"
-        elif table == wanted and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
-            if index is not None and elements.get(".".join(wanted), 0) != index:
-                continue
-            return f":{number}"
+def _line(text: str, path: list[str]) -> str:
+    """`:LINE` of a key in TOML text, or of what should hold it; "" where the text has neither."""
+    lines = key_lines(text)
+    for length in range(len(path), 0, -1):
+        if (line := lines.get(tuple(path[:length]))) is not None:
+            return f":{line}"
     return ""
 
 
-def _fields(cls: type[msgspec.Struct], path: list[str]) -> list[str]:
-    """The keys that the struct takes at `path`."""
-    info: Any = msgspec.inspect.type_info(cls)
-    for part in [*path, None]:
-        while not isinstance(info, msgspec.inspect.StructType):
-            if isinstance(info, msgspec.inspect.UnionType):
-                info = next((t for t in info.types if isinstance(t, msgspec.inspect.StructType)), None)
-            else:
-                info = getattr(info, "item_type", None)
-            if info is None:
-                return []
-        if part is None:
-            return [field.encode_name for field in info.fields]
-        if not part.isdigit():
-            info = next((field.type for field in info.fields if field.encode_name == part), None)
-    return []
+def _type_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
+    """Descriptions, by msgspec, of what may stand at `path`: several for a union, none where nothing may."""
+    found = _alternatives(msgspec.inspect.type_info(cls))
+    for part in path:
+        inner = []
+        for info in found:
+            if isinstance(info, msgspec.inspect.StructType):
+                inner += [field.type for field in info.fields if field.encode_name == part]
+            elif (element := getattr(info, "item_type", None)) is not None:
+                inner.append(element)
+        found = [info for each in inner for info in _alternatives(each)]
+    return found
+
+
+def _alternatives(info: Any) -> list[Any]:
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _alternatives(info.type)
+    if isinstance(info, msgspec.inspect.UnionType):
+        return [alternative for each in info.types for alternative in _alternatives(each)]
+    return [info]
+
+
+def _fields(types: list[Any]) -> list[str]:
+    """The keys that a table takes."""
+    return [f.encode_name for info in types if isinstance(info, msgspec.inspect.StructType) for f in info.fields]
+
+
+def _choices(types: list[Any]) -> list[str]:
+    """The values of a closed list."""
+    found = []
+    for info in types:
+        if isinstance(info, msgspec.inspect.LiteralType):
+            found += [str(value) for value in info.values]
+        elif isinstance(info, msgspec.inspect.EnumType):
+            found += [str(member.value) for member in info.cls]
+    return found
+
+
+def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:
+    """What a variable may set: the fields at the top, and those of the sections."""
+    top = _fields(_type_at(cls, []))
+    return [(name,) for name in top] + [
+        (section, name) for section in top for name in _fields(_type_at(cls, [section]))
+    ]
+
+
+def _tell(passed_over: list[str], known: set[str], prefix: str, warn: Warn) -> None:
+    """One sentence for each variable that is nearly a setting, and one for all the others."""
+    others = []
+    spelled = {name.replace(".", "_"): prefix + name.replace(".", "__").upper() for name in known}
+    for variable in passed_over:
+        close = difflib.get_close_matches(variable.removeprefix(prefix).lower(), spelled, n=1, cutoff=_ALIKE)
+        if close:
+            warn(f"The environment variable {variable} is passed over; did you mean {spelled[close[0]]}?")
+        else:
+            others.append(variable)
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        warn(
+            f"Passed over in the environment: {', '.join(others[:3])}{more}; a setting is spelled "
+            f"{prefix}SECTION__KEY, with two underscores."
+        )
 
 
 def _suggest(key: str, known: list[str]) -> str:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -20,8 +23,21 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     url: str = ""
 
 
+class Kind(StrEnum):
+    FULL = "full"
+    EDGE = "edge"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    providers: tuple[str, ...] = ()
+    level: Literal["debug", "info"] | None = None
+    kind: Kind = Kind.FULL
+    measured: dict[str, float] = {}
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api: Api = Api()
+    run: Run | None = None
     links: tuple[Link, ...] = ()
 
 
@@ -51,8 +67,27 @@ def test_a_list_comes_from_the_environment_as_json() -> None:
         ("[api]\nhost = 'x'\nprot = 1\n", "agent.toml:3 has an unknown key 'api.prot'; did you mean 'port'?"),
         ("[apo]\nport = 1\n", "agent.toml:1 has an unknown key 'apo'; did you mean 'api'?"),
         ("\n[api]\nport = 'no'\n", "agent.toml:3, 'api.port': expected `int`, got `str`."),
-        ("[[links]]\nkind = 'a'\n[[links]]\nkind = 'b'\nulr = 'c'\n", "did you mean 'url'?"),
-        ("[[links]]\nurl = 'a'\n", "missing required field `kind`"),
+        (
+            "[[links]]\nkind = 'a'\n[[links]]\nkind = 'b'\nulr = 'c'\n",
+            "agent.toml:5 has an unknown key 'links.1.ulr'; did",
+        ),
+        (
+            "[[links]]\nkind = 'a'\n\n[[links]]\nurl = 'a'\n",
+            "agent.toml:4, 'links.1': object missing required field `kind`",
+        ),
+        ("\napi.prot = 1\n", "agent.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
+        ("\napi.port = 'x'\n", "agent.toml:2, 'api.port': expected `int`, got `str`."),
+        ("api = { host = 'x', prot = 1 }\n", "agent.toml:1 has an unknown key 'api.prot'"),
+        (
+            "links = [\n  { kind = 'a' },\n  { kind = 'b', ulr = 1 },\n]\n",
+            "agent.toml:3 has an unknown key 'links.1.ulr'",
+        ),
+        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:4, 'run.providers.1': expected `str`, got `int`."),
+        ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
+        ("[run]\n[run.measured]\nedge = 'x'\n", "agent.toml:2, 'run.measured': expected `float`, got `str`."),
+        ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level': invalid enum value 'INFO'; use one of debug, info."),
+        ("[run]\nkind = 'x'\n", "invalid enum value 'x'; use one of full, edge."),
+        ("[run]\nlevell = 'x'\n", "did you mean 'level'?"),
         ("[api\n", "is not valid TOML"),
     ],
 )
@@ -67,6 +102,51 @@ def test_a_variable_or_flag_that_makes_no_sense_is_named() -> None:
         load(Settings, environ={"X_API__PRT": "1"}, prefix="X_")
     with pytest.raises(ConfigError, match=r"flag for api.port, 'api.port': expected `int`"):
         load(Settings, overrides={"api.port": "many"})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"X_LINKS": "http,mqtt"}, {"X_LINKS": "['http']"}, {"X_LINKS__0__KIND": "http"}, {"X_RUN__PROVIDERS": "CPU"}],
+)
+def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"""a variable has lists as JSON, such as '\["a", "b"\]'"""):
+        load(Settings, environ=environ, prefix="X_")
+
+
+def test_what_kubernetes_sets_is_passed_over() -> None:
+    """https://kubernetes.io/docs/tutorials/services/connect-applications-service/#environment-variables."""
+    link = "tcp://10.0.0.11:8080"
+    environ = {
+        "X_SERVICE_HOST": "10.0.0.11", "X_SERVICE_PORT": "8080", "X_SERVICE_PORT_HTTP": "8080", "X_PORT": link,
+        "X_PORT_8080_TCP": link, "X_PORT_8080_TCP_PROTO": "tcp", "X_PORT_8080_TCP_PORT": "8080",
+        "X_PORT_8080_TCP_ADDR": "10.0.0.11", "X_": "", "X_API__PORT": "9",
+    }  # fmt: skip
+    said: list[str] = []
+    assert load(Settings, environ=environ, prefix="X_", warn=said.append) == Settings(api=Api(port=9))
+    assert said == [
+        "Passed over in the environment: X_SERVICE_HOST, X_SERVICE_PORT, X_SERVICE_PORT_HTTP and 6 more; a setting is "
+        "spelled X_SECTION__KEY, with two underscores."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("X_API_PORT", "X_API__PORT"), ("X_API_OPEN_METRIC", "X_API__OPEN_METRICS"), ("X_LINK", "X_LINKS")],
+)
+def test_a_near_miss_is_told_with_the_right_spelling(variable: str, meant: str) -> None:
+    said: list[str] = []
+    assert load(Settings, environ={variable: "1"}, prefix="X_", warn=said.append) == Settings()
+    assert said == [f"The environment variable {variable} is passed over; did you mean {meant}?"]
+
+
+def test_without_more_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    load(Settings, environ={"X_API_PORT": "1"}, prefix="X_")
+    assert "did you mean X_API__PORT?" in caplog.text
+
+
+def test_a_whole_section_may_come_as_json() -> None:
+    value: Any = {"host": "::1", "port": 3}
+    assert load(Settings, environ={"X_API": json.dumps(value)}, prefix="X_").api == Api(**value)
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
