@@ -1,19 +1,26 @@
 """Logs: one line a fact, to stderr; as text for people, as JSON when asked.
 
-Whoever runs the process bounds what is kept (journald, Docker's log driver); a line is bounded here.
+Whoever runs the process bounds what is kept (journald, Docker's log driver); a line is bounded here. Until a process
+calls `configure` these are plain standard-library loggers without a handler: a program that uses an agent or a client
+within itself hears nothing unless it asks, and its own structlog settings are left alone.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import structlog
 from structlog.stdlib import BoundLogger
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 _VALUE_LIMIT_CHARACTERS = 2000
+_PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
+
+for _package in _PACKAGES:
+    logging.getLogger(_package).addHandler(logging.NullHandler())
 
 
 def _bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -24,6 +31,31 @@ def _bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     return event
 
 
+def _hand_over(logger: WrappedLogger, method: str, event: EventDict) -> tuple[Any, ...]:
+    """To our own handler as it is; to anybody else's as a sentence with `key=value`."""
+    if any(isinstance(handler, _Handler) for handler in logging.getLogger().handlers):
+        return structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, event)
+    keywords: Mapping[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
+    text = str(event.pop("event", ""))
+    facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("level", "logger", "timestamp"))
+    return (f"{text} {facts}".rstrip(),), keywords
+
+
+_SHARED: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.StackInfoRenderer(),
+    _bound,
+]
+_PROCESSORS: list[Processor] = [structlog.stdlib.filter_by_level, *_SHARED, _hand_over]
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # a subclass only to be known by
+    """Ours, on the root logger."""
+
+
 def configure(level: str = "info", format: Literal["text", "json"] = "text") -> None:  # noqa: A002
     """Sets up logging for this process, for our lines and for those of the libraries.
 
@@ -31,29 +63,18 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
         level: debug, info, warning or error.
         format: text for a terminal, json for a collector.
     """
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-        _bound,
-    ]
-    renderer: structlog.typing.Processor = (
+    # Tracebacks are plain: with local variables in them they would hold payloads.
+    renderer: Processor = (
         structlog.processors.JSONRenderer()
         if format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
     )
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=_SHARED,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
@@ -70,5 +91,11 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
 
 def logger(name: str) -> BoundLogger:
     """A logger whose calls read `log.info("answered", request_id=..., tier=...)`."""
-    found: BoundLogger = structlog.stdlib.get_logger(name)
+    found: BoundLogger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=_PROCESSORS,
+        wrapper_class=BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
     return found

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import structlog
 
 from firstline_core.errors import QueueFullError
 from firstline_core.telemetry import logs
@@ -59,6 +64,44 @@ def test_the_level_hides_what_is_below_it(capsys: pytest.CaptureFixture[str]) ->
     assert "seen" in printed
 
 
+def test_a_program_that_uses_us_hears_nothing_unless_it_asks() -> None:
+    said = """
+        import logging, sys
+        from firstline_core.telemetry.logs import logger
+        log = logger("firstline_edge.agent")
+        log.warning("quiet", tier="edge")
+        if len(sys.argv) > 1:
+            logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+            log.info("answered", tier="edge")
+    """
+    for arguments, expected in ([], ""), (["ask"], "firstline_edge.agent answered tier=edge\n"):
+        command = [sys.executable, "-c", textwrap.dedent(said), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("", expected)
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_shows_no_local_variables(
+    form: Literal["text", "json"], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # structlog would show them where rich is installed: let it believe so.
+    monkeypatch.setattr(structlog.dev, "default_exception_formatter", structlog.dev.rich_traceback, raising=False)
+    logs.configure(format=form)
+    try:
+        _fail(b"the very " + b"payload")
+    except ZeroDivisionError as error:
+        logs.logger("edge").exception("broken")
+        logging.getLogger("some.library").error("broken too", exc_info=error)
+    printed = capsys.readouterr().err
+    assert printed.count("ZeroDivisionError") == 2
+    assert "the very payload" not in printed
+
+
+def _fail(content: bytes) -> float:
+    return len(content) / 0
+
+
 def test_metrics_count_answers_errors_and_read_gauges() -> None:
     metrics = RequestMetrics("edge")
     metrics.observe(answered(), 0.003)
@@ -83,6 +126,33 @@ def test_the_decision_log_tells_a_request_in_order_and_holds_no_payload(tmp_path
     assert [line["status"] for line in told] == ["provisional", "final"]
     assert told[1]["corrected"] is True
     assert "probabilities" not in path.read_text()
+
+
+def test_the_decision_log_goes_on_when_it_cannot_change_files(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    in_the_way = tmp_path / "decisions.jsonl.1"
+    in_the_way.mkdir()
+    (in_the_way / "file").touch()
+    log = DecisionLog(path, max_bytes=600)
+    log.write(answered("first"), wall_s=0.0)
+    for _ in range(2):  # each line tries anew
+        with pytest.raises(OSError, match="decisions"):
+            log.write(answered("lost"), wall_s=1.0)
+    (in_the_way / "file").unlink()
+    in_the_way.rmdir()
+    log.write(answered("later"), wall_s=2.0)
+    log.close()
+    assert find(path, "first") and find(path, "later") and not find(path, "lost")
+
+
+def test_the_decision_log_recovers_from_a_rotation_that_came_half_way(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path, max_bytes=600)
+    log.write(answered("first"), wall_s=0.0)
+    path.replace(tmp_path / "decisions.jsonl.1")
+    log.write(answered("second"), wall_s=1.0)
+    log.close()
+    assert find(path, "first") and find(path, "second")
 
 
 def test_the_decision_log_is_bounded_and_survives_a_torn_line(tmp_path: Path) -> None:

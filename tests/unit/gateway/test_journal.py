@@ -1,25 +1,27 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from structlog.testing import capture_logs
+from support.logs import captured_lines
 
 from firstline_core.errors import FirstlineError, InferenceError, QueueFullError
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 
 
-def lines(model: str = "digits", error: FirstlineError | None = None) -> tuple[list[dict[str, object]], str]:
+def lines(model: str = "digits", error: FirstlineError | None = None) -> tuple[list[dict[str, Any]], str]:
     metrics = GatewayMetrics()
-    with capture_logs() as captured:
+    with captured_lines() as captured:
         record(metrics, transport="mqtt", model=model, principal="device:a", seconds=0.0015, error=error)
-    return [dict(line) for line in captured], metrics.render()[0].decode()
+    return captured, metrics.render()[0].decode()
 
 
 def test_an_answer_is_one_line() -> None:
     (line,), text = lines()
     assert line == {
         "event": "answered",
-        "log_level": "info",
+        "level": "info",
         "outcome": "ok",
         "transport": "mqtt",
         "model": "digits",
@@ -39,7 +41,7 @@ def test_an_answer_is_one_line() -> None:
 )
 def test_a_failure_is_one_line_and_one_count_and_ours_stands_out(error: FirstlineError, event: str, level: str) -> None:
     (line,), text = lines(error=error)
-    assert (line["event"], line["log_level"], line["outcome"]) == (event, level, error.code)
+    assert (line["event"], line["level"], line["outcome"]) == (event, level, error.code)
     assert line["error"] == error.message
     assert f'firstline_gateway_errors_total{{code="{error.code}"}} 1.0' in text
 
