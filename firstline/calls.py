@@ -31,6 +31,7 @@ from firstline_core.errors import (
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import http, oip
 from firstline_core.protocol import parameters as asked
+from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -292,7 +293,7 @@ def _spec(found: dict[str, Any]) -> TensorSpec:
 def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
-    error = http.error_from(response.status_code, response.content, response.headers)
+    error = error_from(response.status_code, response.content, response.headers)
     # A proxy, or whatever else has this address, also says 404: that is no judgement of the request.
     if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):
         raise ProtocolError(

@@ -163,6 +163,8 @@ async def test_health_needs_no_token(client: httpx.AsyncClient) -> None:
     for address, said in (("live", {"live": True}), ("ready", {"ready": True})):
         found = await client.get(f"/v2/health/{address}", headers={"Authorization": ""})
         assert (found.status_code, found.json()) == (200, said)
+        found = await client.head(f"/v2/health/{address}", headers={"Authorization": ""})
+        assert (found.status_code, found.content) == (200, b"")
 
 
 async def test_a_revoked_token_is_refused_without_a_restart(
@@ -196,6 +198,7 @@ async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None
         ("POST", "/v2/health/live", 405, "invalid_request"),
         ("GET", "/v2/models/cats", 404, "unknown_model"),
         ("GET", "/v2/models/digits/versions/9/ready", 404, "unknown_model"),
+        ("GET", "/firstline/v1/answers/01890a5d-ac96-774b-bcce-b302099a8057", 404, "unknown_answer"),
         ("POST", "/firstline/v1/models/cats/infer", 404, "unknown_model"),
         ("POST", SHORT + "?privacy=local_only", 400, "invalid_request"),
         ("POST", SHORT + "?route=edge", 400, "invalid_request"),
@@ -269,11 +272,11 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
     }
     routed = {entry for entry in described if "infer" in entry[0]}
     assert routed == served
-    assert len(described - routed) == 10
+    assert len(described - routed) == 11
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         for path, method in described - routed:
             address = path.replace("{model}", "digits").replace("{version}", "1")
-            assert (await client.request(method, address)).status_code == 200
+            assert (await client.request(method, address)).status_code == (404 if "answers" in path else 200)
         assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
 
 

@@ -275,9 +275,9 @@ def test_queries_that_say_nothing_known(tier: Tier, query: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["%FF", "%00", "x" * 5000, "01890a5d-ac96-774b-bcce-b302099a8057", "..%2F.."])
-def test_answers_that_are_none(running: Line, name: str) -> None:
+def test_answers_that_are_none(tier: Tier, name: str) -> None:
     for form in ("short", "v2"):
-        answer = asked(running.agent, "GET", f"/firstline/v1/answers/{name}?form={form}")
+        answer = asked(tier, "GET", f"/firstline/v1/answers/{name}?form={form}")
         assert answer.status == 404
         answer.refused()
 

@@ -8,7 +8,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
+from firstline_core.errors import UnknownAnswerError
 from firstline_core.protocol import http
+from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import authenticate
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
@@ -35,11 +37,13 @@ metadata = APIRouter(tags=["models"], dependencies=[Depends(_caller)])
 metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
 
 
+@health.head("/v2/health/live", include_in_schema=False)
 @health.get("/v2/health/live", summary="Is the process up? Needs no token.")
 async def live(request: Request) -> Response:
     return response_of(http.live_reply(gateway_of(request).plane))
 
 
+@health.head("/v2/health/ready", include_in_schema=False)
 @health.get("/v2/health/ready", summary="Does it take requests? 400 while it does not. Needs no token.")
 async def ready(request: Request) -> Response:
     return response_of(http.ready_reply(gateway_of(request).plane))
@@ -74,6 +78,13 @@ async def model_ready(request: Request, model: str) -> Response:
 @metadata.get("/v2/models/{model}/versions/{version}/ready", summary="Would this version answer now?")
 async def version_ready(request: Request, model: str, version: str) -> Response:
     return response_of(http.model_ready_reply(gateway_of(request).plane, model, version))
+
+
+@metadata.get("/firstline/v1/answers/{request_id}", summary="Always 404: the device's agent keeps answers.")
+async def answer(request: Request, request_id: str) -> Response:
+    raise UnknownAnswerError(
+        f"A gateway keeps no answers, so not {shown(request_id)} either; ask the agent of the device that promised it."
+    )
 
 
 @metadata.post("/v2/repository/index", summary="Triton's list of models; the body is ignored and may be empty.")

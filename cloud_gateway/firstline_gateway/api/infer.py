@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from firstline_core.errors import FirstlineError, LinkDownError
-from firstline_core.protocol.http import Reply, error_from, error_reply, infer_reply, read_body
+from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, authenticate
 from firstline_gateway.api.errors import response_of
@@ -70,14 +70,13 @@ async def _short(gateway: Gateway, request: Request, caller: Caller, body: bytes
 async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response:
     started_s = gateway.clock.monotonic_s()
     principal = ""
-    error: FirstlineError | None
+    error: FirstlineError | None = None
     try:
         # Before the body is read: a stranger may not make us hold megabytes.
         caller = authenticate(gateway.tokens, request.headers.get("authorization"))
         principal = caller.principal
         body = await read_body(request.stream(), request.headers, gateway.plane.limits)
         reply = await _while_connected(request, answer(gateway, request, caller, body))
-        error = None if reply.status == 200 else error_from(reply.status, reply.body)
     except ClientDisconnect:
         error = LinkDownError("The client closed the connection before it was answered.")
         reply = Reply(_CLIENT_LEFT, {}, b"")

@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.http import error_from
+from firstline_core.protocol.http_errors import error_from
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.secrets_file import first_token

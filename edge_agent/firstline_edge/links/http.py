@@ -28,7 +28,8 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol.http import error_from, header_length, headers_for, read_body
+from firstline_core.protocol.http import header_length, headers_for, read_body
+from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Encoded, Limits, decode_response, encode_request
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import LinkBusyError, ignore

@@ -1,4 +1,4 @@
-"""What V2 over HTTP is, without a framework: header names, statuses, and every reply as a plain value.
+"""What V2 over HTTP is, without a framework: header names, and every reply as a plain value.
 
 Both tiers implement `DataPlane`; their web frameworks only carry `Reply` values to and fro. Bodies suit
 tritonclient, which looks at the status alone, and KServe's client, which reads the JSON.
@@ -6,48 +6,22 @@ tritonclient, which looks at the status alone, and KServe's client, which reads 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, error_from, header, status_of
+from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, header, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
-
-__all__ = [
-    "BINARY_TYPE",
-    "CONTENT_TYPE",
-    "EXTENSIONS",
-    "HEADER_LENGTH",
-    "JSON_TYPE",
-    "RETRY_AFTER",
-    "DataPlane",
-    "Reply",
-    "decoded_body",
-    "error_body",
-    "error_from",
-    "error_reply",
-    "header",
-    "header_length",
-    "headers_for",
-    "infer_reply",
-    "json_reply",
-    "live_reply",
-    "model_metadata_reply",
-    "model_ready_reply",
-    "read_body",
-    "ready_reply",
-    "server_metadata_reply",
-    "status_of",
-]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 CONTENT_TYPE = "Content-Type"
@@ -55,6 +29,11 @@ JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 
 EXTENSIONS = ("binary_tensor_data",)
+
+# Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
+_INLINE_JSON_BYTES = 256 * 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +165,19 @@ def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
     return plain
 
 
+async def decoded(decode: Callable[[], T], headers: Mapping[str, str], json_bytes: int) -> T:
+    """Runs `decode` where it does not hold up the event loop for long.
+
+    Args:
+        decode: from a body to what it means.
+        headers: of the request, for its Content-Encoding.
+        json_bytes: of the body as it came; binary tensors are views of it and cost nothing.
+    """
+    if json_bytes <= _INLINE_JSON_BYTES and header(headers, "Content-Encoding") is None:
+        return decode()
+    return await asyncio.to_thread(decode)
+
+
 async def infer_reply(
     plane: DataPlane,
     model: str,
@@ -208,21 +200,27 @@ async def infer_reply(
         principal: who asks, as the adapter authenticated them.
         trust_request_id: for devices, whose escalations keep their id.
         clock: `timeout` counts from its present.
+
+    Raises:
+        FirstlineError: why there is no answer; `error_reply` says it.
     """
-    try:
-        request = decode_request(
+    now_s = clock.monotonic_s()
+    length = header_length(headers)
+
+    def decode() -> InferRequest:
+        return decode_request(
             model,
             decoded_body(headers, body, plane.limits),
-            header_length(headers),
+            length,
             version=version,
-            now_s=clock.monotonic_s(),
+            now_s=now_s,
             principal=principal,
             trust_request_id=trust_request_id,
             limits=plane.limits,
         )
-        encoded = encode_response(request, await plane.infer(request))
-    except FirstlineError as error:
-        return error_reply(error)
+
+    request = await decoded(decode, headers, len(body) if length is None else length)
+    encoded = encode_response(request, await plane.infer(request))
     return Reply(200, headers_for(encoded), encoded.body)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol import tensors
 from firstline_core.protocol.framing import parse_json
-from firstline_core.protocol.http import CONTENT_TYPE, DataPlane, Reply, decoded_body, error_reply, header, json_reply
+from firstline_core.protocol.http import CONTENT_TYPE, DataPlane, Reply, decoded, decoded_body, json_reply
+from firstline_core.protocol.http_errors import header
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
@@ -48,22 +49,28 @@ async def short_reply(
         principal: who asks, as the adapter authenticated them.
         clock: `timeout` counts from its present.
         metadata: what the model takes; None asks `plane`.
+
+    Raises:
+        FirstlineError: why there is no answer; `http.error_reply` says it.
     """
-    try:
-        metadata = metadata or plane.metadata(model, "")
-        request = request_from_file(
+    now_s = clock.monotonic_s()
+    described = metadata or plane.metadata(model, "")
+
+    def decode() -> InferRequest:
+        return request_from_file(
             model,
-            metadata,
+            described,
             decoded_body(headers, body, plane.limits),
             header(headers, CONTENT_TYPE) or "",
             query,
-            now_s=clock.monotonic_s(),
+            now_s=now_s,
             principal=principal,
             limits=plane.limits,
         )
-        return json_reply(reply_from(await plane.infer(request), metadata.labels))
-    except FirstlineError as error:
-        return error_reply(error)
+
+    json_bytes = 0 if described.inputs[0].datatype == "BYTES" else len(body)
+    request = await decoded(decode, headers, json_bytes)
+    return json_reply(reply_from(await plane.infer(request), described.labels))
 
 
 def request_from_file(

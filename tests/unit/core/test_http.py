@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     UnknownModelError,
 )
-from firstline_core.protocol import http
+from firstline_core.protocol import http, oip
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
@@ -102,9 +103,11 @@ async def test_what_the_adapter_knows_reaches_the_plane() -> None:
     assert (request.request_id, request.deadline_s) == (REQUEST_ID, 52.0)
 
 
-async def test_a_failure_is_a_reply() -> None:
+async def test_a_failure_is_raised_and_makes_a_reply() -> None:
     tier = plane(failure=DeadlineExceededError("Too late.", retry_after_s=0.2))
-    reply = await http.infer_reply(tier, "double", "", {}, BODY)
+    with pytest.raises(DeadlineExceededError) as caught:
+        await http.infer_reply(tier, "double", "", {}, BODY)
+    reply = http.error_reply(caught.value)
     assert reply.status == 504
     assert reply.headers["Retry-After"] == "1"
     assert said(reply) == {"error": "Too late.", "code": "deadline_exceeded", "retry_after_s": 0.2}
@@ -125,7 +128,9 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
         ({"Content-Encoding": "gzip"}, BODY, 400),
     ]
     for headers, body, status in bad:
-        reply = await http.infer_reply(tier, "double", "", headers, body)
+        with pytest.raises(FirstlineError) as caught:
+            await http.infer_reply(tier, "double", "", headers, body)
+        reply = http.error_reply(caught.value)
         assert reply.status == status, (headers, reply)
         assert set(said(reply)) == {"error", "code"}
     assert tier.seen == []
@@ -143,6 +148,34 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
 async def test_compressed_requests(encoding: str, compressed: bytes) -> None:
     reply = await http.infer_reply(plane(), "double", "", {"content-encoding": encoding}, compressed)
     assert reply.status == 200
+
+
+LARGE = orjson.dumps({"inputs": [{"name": "x", "shape": [1, 200_000], "datatype": "FP32", "data": [1] * 200_000}]})
+LARGE_BINARY = encode_request(InferRequest("double", (Tensor("x", np.ones((1, 200_000), np.float32)),), REQUEST_ID))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "aside"),
+    [
+        ({}, BODY, False),
+        ({}, LARGE, True),
+        ({"content-encoding": "gzip"}, gzip.compress(BODY), True),
+        ({http.HEADER_LENGTH: str(LARGE_BINARY.header_length)}, LARGE_BINARY.body, False),
+    ],
+    ids=["small", "large", "compressed", "binary"],
+)
+async def test_long_decoding_leaves_the_event_loop_to_others(
+    headers: dict[str, str], body: bytes, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def decode_request(*args: Any, **named: Any) -> InferRequest:
+        threads.append(threading.get_ident())
+        return oip.decode_request(*args, **named)
+
+    monkeypatch.setattr(http, "decode_request", decode_request)
+    assert (await http.infer_reply(plane(), "double", "", headers, body)).status == 200
+    assert (threads != [threading.get_ident()]) is aside
 
 
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:

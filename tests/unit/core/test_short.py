@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
+from firstline_core.protocol import framing
+from firstline_core.protocol import short as short_way
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.short import reply_from, request_from_file, short_reply
 from firstline_core.types import (
@@ -235,5 +238,23 @@ async def test_over_http() -> None:
     clock = SimulatedClock(start_s=10.0)
     reply = await short_reply(Classifier(), "m", {}, {"timeout": "1000000"}, b"[1, 2]", clock=clock)
     assert (reply.status, orjson.loads(reply.body)["label"]) == (200, "dog")
-    assert (await short_reply(Classifier(), "n", {}, {}, b"[1, 2]")).status == 404
-    assert (await short_reply(Classifier(), "m", {"Content-Type": "Multipart/form-data"}, {}, b"a")).status == 400
+    with pytest.raises(UnknownModelError):
+        await short_reply(Classifier(), "n", {}, {}, b"[1, 2]")
+    with pytest.raises(InvalidTensorError, match="multipart"):
+        await short_reply(Classifier(), "m", {"Content-Type": "Multipart/form-data"}, {}, b"a")
+
+
+@pytest.mark.parametrize(("zeros", "aside"), [(1, False), (200_000, True)])
+async def test_long_decoding_leaves_the_event_loop_to_others(
+    zeros: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def parse_json(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return framing.parse_json(*args)
+
+    monkeypatch.setattr(short_way, "parse_json", parse_json)
+    with pytest.raises(InvalidTensorError, match="shape"):
+        await short_reply(Classifier(), "m", {}, {}, orjson.dumps([0] * (zeros + 2)))
+    assert (threads != [threading.get_ident()]) is aside

@@ -12,6 +12,7 @@ from support.escalations import request, response
 
 from firstline_core import errors
 from firstline_core.protocol import http as wire
+from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
@@ -221,7 +222,7 @@ async def test_a_fresh_connection_that_is_dropped_is_not_tried_forever(server: S
 async def test_what_the_gateway_says_is_raised_as_it_was(
     server: Server, link: HttpLink, status: int, error: errors.FirstlineError
 ) -> None:
-    server.script = always(reply(status, wire.error_body(error)))
+    server.script = always(reply(status, error_body(error)))
     with pytest.raises(type(error)) as raised:
         await link.infer(request(), 5.0)
     assert type(raised.value) is type(error)
