@@ -65,7 +65,7 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
     """Tokens by name from `NAME:TOKEN` lines; empty lines and those that start with # are passed over.
 
     Raises:
-        ConfigError: the file cannot be read, holds no token, or a line is not of that form.
+        ConfigError: the file cannot be read, holds no token, or a line is not of that form or names a name again.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(_read(file, setting).splitlines(), start=1):
@@ -75,6 +75,8 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
         name, _, token = (part.strip() for part in text.partition(":"))
         if not name or len(token) < 16:
             raise ConfigError(f"{setting}: {file}:{number} is not NAME:TOKEN with a token of 16 characters or more.")
+        if name in found:
+            raise ConfigError(f"{setting}: {file}:{number} gives '{name}' a second token; give each its own name.")
         found[name] = token
     if not found:
         raise ConfigError(f"{setting}: {file} holds no token; write NAME:TOKEN into it.")

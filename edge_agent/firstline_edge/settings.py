@@ -49,6 +49,8 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
     body_limit_bytes: Positive = 64 * _MIB
     """Largest request body that is read."""
+    bodies_limit_bytes: Positive = 128 * _MIB
+    """Bodies of all requests under way together; what does not fit is answered with 503."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -201,6 +203,11 @@ def check(settings: EdgeSettings) -> None:
         raise ConfigError(
             f"api.host is {settings.api.host}, which others can reach, but api.token_file is empty; "
             "name a file of NAME:TOKEN lines, or listen on 127.0.0.1."
+        )
+    if settings.api.bodies_limit_bytes < settings.api.body_limit_bytes:
+        raise ConfigError(
+            f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
+            f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
         )
     for number, link in enumerate(settings.links):
         if link.kind == "http" and not link.url.startswith(("http://", "https://")):

@@ -132,6 +132,44 @@ async def test_only_loopbacks_names_are_answered_to(alone: httpx.AsyncClient) ->
     assert (await alone.get("/v2", headers={"Host": "[::1]:1"})).status_code == 200
 
 
+async def test_a_page_from_elsewhere_cannot_post(alone: httpx.AsyncClient) -> None:
+    for origin in ("https://evil.example", "http://127.0.0.1.evil.example", "null"):
+        reply = await alone.post(SHORT, content=pictures()[0], headers={"Origin": origin})
+        assert reply.status_code == 400
+        assert "does not answer to web pages from elsewhere" in reply.json()["error"]
+    reply = await alone.post(SHORT, content=pictures()[0], headers={"Origin": "http://localhost:3000"})
+    assert reply.status_code == 200
+
+
+async def test_bodies_share_one_budget(tmp_path: Path) -> None:
+    first_half_sent = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield pictures()[0]
+        yield b"\0" * 600
+        first_half_sent.set()
+        await go_on.wait()
+
+    size_bytes = len(pictures()[0]) + 600
+    limits = {"api__body_limit_bytes": size_bytes, "api__bodies_limit_bytes": size_bytes + 10}
+    async with serving_agent(edge_settings(tmp_path / "state", **limits)) as (_, url):
+        async with httpx.AsyncClient(base_url=url) as http:
+            uploading = asyncio.create_task(http.post(SHORT, content=slowly()))
+            await first_half_sent.wait()
+
+            async def refused() -> bool:
+                reply = await http.post(SHORT, content=pictures()[0])
+                return (
+                    reply.status_code == 503 and reply.json()["code"] == "queue_full" and "Retry-After" in reply.headers
+                )
+
+            await until(refused)
+            go_on.set()
+            assert (await uploading).status_code == 200
+            assert (await http.post(SHORT, content=pictures()[0])).status_code == 200  # the share was given back
+
+
 class TestTokens:
     async def test_a_token_is_needed_where_one_is_set(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
@@ -187,10 +225,43 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
         reply = (await http.post(SHORT, params={"privacy": "local_only"}, content=sure_and_unsure[1])).json()
         assert (reply["reason"], reply["certified"]) == ("local_only", False)
         assert find(agent.state.decisions_path, reply["request_id"]) == []
-        assert "_requests_total{" not in (await http.get("/metrics")).text
+        refused = await http.post(SHORT, params={"privacy": "local_only"}, content=b"no picture")
+        assert refused.status_code == 400
+        assert find(agent.state.decisions_path, refused.json()["request_id"]) == []
+        told = (await http.get("/metrics")).text
+        assert "_requests_total{" not in told and "_errors_total{" not in told
+        assert "firstline_edge_cache_entries 0.0" in told and "firstline_edge_cache_bytes 0.0" in told
     async with EdgeAgent(settings) as again:  # what was answered before is not on the disk either
         response = await again.infer_file("digits", sure_and_unsure[1], privacy="local_only")
         assert response.answer is not None and response.answer.tier.value == "edge"
+
+
+async def test_a_refusal_can_be_explained(alone: httpx.AsyncClient, tmp_path: Path) -> None:
+    reply = await alone.post(SHORT, params={"route": "edge"}, content=b"no picture")
+    assert reply.status_code == 400
+    (line,) = find(tmp_path / "state" / "decisions.jsonl", reply.json()["request_id"])
+    assert (line["event"], line["code"], line["tier"], line["reason"]) == (
+        "refused", "invalid_tensor", "edge", "requested",
+    )  # fmt: skip
+    story = describe(line)
+    assert "digits: refused" in story[0] and "no picture" not in str(line)
+    assert story[1].startswith("  this device's model failed (invalid_tensor)")
+
+
+async def test_ready_means_that_something_could_be_answered(tmp_path: Path) -> None:
+    broken = tmp_path / "models" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text("{}")
+    nothing = edge_settings(tmp_path / "a", models__directories=[str(broken)])
+    linked = edge_settings(
+        tmp_path / "b",
+        models__directories=[str(broken)],
+        links=[{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}],
+    )
+    for settings, status in ((nothing, 400), (linked, 200)):
+        async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+            assert (await http.get("/v2/health/ready")).status_code == status
+            assert (await http.get("/v2/health/live")).status_code == 200
 
 
 async def test_a_bundle_that_cannot_be_used_is_told_and_the_rest_works(tmp_path: Path) -> None:
@@ -237,6 +308,21 @@ class TestWithGateway:
         again = await infer(http, unsure)
         assert again.answer is not None and again.answer.tier.value == "cache" and again.answer.certified
         assert again.output("probabilities")[0].tolist() == response.output("probabilities")[0].tolist()
+
+    async def test_the_short_way_to_a_model_that_only_the_gateway_holds(
+        self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
+    ) -> None:
+        async with gateway() as gateway_url:
+            links = [{"kind": "http", "url": gateway_url}]
+            settings = edge_settings(tmp_path / "state", models__directories=[], links=links)
+            async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
+                reply = (await http.post(SHORT, content=sure_and_unsure[0])).json()
+                assert (reply["tier"], reply["reason"], reply["status"]) == ("cloud", "heavy", "final")
+                assert reply["label"] in set("0123456789")
+                in_process = await agent.infer_file("digits", sure_and_unsure[0])
+                assert in_process.answer is not None and in_process.answer.reason.value == "heavy"
+                unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
+                assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
 
     async def test_wait_first_is_corrected_under_the_same_id(
         self, pair: tuple[EdgeAgent, httpx.AsyncClient], sure_and_unsure: tuple[bytes, bytes]

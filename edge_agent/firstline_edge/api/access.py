@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from firstline_core.errors import RequestError
+from firstline_core.protocol.tensors import shown
 from firstline_edge.agent import LOCAL_PRINCIPAL
 from firstline_edge.secrets_file import Tokens, read_tokens
 from firstline_edge.settings import LOOPBACK_NAMES, ApiSection
@@ -36,16 +37,29 @@ class TokenAccess:
 class LoopbackAccess:
     """Everybody on this machine, as one principal.
 
-    A web page that the machine's user looks at is not meant: it may have its own name point at 127.0.0.1 (DNS
-    rebinding), so only the loopback's names are answered to.
+    A web page from elsewhere that the machine's user looks at is not meant. It may have its own name point at
+    127.0.0.1 (DNS rebinding), so only the loopback's names are answered to; and it may have the browser post to
+    127.0.0.1 (CSRF), which then says in `Origin` whose page it was. With a token file neither matters: no page knows
+    the token.
     """
 
     def principal(self, headers: Mapping[str, str]) -> str:
-        host = headers.get("host", "")
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if name.lower() not in LOOPBACK_NAMES:
-            raise RequestError(f"This agent answers to {', '.join(LOOPBACK_NAMES)}, not to '{name[:100]}'.")
+        host = _name(headers.get("host", ""))
+        if host not in LOOPBACK_NAMES:
+            raise RequestError(f"This agent answers to {', '.join(LOOPBACK_NAMES)}, not to {shown(host)}.")
+        origin = headers.get("origin")
+        if origin is not None and _name(origin.partition("://")[2]) not in LOOPBACK_NAMES:
+            raise RequestError(
+                f"This agent does not answer to web pages from elsewhere ({shown(origin)}); set api.token_file and "
+                "have the page send a token."
+            )
         return LOCAL_PRINCIPAL
+
+
+def _name(authority: str) -> str:
+    """The host of `HOST[:PORT]`, in lower case."""
+    name = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+    return name.lower()
 
 
 def access_of(api: ApiSection) -> Access:

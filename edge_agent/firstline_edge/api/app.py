@@ -18,6 +18,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access
+from firstline_edge.api.bodies import BodyBudget
 
 log = logger(__name__)
 
@@ -31,6 +32,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         agent: started.
         access: who may call; health alone is open to everyone.
     """
+    budget = BodyBudget(agent.settings.api.bodies_limit_bytes)
 
     async def live(_request: Request) -> Response:
         return _response(http.live_reply(agent))
@@ -48,21 +50,23 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return http.model_metadata_reply(agent, *_model(request))
 
     async def infer(request: Request, principal: str) -> Reply:
-        body = await http.read_body(request.stream(), request.headers, agent.limits)
-        return await http.infer_reply(agent, *_model(request), request.headers, body, principal=principal)
+        with budget.share() as counted:
+            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+            return await http.infer_reply(agent, *_model(request), request.headers, body, principal=principal)
 
     async def infer_file(request: Request, principal: str) -> Reply:
-        body = await http.read_body(request.stream(), request.headers, agent.limits)
         model, _ = _model(request)
-        return await short.short_reply(
-            agent,
-            model,
-            request.headers,
-            request.query_params,
-            body,
-            principal=principal,
-            metadata=agent.short_metadata(model),
-        )
+        with budget.share() as counted:
+            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+            return await short.short_reply(
+                agent,
+                model,
+                request.headers,
+                request.query_params,
+                body,
+                principal=principal,
+                metadata=agent.short_metadata(model),
+            )
 
     async def answer(request: Request, principal: str) -> Reply:
         form = request.query_params.get("form", "short")

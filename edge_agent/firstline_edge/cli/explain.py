@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,7 +54,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not lines:
         complain(
             f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "
-            "was local_only (these are never logged), or was refused with an error."
+            "was local_only (these are never logged), or was refused before it had an id."
         )
         return FAILED
     if arguments.output == "json":
@@ -65,8 +66,19 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def describe(line: dict[str, Any]) -> list[str]:
-    """One line of the log in sentences."""
+    """One line of the log in sentences; a line without what it should say is shown as it is."""
+    try:
+        return _described(line)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return [f"{json.dumps(line)}  (this version of edge-agent did not write this line)"]
+
+
+def _described(line: dict[str, Any]) -> list[str]:
     at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if line.get("event") == "refused":
+        name = " ".join(filter(None, [line["model"], line["version"]]))
+        said = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
+        return said + [_tried(attempt) for attempt in line["attempts"]]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     who = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
@@ -75,9 +87,7 @@ def describe(line: dict[str, Any]) -> list[str]:
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}"]
         return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
-    for attempt in line["attempts"]:
-        outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
-        said.append(f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms")
+    said += [_tried(attempt) for attempt in line["attempts"]]
     said.append("  " + _REASONS[Reason(line["reason"])].format(scores=_scores(line)))
     if line["rows"]:
         said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
@@ -85,6 +95,11 @@ def describe(line: dict[str, Any]) -> list[str]:
     kept = "The promise is on the disk." if line["durable"] else ""
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], covered, kept])))
     return said
+
+
+def _tried(attempt: dict[str, Any]) -> str:
+    outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"
 
 
 def _scores(line: dict[str, Any]) -> str:

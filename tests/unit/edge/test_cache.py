@@ -80,6 +80,18 @@ def test_a_kept_result_does_not_change_with_the_callers_array() -> None:
     assert found.probabilities.base is None  # nor does it keep the whole batch alive
 
 
+def test_what_is_private_is_kept_and_not_counted() -> None:
+    cache = ResultCache(limit_bytes=2 * entry_bytes(), ttl_s=60, disk=None, clock=SimulatedClock())
+    cache.put(b"a", output(), private=True)
+    cache.put(b"b", output())
+    assert cache.get(b"a") is not None
+    assert (len(cache), cache.size_bytes) == (1, entry_bytes())
+    for key in (b"c", b"d"):  # it counts towards the limit all the same
+        cache.put(key, output(), private=True)
+    assert cache.get(b"a") is None and cache.get(b"b") is None
+    assert (len(cache), cache.size_bytes) == (0, 0)
+
+
 class TestWithDisk:
     @staticmethod
     def make(path: Path, clock: SimulatedClock | None = None, limit_bytes: int = 1 << 20) -> ResultCache:

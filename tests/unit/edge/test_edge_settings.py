@@ -63,6 +63,7 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
         ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
         ({"agent.device_id": "a/b"}, "device_id"),
         ({"policy.min_threshold": 1.5}, "min_threshold"),
+        ({"api.bodies_limit_bytes": 1000}, "api.bodies_limit_bytes is 1000, less than one body may take"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], sentence: str) -> None:
@@ -93,6 +94,12 @@ class TestSecrets:
         file = tmp_path / "tokens"
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"api\.token_file: .*tokens"):
+            read_tokens(str(file), "api.token_file")
+
+    def test_a_name_has_one_token(self, tmp_path: Path) -> None:
+        file = tmp_path / "tokens"
+        file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
+        with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
             read_tokens(str(file), "api.token_file")
 
     def test_a_secret_is_one_line(self, tmp_path: Path) -> None:
