@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -154,7 +153,7 @@ def create(
 
 def _edge(said: str, before: str, after: str) -> ModelSpec:
     model_id, equals, file = said.partition("=")
-    if not equals or Path(said).exists() or not re.fullmatch(r"[A-Za-z0-9._-]+", model_id):
+    if not equals or Path(said).exists() or "/" in model_id:
         return _model(Path(said), "", before, after)
     return _model(Path(file), model_id, before, after)
 

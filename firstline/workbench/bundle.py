@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,9 +14,16 @@ import msgspec
 
 from firstline.workbench.checks import check_model, input_of
 from firstline.workbench.precision import precision_of
-from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, Score, encode_manifest
+from firstline_core.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Model,
+    Policy,
+    Score,
+    encode_manifest,
+)
 from firstline_core.bundle.steps import Graph
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -55,6 +61,7 @@ def create_bundle(
         ConfigError: a file, a step or the labels do not fit; names what to change.
         ModelLoadError: a model does not load here.
     """
+    check_spec(spec)
     _refuse_overwriting(out, force)
     staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
     try:
@@ -116,9 +123,6 @@ class _Files:
 
 
 def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions) -> Manifest:
-    if not spec.models:
-        raise ConfigError("A bundle needs a model: name one with --edge, --full, or both.")
-    _check_names(spec)
     described = [_described(model) for model in spec.models]
     ids = _ids(described, edge_count=len(spec.edge))
     models = [
@@ -185,20 +189,6 @@ def _policy(spec: PolicySpec, files: _Files) -> Policy:
         graph = files.add_graph(spec.score)
         return Policy(score=Score(kind="graph", temperature=spec.temperature, graph=graph), threshold=spec.threshold)
     return Policy(score=Score(kind=spec.score, temperature=spec.temperature), threshold=spec.threshold)
-
-
-def _check_names(spec: BundleSpec) -> None:
-    """What the manifest's patterns would say in regular expressions, said in words."""
-    for what, name in [("name", spec.name), *(("id", model.id) for model in spec.models if model.id)]:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-            raise ConfigError(
-                f"The {what} '{name}' does not do: use up to 64 letters, digits, '.', '_' and '-', "
-                "the first a letter or digit."
-            )
-    if spec.version < 1:
-        raise ConfigError(f"The version {spec.version} does not do: versions count up from 1.")
-    if spec.policy.temperature <= 0:
-        raise ConfigError(f"The temperature {spec.policy.temperature} does not do: it must be above 0.")
 
 
 def _write(folder: Path, manifest: Manifest) -> Bundle:

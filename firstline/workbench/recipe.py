@@ -80,6 +80,8 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     Raises:
         ConfigError: names file, line and key of what makes no sense.
     """
+    if not file.exists():
+        raise ConfigError(f"There is no recipe {file}; name another with --recipe.")
     recipe = settings.load(_Recipe, file=file)
     folder = models if models is not None else file.parent
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from firstline.workbench.spelling import PlainPost, PlainPre
-from firstline_core.bundle.manifest import InputSpec
+from firstline.workbench.spelling import PlainPost, PlainPre, spell
+from firstline_core.bundle.manifest import NAME_PATTERN, TEMPERATURES, InputSpec
+from firstline_core.bundle.steps import Scale
 from firstline_core.errors import ConfigError
 
 ScoreKind = Literal["max_probability", "margin", "entropy"]
+# Of a scale step's numbers, far inside FP32.
+_LARGEST = 1e30
 _LABELS_LIMIT_BYTES = 16 * 1024 * 1024
 
 
@@ -74,6 +79,48 @@ class BundleSpec:
     @property
     def models(self) -> tuple[ModelSpec, ...]:
         return (*self.edge, self.full) if self.full is not None else self.edge
+
+
+def check_spec(spec: BundleSpec) -> None:
+    """What the manifest's patterns and bounds would say in their own words, said in ours.
+
+    Raises:
+        ConfigError: names what makes no sense.
+    """
+    if not spec.models:
+        raise ConfigError("A bundle needs a model: name one with --edge, --full, or both.")
+    for what, name in [("name", spec.name), *(("id", model.id) for model in spec.models if model.id)]:
+        if not re.match(NAME_PATTERN, name):
+            raise ConfigError(
+                f"The {what} '{name}' does not do: use up to 64 letters, digits, '.', '_' and '-', "
+                "the first a letter or digit."
+            )
+    if spec.version < 1:
+        raise ConfigError(f"The version {spec.version} does not do: versions count up from 1.")
+    policy, (coldest, hottest) = spec.policy, TEMPERATURES
+    if not coldest <= policy.temperature <= hottest:
+        raise ConfigError(
+            f"The temperature {policy.temperature:g} does not do: it is a number from {coldest:g} to {hottest:g}."
+        )
+    if isinstance(policy.score, Path) and not math.isfinite(policy.threshold):
+        raise ConfigError(f"The threshold {policy.threshold:g} does not do: it is a finite number.")
+    if not isinstance(policy.score, Path) and not 0 <= policy.threshold <= 1:
+        raise ConfigError(f"The threshold {policy.threshold:g} does not do: {policy.score} is from 0 to 1.")
+    for model in spec.models:
+        for step in model.preprocess:
+            if isinstance(step, Scale) and not _fits_fp32(step):
+                raise ConfigError(
+                    f"The step '{spell((step,))}' makes no sense: mean and std are finite numbers, and no std is 0."
+                )
+        for figure, value in model.measured.items():
+            if not math.isfinite(value):
+                raise ConfigError(
+                    f"The figure '{figure}' of {model.file.name} is {value:g}; measured figures are finite."
+                )
+
+
+def _fits_fp32(step: Scale) -> bool:
+    return all(abs(mean) < _LARGEST for mean in step.mean) and all(1 / _LARGEST < abs(s) < _LARGEST for s in step.std)
 
 
 def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:

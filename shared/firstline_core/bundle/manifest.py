@@ -24,7 +24,10 @@ MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 TEMPERATURES = (0.01, 100.0)
 """Least and largest temperature of a score."""
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+"""What a bundle, a model or a device may be called. \\Z, because $ also matches before a newline at the end."""
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,7 +232,22 @@ def test_an_output_must_be_named_where_there_are_several(tmp_path: Path) -> None
     [
         ({"name": "my bundle"}, "The name 'my bundle' does not do"),
         ({"version": 0}, "count up from 1"),
-        ({"policy": PolicySpec(temperature=0.0)}, "above 0"),
+        ({"name": "digits\n"}, "does not do: use up to 64 letters"),
+        ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 does not do: it is a number from 0.01 to 100."),
+        ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf does not do"),
+        ({"policy": PolicySpec(threshold=math.nan)}, "The threshold nan does not do: max_probability is from 0 to 1."),
+        ({"policy": PolicySpec("margin", threshold=1.5)}, "The threshold 1.5 does not do: margin is from 0 to 1."),
+        ({"policy": PolicySpec(Path("graph.onnx"), threshold=math.inf)}, "The threshold inf does not do"),
+        (
+            {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},
+            "The step 'scale:mean=nan:std=1' makes no sense: mean and std are finite numbers, and no std is 0.",
+        ),
+        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:0"))}, "'scale:mean=0:std=0'"),
+        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "no std is 0"),
+        (
+            {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
+            "The figure 'accuracy' of full.onnx",
+        ),
         ({"labels": ("one",)}, "at least two labels"),
         ({"edge": (), "full": None}, "needs a model"),
         ({"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))}, "ids must differ"),

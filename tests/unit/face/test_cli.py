@@ -113,6 +113,21 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
         ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
         ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is no score"),
+        (
+            [*_CREATE, "--out", "x", "--threshold", "nan"],
+            "The threshold nan does not do: max_probability is fr",
+        ),
+        ([*_CREATE, "--out", "x", "--threshold", "7", "--score", "margin"], "margin is from 0 to 1"),
+        ([*_CREATE, "--out", "x", "--temperature", "inf"], "The temperature inf does not do"),
+        (
+            [*_CREATE, "--out", "x", "--full-preprocess", "decode:L,scale:nan:1"],
+            "'scale:mean=nan:std=1' makes no",
+        ),
+        ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' does not do"),
+        (
+            ["bundle", "create", "--out", "x", "--recipe", "nope.toml"],
+            "name another with --recipe",
+        ),
         (["bundle", "verify", "/nowhere"], "/nowhere is not a bundle"),
     ],
 )
