@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.protocol import topics
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
+from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.mqtt import MqttConsumer, read_password
+from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Settings
 from firstline_gateway.tokens import TokenStore
@@ -133,10 +133,9 @@ def check_files(settings: Settings) -> None:
     """Tries what the settings name beside the models.
 
     Raises:
-        ConfigError: the token file, the broker's password or the topics are no good.
+        ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
     if settings.auth.mode == "tokens":
         TokenStore(Path(settings.auth.tokens_file))
     if settings.mqtt.enabled:
-        topics.shared_requests(settings.mqtt.group, settings.mqtt.prefix)
-        read_password(settings.mqtt)
+        mqtt.check(settings.mqtt)

@@ -17,7 +17,9 @@ from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, Pr
 from firstline_core.protocol import envelope
 from firstline_core.protocol.http import DataPlane
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
+from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
@@ -29,7 +31,6 @@ _PACKET_OVERHEAD_BYTES = 64 * 1024
 _UNSUBSCRIBE_S = 2
 # How long the broker keeps an answer for a device that left, where the request had no deadline.
 _ANSWER_EXPIRY_S = 60
-_PASSWORD_LIMIT_BYTES = 4096
 
 log = logger(__name__)
 
@@ -56,20 +57,7 @@ class MqttConsumer:
         self._in_work = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._client = MqttClient(
-            MqttSettings(
-                host=settings.host,
-                port=settings.port,
-                # Unique, because a broker ends the older of two connections of one client id.
-                client_id=f"{settings.group}-{socket.gethostname()}-{secrets.token_hex(4)}",
-                username=settings.username,
-                password=read_password(settings),
-                tls_ca_file=Path(settings.tls_ca_file) if settings.tls_ca_file else None,
-                receive_maximum=settings.concurrency,
-                maximum_packet_bytes=plane.limits.body_bytes + _PACKET_OVERHEAD_BYTES,
-            ),
-            manual_ack=True,
-        )
+        self._client = MqttClient(_connection(settings, plane.limits.body_bytes), manual_ack=True)
         metrics.gauge("mqtt_connected", "1 while the broker is connected.", lambda: float(self._client.connected))
 
     @property
@@ -175,22 +163,25 @@ class MqttConsumer:
         message.ack()
 
 
-def read_password(settings: Mqtt) -> str:
-    """The broker's password, "" where none is set.
+def check(settings: Mqtt) -> None:
+    """Tries what the settings name, without connecting.
 
     Raises:
-        ConfigError: the file cannot be read, or is no password.
+        ConfigError: the password file, the authority's certificate or the topics are no good.
     """
-    if not settings.password_file:
-        return ""
-    path = Path(settings.password_file)
-    try:
-        with path.open("rb") as stream:
-            password = stream.read(_PASSWORD_LIMIT_BYTES).decode().rstrip("\r\n")
-    except OSError as error:
-        raise ConfigError(f"mqtt.password_file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"mqtt.password_file {path} is not UTF-8 text.") from error
-    if not password:
-        raise ConfigError(f"mqtt.password_file {path} is empty; put the password into it.")
-    return password
+    shared_requests(settings.group, settings.prefix)
+    tls_context(_connection(settings, 0))
+
+
+def _connection(settings: Mqtt, body_bytes: int) -> MqttSettings:
+    return MqttSettings(
+        host=settings.host,
+        port=settings.port,
+        # Unique, because a broker ends the older of two connections of one client id.
+        client_id=f"{settings.group}-{socket.gethostname()}-{secrets.token_hex(4)}",
+        username=settings.username,
+        password=read_secret(settings.password_file, "mqtt.password_file"),
+        tls_ca_file=Path(settings.tls_ca_file) if settings.tls_ca_file else None,
+        receive_maximum=settings.concurrency,
+        maximum_packet_bytes=body_bytes + _PACKET_OVERHEAD_BYTES,
+    )

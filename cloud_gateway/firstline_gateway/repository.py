@@ -91,11 +91,10 @@ class Repository:
             UnknownModelError: there is no such bundle or version.
         """
         served = self.resolve(name, version)
-        full = served.manifest.full
         return ModelMetadata(
             name=name,
             versions=tuple(map(str, self.versions(name))),
-            platform=_PLATFORMS[full.runtime] if full is not None else "",
+            platform=_PLATFORMS[served.loaded.model.runtime],
             inputs=(served.manifest.input_spec,),
             outputs=(served.manifest.output_spec,),
             labels=served.manifest.labels,
@@ -129,22 +128,38 @@ def load_repository(directory: Path, options: RuntimeOptions) -> Repository:
 def find_bundles(directory: Path) -> list[Path]:
     """The folders with a manifest: `directory`, its subfolders and theirs, in order; hidden ones are passed over.
 
+    A subfolder that cannot be looked into is among them: as a bundle it is refused, by its name.
+
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
     try:
         if (directory / MANIFEST_NAME).exists():
             return [directory]
-        found: list[Path] = []
-        for folder in _folders(directory):
-            found += [folder] if (folder / MANIFEST_NAME).exists() else _folders(folder)
+        folders = _folders(directory)
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no models folder {directory}; create it, or name another with models.directory."
         ) from error
     except OSError as error:
         raise ConfigError(f"The models folder {directory} cannot be read: {error.strerror}.") from error
-    return [folder for folder in found if (folder / MANIFEST_NAME).exists()]
+    return [bundle for folder in folders for bundle in _bundles_in(folder)]
+
+
+def _bundles_in(folder: Path) -> list[Path]:
+    try:
+        if (folder / MANIFEST_NAME).exists():
+            return [folder]
+        return [inner for inner in _folders(folder) if _may_be_bundle(inner)]
+    except OSError:
+        return [folder]
+
+
+def _may_be_bundle(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST_NAME).exists()
+    except OSError:
+        return True
 
 
 def _folders(directory: Path) -> list[Path]:

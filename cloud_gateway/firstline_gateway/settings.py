@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ SYSTEM_AUTHORITIES = "system"
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,9 +118,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.execution.sessions or usable_cores()
 
 
-def usable_cores() -> int:
-    """The cores that this process may use, which a container's cpuset makes fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use: a container's cpuset, and its quota of time, make them fewer.
+
+    Args:
+        cgroup: where a container sees its own control group (version 2).
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        # "QUOTA PERIOD", in microseconds, or "max PERIOD": docs.kernel.org/admin-guide/cgroup-v2.html
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+    except (OSError, ValueError):
+        return cores
+    return max(1, min(cores, math.ceil(quota / period))) if period else cores
 
 
 def load(

@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from firstline_core.errors import ConfigError
+from firstline_core.names import Name
 from firstline_core.telemetry.logs import logger
 
 Kind = Literal["device", "application"]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 # A fixed start keeps tokens from looking like a flag ("-...") and lets secret scanners know them.
 PREFIX = "flt_"
@@ -92,7 +92,7 @@ def create_token(path: Path, name: str, kind: Kind, created: datetime) -> str:
             token = msgspec.convert(record, Token)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"'{name}' cannot name a token; use 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first."
+                f"{name!a} cannot name a token; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first."
             ) from error
         _write(path, (*tokens, token))
     return text

@@ -1,4 +1,4 @@
-"""Secrets come from files, so that they are in no configuration, no environment listing and no log."""
+"""Who may call, by the tokens of a file. For a file that holds one secret see `firstline_core/secrets_file.py`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ import hmac
 from pathlib import Path
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-
-
-def read_secret(file: str, setting: str) -> str:
-    """The file's one line; "" where no file is named.
-
-    Raises:
-        ConfigError: the file cannot be read, or is empty.
-    """
-    if not file:
-        return ""
-    secret = _read(file, setting).strip()
-    if not secret:
-        raise ConfigError(f"{setting}: {file} is empty; write the secret into it.")
-    return secret
 
 
 class Tokens:

@@ -165,6 +165,9 @@ def test_a_taken_port_is_a_sentence(config: Path) -> None:
         ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
         ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
+        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "The TLS files of the MQTT connection"),
+        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem) cannot be used"),
+        ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),
     ],
 )
 def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text: str, said: str) -> None:

@@ -14,9 +14,9 @@ import httpx
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.links.base import Link
-from firstline_edge.secrets_file import read_secret
 from firstline_edge.settings import EdgeSettings, LinkSection
 from firstline_edge.wiring import make_http_link, make_mqtt_link
 

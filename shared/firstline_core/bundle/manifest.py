@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.steps import Graph, PostStep, PreStep
 from firstline_core.errors import IntegrityError
+from firstline_core.names import Name
 from firstline_core.types import PROBABILITIES, TensorSpec
 
 FORMAT = 1
@@ -23,11 +24,6 @@ MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
 TEMPERATURES = (0.01, 100.0)
 """Least and largest temperature of a score."""
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-"""What a bundle, a model or a device may be called. \\Z, because $ also matches before a newline at the end."""
-
-Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_edge.secrets_file import first_token, read_secret, read_tokens
+from firstline_edge.secrets_file import first_token, read_tokens
 from firstline_edge.settings import EdgeSettings, LinkSection, load
 
 EXAMPLE = Path(__file__).parents[3] / "edge_agent" / "edge-agent.toml"
@@ -101,14 +101,3 @@ class TestSecrets:
         file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
         with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
             read_tokens(str(file), "api.token_file")
-
-    def test_a_secret_is_one_line(self, tmp_path: Path) -> None:
-        file = tmp_path / "secret"
-        assert read_secret("", "x") == ""
-        with pytest.raises(ConfigError, match=r"x: .*secret cannot be read"):
-            read_secret(str(file), "x")
-        file.write_text("\n")
-        with pytest.raises(ConfigError, match="is empty"):
-            read_secret(str(file), "x")
-        file.write_text("hush\n")
-        assert read_secret(str(file), "x") == "hush"

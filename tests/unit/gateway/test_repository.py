@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +71,44 @@ def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
     }
     assert "both version 1 of 'digits'" in refused["good"].message
     assert "no full model" in refused["edge-only"].message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_may_not_be_read_is_refused_alone(tmp_path: Path) -> None:
+    put(tmp_path / "good")
+    closed = [tmp_path / "closed", tmp_path / "versions" / "2", tmp_path / "unlisted"]
+    for folder, mode in zip(closed, (0o000, 0o000, 0o100), strict=True):
+        folder.mkdir(parents=True)
+        folder.chmod(mode)
+    try:
+        _refused_alone(tmp_path, closed)
+    finally:
+        for folder in closed:
+            folder.chmod(0o700)
+
+
+def test_a_folder_that_fails_to_be_read_is_refused_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "good")
+    closed = [tmp_path / "closed", tmp_path / "versions" / "2"]
+    for folder in closed:
+        folder.mkdir(parents=True)
+    exists = Path.exists
+
+    def fails(path: Path) -> bool:
+        if path.parent in closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", fails)
+    _refused_alone(tmp_path, closed)
+
+
+def _refused_alone(root: Path, closed: list[Path]) -> None:
+    repository = load_repository(root, RuntimeOptions())
+    assert [served.key.name for served in repository] == ["digits"]
+    assert sorted(bundle.path for bundle in repository.refused) == sorted(closed)
+    for bundle in repository.refused:
+        assert str(bundle.path) in bundle.error.message
 
 
 def test_an_execution_provider_that_is_absent_is_an_error_and_not_the_cpu() -> None:

@@ -66,8 +66,10 @@ def test_names_are_unique_and_sensible(file: Path) -> None:
     create_token(file, "a", "application", NOW)
     with pytest.raises(ConfigError, match="'a' exists"):
         create_token(file, "a", "device", NOW)
-    with pytest.raises(ConfigError, match="cannot name a token"):
-        create_token(file, "a/b", "device", NOW)
+    for wrong in ("a/b", "b\n", ""):
+        with pytest.raises(ConfigError, match="cannot name a token") as caught:
+            create_token(file, wrong, "device", NOW)
+        assert caught.value.message.isprintable()
     with pytest.raises(ConfigError, match="no token named 'b'"):
         revoke_token(file, "b")
     assert [token.name for token in read_tokens(file)] == ["a"]

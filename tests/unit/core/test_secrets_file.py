@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.secrets_file import read_secret
+
+
+@pytest.mark.parametrize("content", ["hush", "hush\n", "  hush\r\n", "\nhush\n\n"])
+def test_the_secret_is_the_one_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(content.encode())
+    assert read_secret(str(file), "mqtt.password_file") == "hush"
+
+
+def test_no_file_is_no_secret() -> None:
+    assert read_secret("", "mqtt.password_file") == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"\xff\xfe", "cannot be read: 'utf-8' codec"),
+        (b"hush\ntwo\n", "more than one line"),
+        (b"hush\0b", "more than one line, or characters"),
+        (b"hush" * 2000, "larger than 4096 bytes"),
+    ],
+)
+def test_what_is_no_secret_is_refused_without_being_told(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_secret(str(file), "mqtt.password_file")
+    assert caught.value.message.startswith(f"mqtt.password_file: {file} ")
+    assert "hush" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["absent", ".", "a\0b"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_secret(f"{tmp_path}/{name}", "links.token_file")
