@@ -12,12 +12,12 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.topics import Topics
+from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
-from firstline_edge.secrets_file import read_secret
 from firstline_edge.settings import EdgeSettings, LinkSection
 
 if TYPE_CHECKING:
