@@ -5,9 +5,43 @@ This package is the face: the client, the command line, the workbench and the de
 
 from __future__ import annotations
 
+from firstline import errors
 from firstline.calls import Prediction
 from firstline.client import AsyncClient, Client
 from firstline_core.errors import FirstlineError
-from firstline_core.types import Answer, InferResponse
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    InferResponse,
+    ModelMetadata,
+    Privacy,
+    Reason,
+    Route,
+    RowAnswer,
+    Status,
+    Tensor,
+    TensorSpec,
+    Tier,
+    Wait,
+)
 
-__all__ = ["Answer", "AsyncClient", "Client", "FirstlineError", "InferResponse", "Prediction"]
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "Attempt",
+    "Client",
+    "FirstlineError",
+    "InferResponse",
+    "ModelMetadata",
+    "Prediction",
+    "Privacy",
+    "Reason",
+    "Route",
+    "RowAnswer",
+    "Status",
+    "Tensor",
+    "TensorSpec",
+    "Tier",
+    "Wait",
+    "errors",
+]

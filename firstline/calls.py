@@ -5,7 +5,6 @@ Both clients are thin over this, so that nothing is written twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,12 +18,8 @@ import orjson
 from numpy.typing import ArrayLike
 
 from firstline_core.errors import (
-    ConfigError,
-    FirstlineError,
     InvalidTensorError,
-    LinkDownError,
     ProtocolError,
-    RemoteTimeoutError,
     RequestError,
     UnknownModelError,
 )
@@ -45,6 +40,8 @@ from firstline_core.types import (
     TensorSpec,
     Wait,
 )
+
+_TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ def infer(
     inputs: Mapping[str, ArrayLike | bytes | Sequence[bytes]],
     wishes: Wishes,
     *,
-    version: str = "",
+    version: str | int = "",
     client_id: str = "",
     outputs: Sequence[str] = (),
 ) -> Call:
@@ -179,7 +176,7 @@ def answer(request_id: str) -> Call:
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
 
 
-def metadata(model: str, version: str = "") -> Call:
+def metadata(model: str, version: str | int = "") -> Call:
     return Call("GET", _v2(model, version))
 
 
@@ -211,34 +208,9 @@ def read_ready(response: httpx.Response) -> bool:
     return True
 
 
-def base_url(url: str) -> httpx.URL:
-    """The server's address.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        found = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"'{url}' is no URL: {error}.") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"'{url}' is no server's URL; give one such as http://127.0.0.1:8070.")
-    return found
-
-
-def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
-    """What httpx raises, as ours: the one place where a client translates them."""
-    said = str(error).rstrip(".") or type(error).__name__
-    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
-        return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
-    if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
-        return ProtocolError(f"{url} broke off, or does not speak HTTP: {said}.")
-    return LinkDownError(f"{url} cannot be reached: {said}. Is the server running, and is the address right?")
-
-
-def _v2(model: str, version: str) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+def _v2(model: str, version: str | int) -> str:
+    path, said = f"/v2/models/{quote(model, safe='')}", str(version)
+    return f"{path}/versions/{quote(said, safe='')}" if said else path
 
 
 def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
@@ -281,8 +253,11 @@ def _timeout_s(wishes: Wishes) -> float | None:
     if "timeout_ms" not in wishes:
         return None
     timeout_ms = wishes["timeout_ms"]
-    if not 0 < timeout_ms < math.inf:
-        raise InvalidTensorError(f"timeout_ms is {timeout_ms}; give more than 0 ms, or leave it out for no deadline.")
+    if not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
+        raise InvalidTensorError(
+            f"timeout_ms is {timeout_ms:g}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
+            "out for no deadline."
+        )
     return timeout_ms / 1000
 
 

@@ -12,7 +12,7 @@ from typing import Self, Unpack
 import httpx
 from numpy.typing import ArrayLike
 
-from firstline import calls
+from firstline import calls, connection
 from firstline.calls import Call, Prediction, Wishes
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferResponse, ModelMetadata, Status
@@ -24,10 +24,6 @@ DEFAULT_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
-def _headers(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
 class Client:
     """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
 
@@ -37,16 +33,18 @@ class Client:
         timeout_s: the longest that the server may stay silent (seconds).
 
     Raises:
-        ConfigError: `url` is none.
+        ConfigError: `url` or `token` is none.
 
-    Every method raises the server's own error as its class in `firstline_core.errors`, and `LinkDownError`,
+    Every method raises the server's own error as its class in `firstline.errors`, and `LinkDownError`,
     `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
     """
 
     def __init__(
         self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
-        self._http = httpx.Client(base_url=calls.base_url(url), headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.Client(
+            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +62,7 @@ class Client:
         model: str,
         inputs: Inputs,
         *,
-        version: str = "",
+        version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
         **wishes: Unpack[Wishes],
@@ -123,7 +121,7 @@ class Client:
             _check_time(request_id, end_s, timeout_s)
             time.sleep(_POLL_S)
 
-    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+    def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """What a model takes and gives."""
         return calls.read_metadata(self._send(calls.metadata(model, version)))
 
@@ -137,7 +135,7 @@ class Client:
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise calls.link_error(error, str(self._http.base_url)) from error
+            raise connection.link_error(error, str(self._http.base_url)) from error
 
 
 class AsyncClient:
@@ -146,7 +144,9 @@ class AsyncClient:
     def __init__(
         self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=calls.base_url(url), headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.AsyncClient(
+            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,7 +164,7 @@ class AsyncClient:
         model: str,
         inputs: Inputs,
         *,
-        version: str = "",
+        version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
         **wishes: Unpack[Wishes],
@@ -197,7 +197,7 @@ class AsyncClient:
             _check_time(request_id, end_s, timeout_s)
             await asyncio.sleep(_POLL_S)
 
-    async def metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """See `Client.metadata`."""
         return calls.read_metadata(await self._send(calls.metadata(model, version)))
 
@@ -211,7 +211,7 @@ class AsyncClient:
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise calls.link_error(error, str(self._http.base_url)) from error
+            raise connection.link_error(error, str(self._http.base_url)) from error
 
 
 def _check_time(request_id: str, end_s: float, timeout_s: float) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from firstline import calls
+import firstline
+from firstline import calls, connection
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -76,6 +77,10 @@ class TestInfer:
         assert calls.infer_file("a/b", b"x", {}).path == "/firstline/v1/models/a%2Fb/infer"
         assert calls.answer("../x").path == "/firstline/v1/answers/..%2Fx"
 
+    def test_a_version_may_be_a_number(self) -> None:
+        assert calls.infer("m", {"x": [1]}, {}, version=3).path == "/v2/models/m/versions/3/infer"
+        assert calls.metadata("m", 0).path == "/v2/models/m/versions/0"
+
     @pytest.mark.parametrize("value", [b"png", [b"png"], (b"png",), np.array([b"png"], dtype=np.object_)])
     def test_bytes_in_every_form(self, value: Any) -> None:
         assert list(sent(calls.infer("m", {"image": value}, {})).inputs[0].array) == [b"png"]
@@ -101,9 +106,9 @@ class TestWishes:
         with pytest.raises(TypeError, match="'privcy' is no wish; there are route, privacy, wait, timeout_ms"):
             make({"privcy": "local_only"})
 
-    @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf")])
+    @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30])
     def test_a_timeout_is_a_time(self, make: Any, timeout_ms: float) -> None:
-        with pytest.raises(InvalidTensorError, match="timeout_ms"):
+        with pytest.raises(InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
             make({"timeout_ms": timeout_ms})
 
 
@@ -212,7 +217,7 @@ class TestRefusals:
     ],
 )
 def test_what_httpx_raises_is_ours(error: httpx.HTTPError, kind: type[FirstlineError]) -> None:
-    found = calls.link_error(error, "http://127.0.0.1:8070")
+    found = connection.link_error(error, "http://127.0.0.1:8070")
     assert type(found) is kind
     assert found.message.startswith("http://127.0.0.1:8070 ")
     assert ": ." not in found.message
@@ -223,7 +228,7 @@ def test_what_httpx_raises_is_ours(error: httpx.HTTPError, kind: type[FirstlineE
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
-        calls.base_url(url)
+        connection.base_url(url)
 
 
 class TestMetadata:
@@ -243,3 +248,23 @@ class TestMetadata:
     def test_what_is_none(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not describe a V2 model"):
             calls.read_metadata(response(200, orjson.dumps(self.FOUND | changes)))
+
+
+class TestToken:
+    @pytest.mark.parametrize("token", ["flt_abc", "flt_abc\n", " flt_abc\r\n"])
+    def test_a_line_end_is_not_part_of_it(self, token: str) -> None:
+        assert connection.authorization(token) == {"Authorization": "Bearer flt_abc"}
+
+    @pytest.mark.parametrize("token", [None, "", "\n"])
+    def test_none_is_none(self, token: str | None) -> None:
+        assert connection.authorization(token) == {}
+
+    @pytest.mark.parametrize(
+        "token", ["flt_se cret", "flt_se\ncret", "flt_secr\u00e9t", "flt_se\0cret", "flt_\u2028cret"]
+    )
+    def test_what_no_header_carries_is_refused_and_not_quoted(self, token: str) -> None:
+        for make in (firstline.Client, firstline.AsyncClient):
+            with pytest.raises(ConfigError) as caught:
+                make(token=token)
+            assert "cret" not in caught.value.message
+            assert caught.value.__cause__ is None

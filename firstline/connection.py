@@ -1,0 +1,49 @@
+"""What both clients do about a connection: its address, its token, and httpx's errors as ours."""
+
+from __future__ import annotations
+
+import httpx
+
+from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
+
+
+def base_url(url: str) -> httpx.URL:
+    """The server's address.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"'{url}' is no URL: {error}.") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"'{url}' is no server's URL; give one such as http://127.0.0.1:8070.")
+    return found
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """The header that carries a token, without the line end of the file that it may come from.
+
+    Raises:
+        ConfigError: no header can carry it; the message does not quote it.
+    """
+    said = (token or "").strip()
+    if not said:
+        return {}
+    if not (said.isascii() and said.isprintable() and " " not in said):
+        raise ConfigError(
+            "The token has spaces, line ends or letters beyond ASCII, so it is none; give the one word that "
+            "`firstline-gateway token create` printed."
+        )
+    return {"Authorization": f"Bearer {said}"}
+
+
+def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
+    """What httpx raises, as ours: the one place where a client translates them."""
+    said = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+        return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
+    if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
+        return ProtocolError(f"{url} broke off, or does not speak HTTP: {said}.")
+    return LinkDownError(f"{url} cannot be reached: {said}. Is the server running, and is the address right?")

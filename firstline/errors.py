@@ -1,0 +1,53 @@
+"""What the clients raise, to be caught: the tree is drawn in `firstline_core.errors`."""
+
+from __future__ import annotations
+
+from firstline_core.errors import (
+    CapacityError,
+    ConfigError,
+    DeadlineExceededError,
+    FirstlineError,
+    InferenceError,
+    IntegrityError,
+    InvalidTensorError,
+    LinkDownError,
+    LinkError,
+    ModelLoadError,
+    ModelMismatchError,
+    NotReadyError,
+    PayloadTooLargeError,
+    ProtocolError,
+    QueueFullError,
+    RemoteTimeoutError,
+    RequestError,
+    RuntimeFailure,
+    UnauthorizedError,
+    UnknownAnswerError,
+    UnknownModelError,
+    UpdateError,
+)
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "DeadlineExceededError",
+    "FirstlineError",
+    "InferenceError",
+    "IntegrityError",
+    "InvalidTensorError",
+    "LinkDownError",
+    "LinkError",
+    "ModelLoadError",
+    "ModelMismatchError",
+    "NotReadyError",
+    "PayloadTooLargeError",
+    "ProtocolError",
+    "QueueFullError",
+    "RemoteTimeoutError",
+    "RequestError",
+    "RuntimeFailure",
+    "UnauthorizedError",
+    "UnknownAnswerError",
+    "UnknownModelError",
+    "UpdateError",
+]

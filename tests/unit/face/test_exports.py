@@ -1,0 +1,59 @@
+"""What applications import: all of it, and nothing by accident."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
+import firstline
+import firstline.errors
+import firstline_core.errors
+
+
+def _named(hint: object) -> set[type]:
+    """The classes of ours in an annotation."""
+    inner = [found for part in typing.get_args(hint) for found in _named(part)]
+    own = isinstance(hint, type) and hint.__module__.startswith("firstline")
+    return {*inner, hint} if own else set(inner)  # type: ignore[arg-type]
+
+
+def test_all_is_what_is_there() -> None:
+    public = {
+        name
+        for name, value in vars(firstline).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
+    }
+    assert sorted(firstline.__all__) == sorted({*public, "errors"})
+
+
+def test_what_the_clients_give_can_be_imported_from_where_they_are() -> None:
+    needed: set[type] = set()
+    for client in (firstline.Client, firstline.AsyncClient):
+        for name, method in vars(client).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                needed |= _named(typing.get_type_hints(method).get("return"))
+    known: set[type] = set()
+    while needed - known:
+        found = (needed - known).pop()
+        known.add(found)
+        if is_dataclass(found):
+            hints = typing.get_type_hints(found)
+            for field in fields(found):
+                needed |= _named(hints[field.name])
+    for found in known:
+        assert getattr(firstline, found.__name__) is found
+    assert any(issubclass(found, Enum) for found in known)
+
+
+def test_every_error_can_be_caught() -> None:
+    tree = {
+        name
+        for name, value in vars(firstline_core.errors).items()
+        if isinstance(value, type) and issubclass(value, firstline_core.errors.FirstlineError)
+    }
+    assert sorted(firstline.errors.__all__) == sorted(tree)
+    assert firstline.errors.LinkDownError is firstline_core.errors.LinkDownError
+    assert firstline.FirstlineError is firstline.errors.FirstlineError
