@@ -30,7 +30,9 @@ from firstline_edge import rows
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions, Trail
 from firstline_edge.disk_cache import DiskCache
+from firstline_edge.links.chain import LinkChain
 from firstline_edge.models import Models, open_models
+from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
@@ -264,34 +266,26 @@ class EdgeAgent:
         return [(path, message) for path, message in found if message]
 
     def _open_outbox(self) -> Outbox:
-        limits = self.settings.outbox
-        return Outbox(
-            self.state.outbox_path,
-            limit_items=limits.limit_items,
-            limit_bytes=limits.limit_bytes,
-            answer_limit_bytes=limits.answers_limit_bytes,
-            answer_max_age_s=limits.answers_age_s,
-            clock=self._clock,
-        )
+        announcing = any(link.kind == "mqtt" for link in self.settings.links)
+        return Outbox(self.state.outbox_path, self.settings.outbox, announcing=announcing, clock=self._clock)
 
     async def _deliver(self) -> None:
-        """Keeps the outbox's promises, once the disk gives it and while there is a way to the gateway."""
-        outbox = await self.outbox.opened()
-        if self.links.chain is not None:
-            delivery = Delivery(
-                outbox,
-                self.links.chain,
-                rows.merge,
-                self._clock,
-                random.Random(),  # noqa: S311 (jitter)
-                on_correction=self._corrected,
-                max_age_s=self.settings.outbox.max_age_s,
-            )
-            await delivery.run()
-
-    async def _corrected(self, response: InferResponse) -> None:
-        self._recorder.corrected(response)
-        await self.links.publish(response)
+        """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
+        outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        delivery = Delivery(
+            outbox,
+            self.links.chain or LinkChain([], [], self._clock),
+            rows.merge,
+            self._clock,
+            rng,
+            max_age_s=self.settings.outbox.max_age_s,
+            on_correction=self._recorder.corrected,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(delivery.run(), name="delivery")
+            if self.links.mqtt:
+                announcer = Announcer(outbox, self.links, self._clock, rng)
+                tasks.create_task(announcer.run(), name="announcer")
 
     def _birth(self) -> dict[str, object]:
         """What the broker keeps of this device: which models it runs."""

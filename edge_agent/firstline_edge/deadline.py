@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError
+from firstline_core.waiting import first_of
 
 T = TypeVar("T")
 
@@ -25,12 +26,10 @@ async def within(clock: Clock, deadline_s: float, work: Awaitable[T], late: str)
         DeadlineExceededError: the deadline came first.
     """
     task = asyncio.ensure_future(work)
-    alarm = asyncio.ensure_future(clock.sleep(max(0.0, deadline_s - clock.monotonic_s())))
     try:
-        await asyncio.wait({task, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(asyncio.wait({task}), clock.sleep(max(0.0, deadline_s - clock.monotonic_s())))
         if task.done():
             return task.result()
         raise DeadlineExceededError(late)
     finally:
-        alarm.cancel()
         task.cancel()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
-from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
+from firstline_core.waiting import first_of
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
@@ -22,8 +22,6 @@ from firstline_edge.settings import EdgeSettings, LinkSection
 
 if TYPE_CHECKING:
     from firstline_edge.links.mqtt import MqttLink
-
-log = logger(__name__)
 
 Birth = Callable[[], Mapping[str, object]]
 
@@ -34,7 +32,7 @@ class Links:
 
     Args:
         chain: None on a device without links.
-        mqtt: those that also publish corrections for local applications.
+        mqtt: those that also announce corrections to local applications.
     """
 
     chain: LinkChain | None
@@ -48,13 +46,29 @@ class Links:
         """Each link's breaker by the link's name."""
         return self.chain.states() if self.chain is not None else {}
 
+    async def wait_connected(self) -> None:
+        """Returns once one of the brokers is connected; at once if so already."""
+        await first_of(*(link.wait_connected() for link in self.mqtt))
+
     async def publish(self, correction: InferResponse) -> None:
-        """Tells local applications of a correction; whoever misses it can still ask for the answer by its id."""
+        """Announces a correction over every broker that is connected; returns once one of them has acknowledged it.
+
+        Raises:
+            LinkDownError: none is connected.
+            FirstlineError: none took it.
+        """
+        error: FirstlineError = LinkDownError("No MQTT broker is connected.")
+        told = False
         for link in self.mqtt:
+            if not link.connected:
+                continue
             try:
                 await link.publish_correction(correction)
-            except FirstlineError as error:
-                log.warning("correction not published", link=link.name, error=error.message)
+                told = True
+            except FirstlineError as failure:
+                error = failure
+        if not told:
+            raise error
 
     async def close(self) -> None:
         if self.chain is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from firstline_core.types import Status
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.settings import OutboxSection
 
 # Puts from many tasks at once, so that the kill falls into a group commit, and says what was acknowledged.
 _CHILD = """
@@ -18,10 +19,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from firstline_core.types import Status
 from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.settings import OutboxSection
 from support.escalations import request, response
 
 async def main():
-    outbox = Outbox(Path(sys.argv[1]), limit_items=1_000_000)
+    outbox = Outbox(Path(sys.argv[1]), OutboxSection(limit_items=1_000_000))
 
     async def put_forever():
         while True:
@@ -40,7 +42,7 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path, kill_after: int) -> 
     path = tmp_path / "outbox" / "outbox.db"
     acknowledged = run_and_kill(path, kill_after)
     assert len(acknowledged) >= kill_after
-    outbox = Outbox(path, limit_items=1_000_000)
+    outbox = Outbox(path, OutboxSection(limit_items=1_000_000))
     try:
         found = await outbox.pending(1_000_000)
         kept = {item.request.request_id for item in found}

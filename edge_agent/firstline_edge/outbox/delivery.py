@@ -3,40 +3,48 @@
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
 under the same request id; nothing here polls.
+
+What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
+room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
+still goes after what did not, for it may be what made the link look broken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferRequest, InferResponse, Reason
+from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.waiting import first_of
+from firstline_edge.links.base import Cloud
+from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
-OnCorrection = Callable[[InferResponse], Awaitable[None]]
+OnCorrection = Callable[[InferResponse], None]
+
+_SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
-class Chain(Protocol):
+class Chain(Cloud, Protocol):
     """What delivery needs of `links.chain.LinkChain`."""
 
     @property
     def available(self) -> bool: ...
 
-    async def wait_available(self) -> None: ...
+    @property
+    def recoveries(self) -> int: ...
 
-    async def infer(
-        self, request: InferRequest, deadline_s: float | None
-    ) -> tuple[InferResponse, tuple[Attempt, ...]]: ...
+    async def wait_recovery(self, seen: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +57,23 @@ class DeliverySettings:
         refusals: failures of the gateway's own (not of the link) after which a promise expires.
         spread_s: the first request after a reconnection waits up to so long, so that a fleet does not return
             as one.
+        late_s: a request that was answered provisionally because the gateway was late waits up to so long: the
+            gateway is at work, maybe on this very request, and must not get twice the load at once.
         backoff_s: nominal wait after a failure, doubled with each further one in a row.
-        backoff_max_s: cap of that.
+        backoff_max_s: cap of that, and of what a gateway may ask for.
     """
 
     timeout_s: float = 30.0
     concurrency: int = 4
     refusals: int = 5
     spread_s: float = 2.0
+    late_s: float = 5.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
 
 
 class Delivery:
-    """Sends the outbox's items, oldest first.
+    """Sends the outbox's items, oldest first, those of models that failed last.
 
     Args:
         outbox: whose promises.
@@ -71,8 +82,8 @@ class Delivery:
             result is final.
         clock: for waits and ages.
         rng: for jitter.
-        on_correction: told of each answer once it is stored, expired ones included; its failure is logged only.
         max_age_s: after which a promise expires.
+        on_correction: told of each answer once it is stored, expired ones included.
         settings: patience.
     """
 
@@ -84,8 +95,8 @@ class Delivery:
         clock: Clock,
         rng: random.Random,
         *,
-        on_correction: OnCorrection | None = None,
-        max_age_s: float = 7 * 86_400.0,
+        max_age_s: float,
+        on_correction: OnCorrection = lambda _: None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -96,93 +107,138 @@ class Delivery:
         self._on_correction = on_correction
         self._max_age_s = max_age_s
         self._settings = settings
+        self._recoveries = chain.recoveries
+        patience = {"base_s": settings.backoff_s, "max_s": settings.backoff_max_s}
+        # By request id, and by name and version of a model.
+        self._items: Backoffs[str] = Backoffs(clock, rng, **patience)
+        self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
+        self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        failures = 0
         while True:
             await self._outbox.wait_pending()
             try:
-                wait_s = await self._work()
+                await self._work()
+            except FirstlineError as error:  # the disk
+                log.warning("outbox delivery failed", error=error.message)
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("outbox delivery failed")
-                wait_s = 0.0
-            if wait_s is None:
-                failures = 0
+                log.exception("outbox delivery broke")
+            else:
+                self._itself.clear()
                 continue
-            failures += 1
-            nominal_s = min(self._settings.backoff_max_s, self._settings.backoff_s * 2 ** min(failures - 1, 32))
-            await self._clock.sleep(max(wait_s, self._rng.uniform(0, nominal_s)))
+            self._itself.failed(None)
+            await self._clock.sleep(max(self._itself.waiting().values(), default=0.0))
 
-    async def _work(self) -> float | None:
-        """One step. None if it went well; otherwise wait, at least so many seconds (0: as backoff says)."""
-        items = await self._outbox.pending(self._settings.concurrency)
-        expired = [item for item in items if self._outbox.age_s(item) >= self._max_age_s]
-        for item in expired:
+    async def _work(self) -> None:
+        """One step: ends what is overdue, or sends a few, or waits for something to do."""
+        arrival = self._outbox.arrival()
+        overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
+        for item in overdue:
             await self._end(item, expire(item.provisional))
-        if expired or not items:
-            return None
+        if overdue:
+            return
+        if self._chain.recoveries != self._recoveries:
+            self._recoveries = self._chain.recoveries
+            self._items.release()
+            self._models.release()
+            await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
         if not self._chain.available:
-            left_s = self._max_age_s - self._outbox.age_s(items[0])
-            await _first(self._chain.wait_available(), self._clock.sleep(left_s))
-            if self._chain.available:
-                await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
-            return None
-        waits = await asyncio.gather(*(self._deliver(item) for item in items))
-        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
+            await self._wait()
+            return
+        items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
+        items: list[OutboxItem] = []
+        if self._models.failing():
+            items = await self._outbox.pending(
+                self._settings.concurrency,
+                besides=self._items.failing().union(items_waiting),
+                besides_models=self._models.failing(),
+            )
+        if not items:
+            items = await self._outbox.pending(
+                self._settings.concurrency, besides=items_waiting, besides_models=models_waiting
+            )
+        if not items:
+            waits_s = (*items_waiting.values(), *models_waiting.values())
+            await self._wait(arrival, min(waits_s, default=self._max_age_s))
+            return
+        async with asyncio.TaskGroup() as sending:
+            for item in items:
+                if not self._is_early(item):
+                    sending.create_task(self._deliver(item))
 
-    async def _deliver(self, item: OutboxItem) -> float | None:
+    async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
+        """Until a link comes back, a promise expires, a new one arrives, or something may be tried again."""
+        expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
+        waits: list[Awaitable[object]] = [
+            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
+            self._chain.wait_recovery(self._recoveries),
+        ]
+        if arrival is not None:
+            waits.append(arrival.wait())
+        await first_of(*waits)
+
+    def _is_early(self, item: OutboxItem) -> bool:
+        """Whether the gateway is still to be left alone with the request that this promise stands for."""
+        request_id, answer = item.request.request_id, item.provisional.answer
+        if answer is None or answer.reason is not Reason.DEADLINE or request_id in self._items:
+            return False
+        wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
+        if wait_s <= 0:
+            return False
+        self._items.hold(request_id, wait_s)
+        return True
+
+    async def _deliver(self, item: OutboxItem) -> None:
+        """Ends one promise, or makes it wait."""
         request_id = item.request.request_id
+        model = (item.request.model, item.request.version)
         try:
-            deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
-            correction, attempts = await self._chain.infer(item.request, deadline_s)
-            if correction.answer is not None:
-                correction = replace(correction, answer=replace(correction.answer, attempts=attempts))
-            final = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            await self._end(item, await self._outcome(item))
         except FirstlineError as error:
             log.info("outbox delivery refused", request_id=request_id, code=error.code, error=error.message)
-            if not self._is_hopeless(request_id, error):
-                return error.retry_after_s or 0.0
-        except Exception:  # an answer that cannot be merged must not block those behind it
-            log.exception("outbox delivery broke", request_id=request_id)
-            if not self._is_hopeless(request_id, RuntimeFailure("not merged")):
-                return 0.0
+            self._items.failed(request_id, error.retry_after_s or 0.0)
+            self._models.failed(model, error.retry_after_s or 0.0)
         else:
-            await self._end(item, final)
-            return None
-        await self._end(item, expire(item.provisional, Reason.CLOUD_ERROR))
-        return None
+            self._models.succeeded(model)
 
-    def _is_hopeless(self, request_id: str, error: FirstlineError) -> bool:
-        # A refused token is the operator's to mend, and no fault of the item's.
-        if isinstance(error, RequestError):
-            return not isinstance(error, UnauthorizedError)
-        if error.retryable or isinstance(error, LinkError):
-            return False
+    async def _outcome(self, item: OutboxItem) -> InferResponse:
+        """What ends the promise.
+
+        Raises:
+            FirstlineError: nothing yet; it is to be tried again.
+        """
+        request_id = item.request.request_id
+        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
+        attempts: list[Attempt] = []
+        answered = False
+        try:
+            correction = await self._chain.infer(item.request, deadline_s, attempts)
+            answered = True
+            if correction.answer is not None:
+                correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
+            return self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+        except FirstlineError as error:
+            # A refused token is the operator's to mend, and no fault of the item's. What is wrong with an answer is
+            # the gateway's fault, of whichever kind, and not the link's.
+            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
+                raise
+            refusal = error
+        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
+            log.exception("outbox delivery broke", request_id=request_id)
+            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
         self._refused[request_id] = self._refused.get(request_id, 0) + 1
-        return self._refused[request_id] >= self._settings.refusals
+        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
+            raise refusal
+        log.info("outbox promise hopeless", request_id=request_id, code=refusal.code, error=refusal.message)
+        return expire(item.provisional, Reason.CLOUD_ERROR)
 
     async def _end(self, item: OutboxItem, final: InferResponse) -> None:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
+        self._items.succeeded(request_id)
         self._refused.pop(request_id, None)
         status = final.answer.status.value if final.answer is not None else ""
         log.info("outbox promise ended", request_id=request_id, status=status, waiting=self._outbox.depth)
-        if self._on_correction is None:
-            return
-        try:
-            await self._on_correction(final)
-        except FirstlineError as error:
-            log.warning("correction not announced", request_id=request_id, error=error.message)
-
-
-async def _first(*waits: Coroutine[Any, Any, None]) -> None:
-    """Returns when the first of these does; the others are cancelled."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._on_correction(final)

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from firstline_core.errors import ProtocolError
 from firstline_core.protocol.oip import (
     Encoded,
     Limits,
@@ -98,9 +99,18 @@ def unpack(stored: StoredItem, created_wall_s: float) -> OutboxItem:
         trust_request_id=True,
         limits=_NO_LIMITS,
     )
-    rows: list[Any] = orjson.loads(stored.rows)
     provisional = unpack_response(stored.provisional, stored.provisional_header)
-    return OutboxItem(request, tuple(rows), provisional, created_wall_s)
+    return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
+
+
+def _positions(text: str, count: int) -> tuple[int, ...]:
+    try:
+        rows: Any = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"The positions of its rows are not JSON: {error}.") from error
+    if not isinstance(rows, list) or len(rows) != count or not all(type(row) is int and row >= 0 for row in rows):
+        raise ProtocolError(f"The positions of its rows are not {count} whole numbers.")
+    return tuple(rows)
 
 
 def pack_response(response: InferResponse) -> Encoded:

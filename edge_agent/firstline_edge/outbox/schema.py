@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from pathlib import Path
-from typing import IO
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
@@ -41,42 +39,38 @@ _MIGRATIONS = (
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);
     """,
+    # What the first format holds was announced when it was stored, as far as that can be known.
+    """
+    ALTER TABLE answers ADD COLUMN announced INTEGER NOT NULL DEFAULT 1;
+    CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
+    """,
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
 _BUSY_TIMEOUT_S = 5.0
 
 
-def lock(path: Path) -> IO[bytes]:
-    """Takes the outbox for this process, and makes its folder and file private.
+def make_private(path: Path) -> None:
+    """Makes the outbox's folder and file, for this user alone.
 
     Raises:
-        ConfigError: another process has it.
         CapacityError: the disk refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
-        held = path.with_name(path.name + ".lock").open("ab")
-        os.fchmod(held.fileno(), 0o600)
         # SQLite gives its journal files the mode of the database.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         path.chmod(0o600)
     except OSError as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
-    except OSError as error:
-        held.close()
-        raise ConfigError(f"The outbox {path} is in use by another agent; give each agent its own.") from error
-    return held
 
 
 def open_or_replace(path: Path, wall_s: float) -> sqlite3.Connection:
     """The database for writing. A damaged file is moved aside, so that the agent still answers.
 
     Args:
-        path: of the database; `lock` is held.
+        path: of the database, made by `make_private`; no other process uses it.
         wall_s: names the damaged file.
 
     Raises:

@@ -49,6 +49,7 @@ class GroupWriter:
         self._totals = totals
         self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
         self._closing = False
+        self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="outbox-writer", daemon=True)
         self._thread.start()
 
@@ -57,10 +58,10 @@ class GroupWriter:
         """As of the last commit."""
         return self._totals
 
-    async def run(self, operation: Operation) -> Any:
-        """Runs one operation; returns its result once it is on the disk.
+    def submit(self, operation: Operation) -> asyncio.Future[Any]:
+        """Queues one operation; the result comes once it is on the disk, also where nobody waits for it.
 
-        Raises:
+        Raises, or gives by the future:
             CapacityError: the disk or the database refuses.
             FirstlineError: the operation's own.
         """
@@ -68,7 +69,11 @@ class GroupWriter:
             raise CapacityError("The outbox is closed.")
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queue.put((operation, done))
-        return await done
+        return done
+
+    async def run(self, operation: Operation) -> Any:
+        """Runs one operation; returns its result once it is on the disk, or raises as `submit` says."""
+        return await self.submit(operation)
 
     def close(self) -> None:
         """Ends the thread, after it has written what was queued before."""
@@ -111,13 +116,29 @@ class GroupWriter:
                 except FirstlineError as error:
                     outcomes.append(error)
             self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._note_trouble(str(error))
+            return self._refuse(operations, error)
         except Exception as error:  # the thread's outermost loop: it must outlive any one group
-            log.exception("outbox write failed", operations=len(operations))
-            if self._connection.in_transaction:
-                self._roll_back()
-            return [_refusal(error) for _ in operations]
+            log.exception("outbox write broke", operations=len(operations))
+            return self._refuse(operations, error)
+        self._note_trouble("")
         self._totals = totals
         return outcomes
+
+    def _note_trouble(self, trouble: str) -> None:
+        """Logs each change once: a full disk refuses every request, and has no room for a line about each."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.error("outbox write failed", error=trouble)
+            else:
+                log.info("outbox writes again")
+
+    def _refuse(self, operations: list[Operation], error: Exception) -> list[Any]:
+        if self._connection.in_transaction:
+            self._roll_back()
+        return [_refusal(error) for _ in operations]
 
     def _roll_back(self) -> None:
         try:

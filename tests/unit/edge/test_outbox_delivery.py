@@ -4,13 +4,16 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from support.escalations import ScriptedLink, request, response, settle
+from support.escalations import ScriptedLink, request, response, row, settle
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import InferRequest, InferResponse, Reason, Status
+from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tensor
+from firstline_edge import rows
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
@@ -20,10 +23,45 @@ from firstline_edge.outbox.store import Outbox, OutboxItem
 DOWN = errors.LinkDownError("refused")
 
 
-def merge(provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, _digest: str) -> InferResponse:
-    assert rows == (0, 2)
-    assert provisional.output("probabilities").shape[0] == 3
-    return correction
+class BusyOutbox(Outbox):
+    """One that tells whether the disk is at work: its threads live in real time."""
+
+    at_work = 0
+
+    async def _read(self, query: Any) -> Any:
+        self.at_work += 1
+        try:
+            return await super()._read(query)
+        finally:
+            self.at_work -= 1
+
+    async def put(self, item: OutboxItem) -> None:
+        self.at_work += 1
+        try:
+            await super().put(item)
+        finally:
+            self.at_work -= 1
+
+    async def finish(self, request_id: str, final: InferResponse) -> None:
+        self.at_work += 1
+        try:
+            await super().finish(request_id, final)
+        finally:
+            self.at_work -= 1
+
+    async def until_quiet(self) -> None:
+        """Until everybody waits for time to pass, or for somebody else."""
+        await settle()
+        while self.at_work:
+            await asyncio.sleep(0.0002)
+            await settle()
+
+
+async def pass_time(clock: SimulatedClock, outbox: BusyOutbox, seconds: float, step_s: float) -> None:
+    await outbox.until_quiet()
+    for _ in range(round(seconds / step_s)):
+        await clock.advance(step_s)
+        await outbox.until_quiet()
 
 
 class House:
@@ -34,24 +72,18 @@ class House:
         self.link = ScriptedLink("link")
         breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSettings(failure_threshold=1, open_s=1.0))
         self.chain = LinkChain([self.link], [breaker], self.clock)
-        self.outbox = Outbox(path, clock=self.clock)
+        self.outbox = BusyOutbox(path, clock=self.clock)
         self.announced: list[InferResponse] = []
-        self.deaf = False
         self.delivery = Delivery(
             self.outbox,
             self.chain,
-            merge,
+            rows.merge,
             self.clock,
             random.Random(2),
-            on_correction=self.announce,
+            on_correction=self.announced.append,
             max_age_s=3600.0,
             settings=DeliverySettings(concurrency=2, refusals=3),
         )
-
-    async def announce(self, answer: InferResponse) -> None:
-        if self.deaf:
-            raise DOWN
-        self.announced.append(answer)
 
     def cut(self) -> None:
         self.link.error = self.link.probe_error = DOWN
@@ -59,34 +91,26 @@ class House:
     def mend(self) -> None:
         self.link.error = self.link.probe_error = None
 
-    async def promise(self) -> str:
-        asked = request(2)
+    async def promise(self, reason: Reason = Reason.LINK_DOWN, **fields: Any) -> str:
+        asked = request(2, **fields)
         provisional = response(asked, Status.PROVISIONAL, rows=3)
+        assert provisional.answer is not None
+        first, _, third = provisional.answer.rows
+        said = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
+        provisional = replace(provisional, answer=said)
         await self.outbox.put(OutboxItem(asked, (0, 2), provisional, self.clock.wall_s()))
         return asked.request_id
 
     async def until_empty(self, step_s: float = 5.0, steps: int = 200) -> None:
-        """Lets time pass until nothing waits; the disk's threads run in real time, so they are given some."""
         for _ in range(steps):
+            await self.outbox.until_quiet()
             if self.outbox.depth == 0:
                 return
             await self.clock.advance(step_s)
-            await self.outbox.pending(1)  # one trip through the reader's thread
-            await settle()
         pytest.fail("the outbox did not drain")
 
-    async def until_calls(self, count: int) -> None:
-        async with asyncio.timeout(5):
-            while len(self.link.calls) < count:
-                await self.outbox.pending(1)
-                await settle()
-
-    async def until_asleep(self) -> None:
-        """Until delivery waits for time to pass; only where the link's prober does not."""
-        async with asyncio.timeout(5):
-            while not self.clock.sleepers:
-                await self.outbox.pending(1)
-                await settle()
+    async def pass_time(self, seconds: float, step_s: float = 1.0) -> None:
+        await pass_time(self.clock, self.outbox, seconds, step_s)
 
     async def status(self, request_id: str) -> Status:
         found = await self.outbox.answer(request_id, "local")
@@ -116,13 +140,13 @@ async def test_what_waits_is_sent_and_its_answer_stored_and_announced(house: Hou
     assert sorted(answer.answer.request_id for answer in house.announced if answer.answer) == sorted(promised)
     for answer in house.announced:
         assert answer.answer is not None
-        assert [attempt.outcome for attempt in answer.answer.attempts] == ["ok"]
+        assert [attempt.outcome for attempt in answer.answer.attempts] == ["ok", "ok"]  # the edge's, and the cloud's
 
 
 async def test_offline_nothing_is_tried_and_everything_follows_on_reconnect(house: House) -> None:
     house.cut()
     promised = [await house.promise() for _ in range(3)]
-    await house.until_calls(1)  # the breaker opens at the first
+    await house.outbox.until_quiet()  # the breaker opens at the first
     calls = len(house.link.calls)
     await house.clock.advance(600.0)
     assert len(house.link.calls) == calls
@@ -137,12 +161,12 @@ async def test_offline_nothing_is_tried_and_everything_follows_on_reconnect(hous
 async def test_a_promise_expires_by_age_also_while_the_link_is_down(house: House) -> None:
     house.cut()
     request_id = await house.promise()
-    await house.until_calls(1)
+    await house.outbox.until_quiet()
     await house.until_empty(step_s=400.0, steps=20)
     found = await house.outbox.answer(request_id, "local")
     assert found.answer is not None
     assert (found.answer.status, found.answer.reason) == (Status.EXPIRED, Reason.LINK_DOWN)
-    assert {row.status for row in found.answer.rows} == {Status.EXPIRED}
+    assert [said.status for said in found.answer.rows] == [Status.EXPIRED, Status.FINAL, Status.EXPIRED]
     assert [answer.answer.status for answer in house.announced if answer.answer] == [Status.EXPIRED]
 
 
@@ -171,7 +195,7 @@ async def test_what_may_pass_is_tried_again_with_the_same_id(house: House, passi
     house.link.error = passing
     request_id = await house.promise()
     for _ in range(8):
-        await house.until_asleep()
+        await house.outbox.until_quiet()
         await house.clock.advance(60.0)
     assert len(house.link.calls) > 3
     assert house.outbox.depth == 1
@@ -181,20 +205,39 @@ async def test_what_may_pass_is_tried_again_with_the_same_id(house: House, passi
     assert {asked.request_id for asked, _ in house.link.calls} == {request_id}
 
 
-async def test_retry_after_is_respected(house: House) -> None:
-    house.link.error = errors.QueueFullError("later", retry_after_s=50.0)
+@pytest.mark.parametrize(("said_s", "least_s"), [(50.0, 50.0), (30 * 86_400.0, 60.0)])
+async def test_retry_after_is_respected_within_reason(house: House, said_s: float, least_s: float) -> None:
+    house.link.error = errors.QueueFullError("later", retry_after_s=said_s)
     await house.promise()
-    await house.until_asleep()
-    await house.clock.advance(49.0)
-    await settle()
-    assert house.clock.sleepers == 1
+    await house.outbox.until_quiet()
     house.link.error = None
-    await house.clock.advance(1.5)
-    await house.until_calls(2)
+    await house.pass_time(least_s - 1)
+    assert len(house.link.calls) == 1
+    await house.pass_time(3)  # and some jitter
+    assert len(house.link.calls) == 2
+    assert house.outbox.depth == 0
+
+
+async def test_a_link_that_comes_back_ends_every_wait(house: House) -> None:
+    house.link.error = errors.CapacityError("a proxy with nobody behind it", retry_after_s=50.0)
+    house.link.probe_error = DOWN
+    request_id = await house.promise()
+    await house.outbox.until_quiet()
+    house.mend()
+    await house.pass_time(6)  # the breaker's second, and the spread
+    assert await house.status(request_id) is Status.FINAL
+
+
+async def test_a_promise_expires_on_time_whatever_the_gateway_asks_for(house: House) -> None:
+    house.link.error = errors.QueueFullError("later", retry_after_s=60.0)
+    request_id = await house.promise()
+    await house.pass_time(3590, step_s=10.0)
+    assert await house.status(request_id) is Status.PROVISIONAL
+    await house.pass_time(10, step_s=1.0)
+    assert await house.status(request_id) is Status.EXPIRED
 
 
 async def test_failures_in_a_row_are_spaced_ever_further(house: House) -> None:
-    house.link.error = errors.QueueFullError("later")
     await house.promise()
     moments: list[float] = []
 
@@ -204,34 +247,147 @@ async def test_failures_in_a_row_are_spaced_ever_further(house: House) -> None:
 
     house.link.answer = note
     while len(moments) < 20:
-        await house.until_asleep()
+        await house.outbox.until_quiet()
         await house.clock.advance(0.5)
     gaps = [after - before for before, after in itertools.pairwise(moments)]
-    assert max(gaps) <= 60.5
-    assert sum(gaps[:5]) < 32.0 < sum(gaps[-5:])
+    assert max(gaps) <= 61.5
+    assert sum(gaps[:5]) < 40.0 < sum(gaps[-5:])
 
 
-async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: House) -> None:
-    bad = await house.promise()
-
-    async def spoil(asked: InferRequest, _timeout_s: float) -> InferResponse:
-        if asked.request_id == bad:
-            raise ValueError("a bug")
+@pytest.mark.parametrize(
+    "failure",
+    [
+        errors.NotReadyError("the model is not loaded"),
+        errors.QueueFullError("busy"),
+        errors.CapacityError("a bare 503"),
+        errors.ProtocolError("a portal"),
+        errors.InferenceError("broken"),
+        ValueError("a bug"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_what_fails_for_one_model_blocks_no_other(house: House, failure: Exception) -> None:
+    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.model == "bad":
+            raise failure
         return response(asked)
 
+    house.link.answer = some
+    bad = [await house.promise(model="bad") for _ in range(8)]  # more than are sent at once
+    good = [await house.promise() for _ in range(4)]
+    await house.pass_time(120)
+    for request_id in good:
+        assert await house.status(request_id) is Status.FINAL
+    assert await house.status(bad[-1]) in (Status.PROVISIONAL, Status.EXPIRED)
+
+
+async def test_a_gateway_without_room_is_not_asked_by_each_promise_in_turn(house: House) -> None:
+    house.link.error = errors.QueueFullError("busy")
+    for _ in range(40):
+        await house.promise()
+    await house.pass_time(60)
+    assert len(house.link.calls) <= 30
+
+
+@pytest.mark.parametrize("spoilt", [np.ones((2, 3), np.float32), np.full((2, 10), np.nan, np.float32)])
+async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: House, spoilt: Any) -> None:
+    async def spoil(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        answer = response(asked)
+        return replace(answer, outputs=(Tensor("probabilities", spoilt),)) if asked.model == "bad" else answer
+
     house.link.answer = spoil
+    bad = [await house.promise(model="bad") for _ in range(4)]
     good = [await house.promise() for _ in range(4)]
     await house.until_empty()
-    assert await house.status(bad) is Status.EXPIRED
+    for request_id in bad:
+        found = (await house.outbox.answer(request_id, "local")).answer
+        assert found is not None
+        assert (found.status, found.reason) == (Status.EXPIRED, Reason.CLOUD_ERROR)
     for request_id in good:
         assert await house.status(request_id) is Status.FINAL
 
 
-async def test_an_announcement_that_fails_costs_nothing(house: House) -> None:
-    house.deaf = True
+async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> None:
+    def refuse(*_: object) -> InferResponse:
+        raise errors.ProtocolError("the answer does not say how it came about")
+
+    house.delivery._merge = refuse
     request_id = await house.promise()
     await house.until_empty()
-    assert await house.status(request_id) is Status.FINAL
+    assert await house.status(request_id) is Status.EXPIRED
+    assert len(house.link.calls) == 3
+
+
+async def test_an_answer_from_another_model_than_was_asked_for_is_refused(house: House) -> None:
+    request_id = await house.promise(full_model_digest="a" * 64)
+    await house.until_empty()
+    assert await house.status(request_id) is Status.EXPIRED
+    assert len(house.link.calls) == 1
+
+
+async def test_a_disk_that_refuses_the_answer_has_it_fetched_again_later_and_never_twice_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await house.promise(), await house.promise()
+    gate, at_once = asyncio.Event(), [0]
+
+    async def slow_second(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.request_id == second:
+            at_once[0] += 1
+            assert at_once[0] == 1
+            await gate.wait()
+            at_once[0] -= 1
+        return response(asked)
+
+    async def full(*_: object) -> None:
+        raise errors.CapacityError("disk full")
+
+    house.link.answer = slow_second
+    with monkeypatch.context() as patch:
+        patch.setattr(house.outbox, "finish", full)
+        await house.pass_time(60)
+        gate.set()
+        await house.pass_time(60)
+        asked = [sent.request_id for sent, _ in house.link.calls].count(first)
+        assert 1 <= asked <= 20
+    await house.until_empty()
+    assert await house.status(first) is await house.status(second) is Status.FINAL
+
+
+async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -> None:
+    moments: dict[str, float] = {}
+
+    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        moments[asked.request_id] = house.clock.monotonic_s()
+        return response(asked)
+
+    house.link.answer = note
+    late = [await house.promise(Reason.DEADLINE) for _ in range(8)]
+    at_once = await house.promise(Reason.REQUESTED)
+    await house.pass_time(6, step_s=0.1)
+    assert house.outbox.depth == 0
+    assert moments[at_once] <= 0.1
+    waits = [moments[request_id] for request_id in late]
+    assert max(waits) <= 5.2
+    assert sum(wait > 0.5 for wait in waits) >= 6
+    assert len({round(wait, 1) for wait in waits}) >= 5
+
+
+async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    outbox = BusyOutbox(tmp_path / "outbox.db", clock=clock)
+    asked = request()
+    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
+    chain = LinkChain([], [], clock)
+    delivery = Delivery(outbox, chain, rows.merge, clock, random.Random(1), max_age_s=60.0)
+    task = asyncio.create_task(delivery.run())
+    await pass_time(clock, outbox, 61.0, 1.0)
+    found = (await outbox.answer(asked.request_id, "local")).answer
+    assert found is not None
+    assert found.status is Status.EXPIRED
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    outbox.close()
 
 
 async def test_an_idle_delivery_does_nothing_at_all(house: House) -> None:

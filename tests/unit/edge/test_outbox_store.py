@@ -1,7 +1,9 @@
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.escalations import request, response
@@ -10,8 +12,10 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Privacy, Status
-from firstline_edge.outbox.schema import SCHEMA_VERSION
+from firstline_edge.outbox.item import pack_response
+from firstline_edge.outbox.schema import _MIGRATIONS, SCHEMA_VERSION
 from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.settings import OutboxSection
 
 DAY_S = 86_400.0
 
@@ -40,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def outbox(path: Path, clock: SimulatedClock) -> AsyncIterator[Outbox]:
-    opened = Outbox(path, limit_items=5, clock=clock)
+    opened = Outbox(path, OutboxSection(limit_items=5), clock=clock)
     yield opened
     opened.close()
 
@@ -91,7 +95,7 @@ async def test_a_full_outbox_refuses_and_evicts_nothing(outbox: Outbox) -> None:
 
 
 async def test_bytes_are_bounded_too_even_within_one_group(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, limit_bytes=10_000, clock=clock)
+    outbox = Outbox(path, OutboxSection(limit_bytes=10_000), clock=clock)
     outcomes = await asyncio.gather(*(outbox.put(item()) for _ in range(50)), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {type(None), QueueFullError}
     assert outbox.depth == outcomes.count(None)
@@ -134,7 +138,7 @@ async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
 
 
 async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, answer_limit_bytes=3000, clock=clock)
+    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), clock=clock)
     waiting = item()
     await outbox.put(waiting)
     ended = [item() for _ in range(10)]
@@ -156,7 +160,7 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
 
 
 async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, answer_max_age_s=DAY_S, clock=clock)
+    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
     old, new = item(), item()
     for one in (old, new):
         await outbox.put(one)
@@ -183,6 +187,20 @@ async def test_waits_for_a_promise_and_forgets_when_there_is_none(outbox: Outbox
     await outbox.finish(one.request.request_id, one.provisional)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(outbox.wait_pending(), 0.01)
+
+
+async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, OutboxSection(limit_items=0), clock=clock)
+    task = asyncio.create_task(outbox.put(item()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(QueueFullError):
+        await outbox.put(item())
+    await clock.advance(5.0)
+    assert outbox.oldest_age_s() == 0.0
+    outbox.close()
 
 
 async def test_a_cancelled_put_is_delivered_all_the_same_or_was_never_there(outbox: Outbox) -> None:
@@ -235,6 +253,90 @@ async def test_a_boot_in_1970_does_not_make_items_half_a_century_old(path: Path)
     tomorrow.close()
 
 
+async def test_wall_time_never_goes_back(path: Path) -> None:
+    clock = SimulatedClock(wall_start_s=1_800_000_000.0)
+    outbox = Outbox(path, clock=clock)
+    before, after = item(created_wall_s=1_800_000_000.0 + DAY_S), item(created_wall_s=1_800_000_000.0)
+    for one in (before, after):  # the clock was set back in between
+        await outbox.put(one)
+    assert [one.created_wall_s for one in await outbox.pending(9)] == [1_800_000_000.0 + DAY_S] * 2
+    outbox.close()
+    again = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
+    late = item(created_wall_s=1_800_000_000.0)
+    await again.put(late)
+    assert (await again.pending(9))[-1].created_wall_s == 1_800_000_000.0 + DAY_S
+    again.close()
+
+
+async def test_what_is_overdue_is_found_though_it_is_not_pending(path: Path) -> None:
+    wall_s = 1_800_000_000.0
+    first = Outbox(path, clock=SimulatedClock(wall_start_s=wall_s))
+    for days in (1, 3, 2):
+        await first.put(item(created_wall_s=wall_s + days * DAY_S))
+    first.close()
+    clock = SimulatedClock(wall_start_s=wall_s + 4 * DAY_S)
+    second = Outbox(path, clock=clock)
+    await second.put(item(created_wall_s=clock.wall_s()))
+    assert second.oldest_age_s() == pytest.approx(3 * DAY_S)
+    assert len(await second.overdue(DAY_S + 1, 9)) == 1
+    await clock.advance(2.0)
+    assert len(await second.overdue(DAY_S + 1, 9)) == 3
+    assert len(await second.overdue(DAY_S + 1, 2)) == 2
+    second.close()
+
+
+# Choosing
+
+
+async def test_some_can_be_passed_over(outbox: Outbox) -> None:
+    put = [item(request(2, model=model, version=version)) for model, version in (("a", "1"), ("a", "2"), ("b", "1"))]
+    for one in put:
+        await outbox.put(one)
+    ids = [one.request.request_id for one in put]
+
+    async def found(**besides: Any) -> list[int]:
+        return [ids.index(one.request.request_id) for one in await outbox.pending(9, **besides)]
+
+    assert await found(besides=ids[:1]) == [1, 2]
+    assert await found(besides_models={("a", "1")}) == [1, 2]
+    assert await found(besides=ids[:1], besides_models={("b", "1")}) == [1]
+    assert await found(besides=ids) == []
+
+
+async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None:
+    one = item()
+    arrival = outbox.arrival()
+    await outbox.put(one)
+    assert arrival.is_set()
+    again = outbox.arrival()
+    await outbox.put(one)
+    assert not again.is_set()
+
+
+# Announcements
+
+
+async def test_an_answer_of_the_first_format_is_not_announced_again(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    connection = sqlite3.connect(path)
+    connection.executescript(f"{_MIGRATIONS[0]} PRAGMA user_version = 1;")
+    encoded = pack_response(response(request()))
+    connection.execute(
+        "INSERT INTO answers VALUES (1, 'r', 'local', 1.0, ?, ?, 9)", (encoded.body, encoded.header_length)
+    )
+    connection.commit()
+    connection.close()
+    outbox = Outbox(path, announcing=True)
+    assert await outbox.unannounced(9) == []
+    assert (await outbox.answer("r", "local")).answer is not None
+    await outbox.put(one := item())
+    await outbox.finish(one.request.request_id, one.provisional)
+    assert [request_id for request_id, _ in await outbox.unannounced(9)] == [one.request.request_id]
+    await outbox.note_announced([one.request.request_id])
+    assert await outbox.unannounced(9) == []
+    outbox.close()
+
+
 # Disks
 
 
@@ -246,14 +348,6 @@ def test_files_are_private(path: Path) -> None:
             assert file.stat().st_mode & 0o777 == 0o600, file
     finally:
         outbox.close()
-
-
-def test_one_agent_at_a_time(path: Path) -> None:
-    outbox = Outbox(path)
-    with pytest.raises(ConfigError, match="another agent"):
-        Outbox(path)
-    outbox.close()
-    Outbox(path).close()
 
 
 @pytest.mark.parametrize("damage", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8000])
@@ -280,17 +374,20 @@ async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: Simu
 
 
 async def test_an_item_that_cannot_be_read_ends_and_blocks_nobody(outbox: Outbox) -> None:
-    request_lost, both_lost, good = [item() for _ in range(3)]
-    for one in (request_lost, both_lost, good):
+    request_lost, both_lost, rows_lost, rows_wrong, good = [item() for _ in range(5)]
+    for one in (request_lost, both_lost, rows_lost, rows_wrong, good):
         await outbox.put(one)
     spoil = outbox._writer._connection.execute
     spoil("UPDATE items SET request = x'00' WHERE sequence < 3")
     spoil("UPDATE items SET provisional = x'00' WHERE sequence = 2")
+    spoil("UPDATE items SET rows = 'x' WHERE sequence = 3")
+    spoil("UPDATE items SET rows = '[0, true]' WHERE sequence = 4")
     assert [one.request.request_id for one in await outbox.pending(9)] == [good.request.request_id]
     assert outbox.depth == 1
-    found = await outbox.answer(request_lost.request.request_id, "local")
-    assert found.answer is not None
-    assert found.answer.status is Status.EXPIRED
+    for lost in (request_lost, rows_lost, rows_wrong):
+        found = await outbox.answer(lost.request.request_id, "local")
+        assert found.answer is not None
+        assert found.answer.status is Status.EXPIRED
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(both_lost.request.request_id, "local")
 
@@ -306,7 +403,10 @@ def test_a_newer_format_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(path: Path, clock: SimulatedClock) -> None:
+async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(
+    path: Path, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     outbox = Outbox(path, clock=clock)
     await outbox.put(item())
     writer = outbox._writer._connection
@@ -317,10 +417,18 @@ async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(path: Path
     for outcome in outcomes:
         assert isinstance(outcome, CapacityError)
         assert "disk full" in str(outcome)
+    for _ in range(5):
+        with pytest.raises(CapacityError):
+            await outbox.put(big)
     assert outbox.depth == 1
+    assert outbox.oldest_age_s() == 0.0
     writer.execute("PRAGMA max_page_count = 1000000")
     await outbox.put(big)
     assert outbox.depth == 2
+    told = [line.getMessage() for line in caplog.records if line.name.endswith("outbox.writer")]
+    assert len(told) == 2, told  # one line a change, not one a request
+    assert "outbox write failed" in told[0]
+    assert "outbox writes again" in told[1]
     outbox.close()
 
 

@@ -1,0 +1,84 @@
+"""The answers that kept promises: what is done to `answers`, within a transaction of the caller's.
+
+They are kept for those who ask by id, and until the broker has those that are to be announced. Only answers, which
+are final, make room for newer ones.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+
+import orjson
+
+from firstline_core.protocol.oip import Encoded
+from firstline_edge.outbox.writer import Totals
+
+
+def keep(
+    connection: sqlite3.Connection,
+    totals: Totals,
+    encoded: Encoded,
+    *,
+    request_id: str,
+    principal: str,
+    wall_s: float,
+    announced: bool,
+) -> None:
+    """Adds an answer; `announced` says that nobody waits to hear of it."""
+    size_bytes = len(encoded.body)
+    connection.execute(
+        "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, size_bytes, announced) "
+        "VALUES (?,?,?,?,?,?,?)",
+        (request_id, principal, wall_s, encoded.body, encoded.header_length, size_bytes, announced),
+    )
+    totals.answers += 1
+    totals.answer_bytes += size_bytes
+
+
+def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, limit_bytes: int) -> None:
+    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits."""
+    count, size_bytes = connection.execute(
+        "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,)
+    ).fetchone()
+    if count:
+        connection.execute("DELETE FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,))
+        totals.answers -= count
+        totals.answer_bytes -= size_bytes
+    # The newest always stays: a promise was kept by it just now.
+    while totals.answer_bytes > limit_bytes and totals.answers > 1:
+        sequence, size_bytes = connection.execute(
+            "SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1"
+        ).fetchone()
+        connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
+        totals.answers -= 1
+        totals.answer_bytes -= size_bytes
+
+
+def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:
+    """The answer under this id, or the provisional one while its promise stands."""
+    # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
+    for query in (
+        "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
+        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?",
+    ):
+        row: tuple[bytes, int | None] | None = connection.execute(query, (request_id, principal)).fetchone()
+        if row is not None:
+            return row
+    return None
+
+
+def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, bytes, int | None]]:
+    """Ids and bytes of the oldest answers that are still to be announced."""
+    return connection.execute(
+        "SELECT request_id, response, response_header FROM answers WHERE announced = 0 ORDER BY sequence LIMIT ?",
+        (limit,),
+    ).fetchall()
+
+
+def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids: Collection[str]) -> None:
+    """Takes note that these were announced."""
+    connection.execute(
+        "UPDATE answers SET announced = 1 WHERE request_id IN (SELECT value FROM json_each(?))",
+        (orjson.dumps(list(request_ids)).decode(),),
+    )

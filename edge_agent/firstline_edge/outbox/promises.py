@@ -1,0 +1,90 @@
+"""The promises in the database: what is done to `items`, within a transaction of the caller's."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+
+import orjson
+
+from firstline_core.errors import QueueFullError
+from firstline_edge.outbox.item import StoredItem
+from firstline_edge.outbox.writer import Totals
+
+_COLUMNS = "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header"
+
+
+def insert(
+    connection: sqlite3.Connection,
+    totals: Totals,
+    stored: StoredItem,
+    created_wall_s: float,
+    *,
+    limit_items: int,
+    limit_bytes: int,
+) -> bool:
+    """Adds a promise; False where it is known already, kept or ended.
+
+    Raises:
+        QueueFullError: a limit is reached; nothing was stored and nothing evicted.
+    """
+    known = connection.execute(
+        "SELECT 1 FROM items WHERE request_id = ?1 UNION ALL SELECT 1 FROM answers WHERE request_id = ?1",
+        (stored.request_id,),
+    ).fetchone()
+    if known is not None:
+        return False
+    if totals.items >= limit_items:
+        raise QueueFullError(f"The outbox holds {totals.items} requests, its limit.")
+    if totals.item_bytes + stored.size_bytes > limit_bytes:
+        raise QueueFullError(
+            f"The outbox holds {totals.item_bytes} of {limit_bytes} bytes; {stored.size_bytes} more do not fit."
+        )
+    values = (getattr(stored, name) for name in _COLUMNS.split(", "))
+    connection.execute(
+        f"INSERT INTO items ({_COLUMNS}, created_wall_s, size_bytes) VALUES (?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
+        (*values, created_wall_s, stored.size_bytes),
+    )
+    totals.items += 1
+    totals.item_bytes += stored.size_bytes
+    return True
+
+
+def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> str | None:
+    """Removes a promise; returns whose it was, None where there was none."""
+    found = connection.execute("SELECT principal, size_bytes FROM items WHERE request_id = ?", (request_id,)).fetchone()
+    if found is None:
+        return None
+    connection.execute("DELETE FROM items WHERE request_id = ?", (request_id,))
+    totals.items -= 1
+    totals.item_bytes -= found[1]
+    principal: str = found[0]
+    return principal
+
+
+def oldest(
+    connection: sqlite3.Connection, limit: int, besides: Collection[str], besides_models: Collection[tuple[str, str]]
+) -> list[tuple[StoredItem, float]]:
+    """The oldest promises with the wall time of each, passing over some ids, and models of some version."""
+    models = [f"{model}\x1f{version}" for model, version in besides_models]
+    rows = connection.execute(
+        f"SELECT {_COLUMNS}, created_wall_s FROM items "  # noqa: S608
+        "WHERE request_id NOT IN (SELECT value FROM json_each(?)) "
+        "AND model || char(31) || version NOT IN (SELECT value FROM json_each(?)) ORDER BY sequence LIMIT ?",
+        (_json(besides), _json(models), limit),
+    )
+    return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
+
+
+def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[tuple[StoredItem, float]]:
+    """These promises, with the wall time of each; those that have ended meanwhile are left out."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS}, created_wall_s FROM items "  # noqa: S608
+        "WHERE request_id IN (SELECT value FROM json_each(?)) ORDER BY sequence",
+        (_json(request_ids),),
+    )
+    return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
+
+
+def _json(texts: Collection[str]) -> str:
+    return orjson.dumps(list(texts)).decode()

@@ -1,0 +1,162 @@
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.escalations import request, response, settle
+
+from firstline_core import errors
+from firstline_core.clock import SimulatedClock
+from firstline_core.types import InferResponse, Status
+from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.store import Outbox, OutboxItem
+
+
+class Broker:
+    """Hears what is published while `up`; fails with `error`, or hangs."""
+
+    def __init__(self) -> None:
+        self.up = asyncio.Event()
+        self.up.set()
+        self.error: errors.FirstlineError | None = None
+        self.hanging = False
+        self.tries = 0
+        self.heard: list[str] = []
+
+    async def wait_connected(self) -> None:
+        await self.up.wait()
+
+    async def publish(self, correction: InferResponse) -> None:
+        self.tries += 1
+        if self.hanging:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        assert correction.answer is not None
+        self.heard.append(correction.answer.request_id)
+
+
+class House:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = SimulatedClock()
+        self.broker = Broker()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Outbox]:
+        outbox = Outbox(self.path, announcing=True, clock=self.clock)
+        announcer = Announcer(outbox, self.broker, self.clock, random.Random(1))
+        task = asyncio.create_task(announcer.run())
+        yield outbox
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        outbox.close()
+
+    async def until(self, heard: int, *, step_s: float = 0.0) -> None:
+        async with asyncio.timeout(5):
+            while len(self.broker.heard) < heard:
+                await self.clock.advance(step_s)
+                await asyncio.sleep(0.0005)
+
+    async def until_noted(self, outbox: Outbox) -> None:
+        async with asyncio.timeout(5):
+            while await outbox.unannounced(9):
+                await settle()
+
+
+async def corrected(outbox: Outbox) -> str:
+    asked = request()
+    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
+    await outbox.finish(asked.request_id, response(asked))
+    return asked.request_id
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "outbox" / "outbox.db")
+
+
+async def test_each_correction_is_announced_once(house: House) -> None:
+    async with house.running() as outbox:
+        told = [await corrected(outbox) for _ in range(20)]
+        await house.until(20)
+        await house.until_noted(outbox)
+    assert house.broker.heard == told
+    async with house.running() as outbox:
+        last = await corrected(outbox)
+        await house.until(21)
+    assert house.broker.heard[20:] == [last]
+
+
+async def test_what_was_missed_is_announced_after_a_reconnection(house: House) -> None:
+    house.broker.up.clear()
+    async with house.running() as outbox:
+        told = [await corrected(outbox) for _ in range(3)]
+        await settle()
+        assert house.broker.tries == 0
+        house.broker.up.set()
+        await house.until(3)
+    assert house.broker.heard == told
+
+
+async def test_what_was_stored_and_never_announced_is_announced_by_the_next_process(house: House) -> None:
+    before = Outbox(house.path, announcing=True, clock=house.clock)
+    told = await corrected(before)
+    before.close()  # killed between the answer and its announcement
+    async with house.running():
+        await house.until(1)
+    assert house.broker.heard == [told]
+
+
+async def test_a_device_that_announces_nothing_leaves_nothing_to_announce(house: House) -> None:
+    silent = Outbox(house.path, clock=house.clock)
+    await corrected(silent)
+    silent.close()
+    again = Outbox(house.path, announcing=True, clock=house.clock)
+    assert await again.unannounced(9) == []
+    again.close()
+
+
+@pytest.mark.parametrize("hanging", [True, False])
+async def test_a_broker_that_hangs_or_fails_is_tried_again_ever_more_rarely(house: House, hanging: bool) -> None:
+    house.broker.hanging = hanging
+    house.broker.error = errors.LinkDownError("lost")
+    async with house.running() as outbox:
+        told = await corrected(outbox)
+        await outbox.answer(told, "local")  # it hangs on nothing here
+        tries = []
+        for _ in range(2):
+            before = house.broker.tries
+            for _ in range(100):
+                await house.clock.advance(1.0)
+                await asyncio.sleep(0.001)
+            tries.append(house.broker.tries - before)
+        assert 0 < tries[1] < 25
+        house.broker.hanging, house.broker.error = False, None
+        await house.until(1, step_s=1.0)
+        await house.until_noted(outbox)
+    assert house.broker.heard == [told]
+
+
+async def test_what_the_broker_never_takes_is_given_up(house: House) -> None:
+    house.broker.error = errors.PayloadTooLargeError("too large for the broker")
+    async with house.running() as outbox:
+        await corrected(outbox)
+        await house.until_noted(outbox)
+        assert house.broker.heard == []
+
+
+async def test_a_right_that_is_missing_can_be_given(house: House) -> None:
+    house.broker.error = errors.UnauthorizedError("not on this topic")
+    async with house.running() as outbox:
+        told = await corrected(outbox)
+        async with asyncio.timeout(5):
+            while house.broker.tries < 2:
+                await house.clock.advance(1.0)
+                await asyncio.sleep(0.0005)
+        house.broker.error = None
+        await house.until(1, step_s=1.0)
+    assert house.broker.heard == [told]
