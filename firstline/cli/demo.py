@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import typer
@@ -24,10 +25,10 @@ _REFRESH_S = 0.1
 def demo(*, output: OutputOption = Output.TEXT) -> None:
     """Run both tiers here, send real traffic, cut the link, mend it, and count.
 
-    Exits with 1 if a request or a promised correction was lost.
+    Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
     with _Screen() as screen:
-        summary = asyncio.run(story.run(assets.digits(), show=screen.show))
+        summary = asyncio.run(_until_signalled(story.run(assets.digits(), show=screen.show)))
     if output is Output.JSON:
         print_json(summary)
     else:
@@ -35,6 +36,28 @@ def demo(*, output: OutputOption = Output.TEXT) -> None:
         typer.echo(_sentences(summary))
     if summary["lost"]:
         raise typer.Exit(1)
+
+
+async def _until_signalled(told: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Runs the story; a signal ends it, and its processes with it.
+
+    Raises:
+        typer.Exit: 128 and the signal's number, as shells have it.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(told)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        if not received:  # a second one would interrupt the stopping
+            task.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 
 
 class _Screen:

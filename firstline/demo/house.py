@@ -137,7 +137,12 @@ async def _create_token(config: Path) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    token, said = await process.communicate()
+    try:
+        token, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         raise ConfigError(f"The device's token could not be made: {said.decode(errors='replace').strip()}")
     return token.decode()

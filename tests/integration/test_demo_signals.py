@@ -1,0 +1,61 @@
+"""`firstline demo` as a process that is told to stop: nothing that it started, and nothing that it wrote, is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        ("measuring both models alone", signal.SIGTERM),
+        ("HTTP: online", signal.SIGTERM),
+        ("HTTP: online", signal.SIGINT),
+    ],
+)
+def test_a_signal_stops_everything(tmp_path: Path, phase: str, number: signal.Signals) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "firstline", "demo", "-o", "json"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.strip() == phase:
+                break
+        children = _children(demo.pid)
+        assert len(children) >= (0 if phase.startswith("measuring") else 2)
+        demo.send_signal(number)
+        demo.send_signal(number)  # of an impatient caller
+        said, errors = demo.communicate(timeout=30)
+        assert demo.returncode == 128 + number
+        assert said == ""
+        assert "Traceback" not in errors
+        assert not any(_runs(child) for child in children)
+        assert list(tmp_path.glob("firstline-demo-*")) == []
+    finally:
+        for child in _children(demo.pid) if demo.poll() is None else []:
+            os.kill(child, signal.SIGKILL)
+        demo.kill()
