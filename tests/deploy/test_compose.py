@@ -88,12 +88,31 @@ def test_the_agent_understands_its_environment() -> None:
     file = CHECKOUT / mounts("edge-agent")["/etc/firstline/edge-agent.toml"]
     found = firstline_edge.settings.load(file, environ=service["environment"])
     assert found.device_id == "edge-1"
-    assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
+    assert (found.api.host, found.api.port) == ("0.0.0.0", 8070)
     http, mqtt = found.links
     assert (http.url, mqtt.host) == ("http://gateway:8080", "mosquitto")
     assert mqtt.username == found.device_id, "the broker's ACL takes the user name for the device id"
     used = {Path(path).name for path in (found.api.token_file, http.token_file, mqtt.password_file)}
     assert used == set(service["secrets"])
+
+
+@pytest.mark.parametrize(
+    ("service", "command", "default"),
+    [
+        ("gateway", "firstline-gateway", firstline_gateway.settings.Settings().api.port),
+        ("edge-agent", "edge-agent", firstline_edge.settings.EdgeSettings().api.port),
+    ],
+)
+def test_a_tier_has_the_same_port_everywhere(service: str, command: str, default: int) -> None:
+    assert dict(instructions(DOCKERFILES[command]))["EXPOSE"] == str(default)
+    assert SERVICES[service]["ports"] == [f"127.0.0.1:{default}:{default}"]
+    assert f"http://127.0.0.1:{default}/v2/health/ready" in SERVICES[service]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("service", ["gateway", "edge-agent"])
+def test_a_tier_has_time_to_answer_what_is_in_flight(service: str) -> None:
+    given_s = float(SERVICES[service]["stop_grace_period"].removesuffix("s"))
+    assert given_s >= firstline_gateway.settings.Settings().api.drain_s + 15
 
 
 @pytest.mark.parametrize("command", DOCKERFILES)

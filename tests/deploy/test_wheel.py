@@ -1,35 +1,20 @@
 """The built wheel, installed where other people's `shared`, `models` and `tests` lie, is complete and works."""
 
-import os
 import re
 import subprocess
 import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installed import make_environment, run
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 DIGITS = CHECKOUT / "models" / "digits"
-
-
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +33,7 @@ def contents(wheel: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel, and sees the dependencies of this one but not its editable checkout."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    run(
-        *(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"),
-        *("--disable-pip-version-check", "--no-deps", "--no-index", wheel),
-        cwd=folder,
-    )
-    # A path in a .pth is searched last, and .pth files in it (the editable install's) are not read.
-    (site_packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    return folder
+    return make_environment(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture
