@@ -5,23 +5,43 @@ What a device lacks must be told by `doctor`, so nothing here may need numpy or 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from firstline_edge.cli.parser import parse
+from firstline_edge.cli.parser import OK, parse
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> int:
     """Runs one command; returns the exit code that `edge-agent --help` explains."""
     arguments = parse(sys.argv[1:])
-    if arguments.command == "doctor":
-        from firstline_edge.cli.doctor import command
-    elif arguments.command == "run":
-        from firstline_edge.cli.run import command
-    elif arguments.command == "status":
-        from firstline_edge.cli.status import command
-    else:
-        from firstline_edge.cli.explain import command
-    return command(arguments)
+    try:
+        if arguments.command == "doctor":
+            from firstline_edge.cli.doctor import command
+        elif arguments.command == "run":
+            signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
+            signal.signal(signal.SIGINT, _stop)
+            from firstline_edge.cli.run import command
+        elif arguments.command == "status":
+            from firstline_edge.cli.status import command
+        else:
+            from firstline_edge.cli.explain import command
+        code = command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return OK
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return code
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Ends a start that is under way; whatever is open already is closed on the way out."""
+    sys.exit(OK)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,14 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
-from firstline_edge.samples import sample_input
+from firstline_edge.samples import median_ms
 from firstline_edge.workers import Workers
 
 log = logger(__name__)
 
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
-_WARM_UP_RUNS = 5
+_MEASURED_RUNS = 5
 
 Scorer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -217,7 +216,8 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
     try:
         loaded = load_edge(bundle, options)
         score = load_scorer(bundle, options)
-        row_ms, sample_bytes = _measure(bundle.manifest, loaded, score)
+        measured = median_ms(bundle.manifest, loaded, lambda tensor: score(loaded.predict(tensor)), _MEASURED_RUNS)
+        row_ms, sample_bytes = measured or (math.inf, 1)
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
@@ -231,23 +231,6 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         row_ms=round(row_ms, 3),
     )
     return HeldModel(bundle, edge)
-
-
-def _measure(manifest: Manifest, loaded: LoadedModel, score: Scorer) -> tuple[float, int]:
-    """Median milliseconds of one row, and that row's bytes; infinite where no row is typical.
-
-    The first runs, which allocate and compile, do not count.
-    """
-    tensor = sample_input(manifest, loaded)
-    if tensor is None:
-        return math.inf, 1
-    size_bytes = InferRequest(manifest.name, (tensor,), "").size_bytes
-    spent_ms: list[float] = []
-    for _ in range(_WARM_UP_RUNS + 2):
-        started_s = time.perf_counter()
-        score(loaded.predict(tensor))
-        spent_ms.append((time.perf_counter() - started_s) * 1000)
-    return float(np.median(spent_ms[2:])), size_bytes
 
 
 def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:

@@ -1,16 +1,43 @@
-"""An input to measure a model with: of the right form, with no meaning."""
+"""Measuring a model: an input of the right form, with no meaning, and the time that a row of it takes."""
 
 from __future__ import annotations
 
 import io
 import os
+import statistics
+import time
+from collections.abc import Callable
 
 import numpy as np
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.trial import trial_input
-from firstline_core.types import Tensor
+from firstline_core.types import InferRequest, Tensor
+
+_WARM_UP_RUNS = 2  # the first runs allocate and compile
+
+
+def median_ms(
+    manifest: Manifest, loaded: LoadedModel, run: Callable[[Tensor], object], runs: int
+) -> tuple[float, int] | None:
+    """Median milliseconds of one row, and that row's bytes; None where no row is typical.
+
+    Args:
+        manifest: of the bundle.
+        loaded: its model, whose input is taken.
+        run: what is measured.
+        runs: how often it counts.
+    """
+    tensor = sample_input(manifest, loaded)
+    if tensor is None:
+        return None
+    spent_ms: list[float] = []
+    for _ in range(_WARM_UP_RUNS + runs):
+        started_s = time.perf_counter()
+        run(tensor)
+        spent_ms.append((time.perf_counter() - started_s) * 1000)
+    return statistics.median(spent_ms[_WARM_UP_RUNS:]), InferRequest(manifest.name, (tensor,), "").size_bytes
 
 
 def sample_input(manifest: Manifest, loaded: LoadedModel) -> Tensor | None:

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+EARLIEST_PLAUSIBLE_WALL_S = 1_767_225_600.0  # 2026-01-01
+"""A wall clock that says less was never set."""
+
 
 class Timer(Protocol):
     """What `Clock.call_at` returns."""

@@ -28,8 +28,9 @@ _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _ALIKE = 0.85
 
 Warn = Callable[[str], None]
-# Without handlers, as before a process has its log settings, this writes to stderr.
-_log: Warn = logging.getLogger(__name__).warning
+# Not below our packages' own loggers, which are quiet until `logs.configure`: without any handler, as before a process
+# has its log settings, this writes to stderr.
+_log: Warn = logging.getLogger("settings").warning
 
 
 def load(
@@ -50,7 +51,7 @@ def load(
             Lists take JSON. What starts with the prefix and cannot be a setting is passed over: Kubernetes sets
             FIRSTLINE_GATEWAY_PORT and its like where a service is called firstline-gateway.
         prefix: the process's own, e.g. "FIRSTLINE_EDGE_".
-        overrides: dotted keys from flags, e.g. {"api.port": 9000}; None values are passed over.
+        overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment, None is passed over.
         warn: told of variables that were passed over.
 
     Raises:
@@ -74,8 +75,9 @@ def load(
     _tell(passed_over, known, prefix, warn)
     for dotted, flag_value in (overrides or {}).items():
         if flag_value is not None:
-            _set(values, dotted.split("."), flag_value, dotted)
-            _convert(cls, values, text="", where=f"the flag for {dotted}")
+            parsed = _from_text(flag_value) if isinstance(flag_value, str) else flag_value
+            _set(values, dotted.split("."), parsed, dotted)
+            _convert(cls, values, text="", where=f"the flag for {dotted}", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
 
 

@@ -153,21 +153,19 @@ async def test_bodies_share_one_budget(tmp_path: Path) -> None:
 
     size_bytes = len(pictures()[0]) + 600
     limits = {"api__body_limit_bytes": size_bytes, "api__bodies_limit_bytes": size_bytes + 10}
-    async with serving_agent(edge_settings(tmp_path / "state", **limits)) as (_, url):
-        async with httpx.AsyncClient(base_url=url) as http:
-            uploading = asyncio.create_task(http.post(SHORT, content=slowly()))
-            await first_half_sent.wait()
+    settings = edge_settings(tmp_path / "state", **limits)
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        uploading = asyncio.create_task(http.post(SHORT, content=slowly()))
+        await first_half_sent.wait()
 
-            async def refused() -> bool:
-                reply = await http.post(SHORT, content=pictures()[0])
-                return (
-                    reply.status_code == 503 and reply.json()["code"] == "queue_full" and "Retry-After" in reply.headers
-                )
+        async def refused() -> bool:
+            reply = await http.post(SHORT, content=pictures()[0])
+            return reply.status_code == 503 and reply.json()["code"] == "queue_full" and "Retry-After" in reply.headers
 
-            await until(refused)
-            go_on.set()
-            assert (await uploading).status_code == 200
-            assert (await http.post(SHORT, content=pictures()[0])).status_code == 200  # the share was given back
+        await until(refused)
+        go_on.set()
+        assert (await uploading).status_code == 200
+        assert (await http.post(SHORT, content=pictures()[0])).status_code == 200  # the share was given back
 
 
 class TestTokens:

@@ -31,13 +31,14 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def agent(config: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
-        command("run", "--config", str(config), "--port", "0", "-o", "json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def agent(config: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with (tmp_path / "stderr").open("wb") as stderr:  # a pipe that nobody reads would fill, and stop the agent
+        process = subprocess.Popen(
+            command("run", "--config", str(config), "--port", "0", "-o", "json"),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
     assert ready["event"] == "ready"
@@ -76,6 +77,84 @@ def test_it_ends_gracefully(agent: tuple[subprocess.Popen[str], str], number: si
     process.send_signal(number)
     out, _ = process.communicate(timeout=10)
     assert (process.returncode, out) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_may_be_stopped_while_it_starts(config: Path, tmp_path: Path, number: signal.Signals) -> None:
+    bundles = tmp_path / "bundles"
+    for copy in range(40):  # so that there is time to stop it
+        (bundles / str(copy)).parent.mkdir(exist_ok=True)
+        (bundles / str(copy)).symlink_to(DIGITS)
+    config.write_text(config.read_text().replace(str(DIGITS), str(bundles)))
+    process = subprocess.Popen(
+        command("run", "--config", str(config), "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline_s = time.monotonic() + 20
+    while not (tmp_path / "state" / "lock").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    process.send_signal(number)
+    out, said = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in said
+
+
+def test_status_of_an_agent_that_was_killed_asks_nobody(
+    agent: tuple[subprocess.Popen[str], str], config: Path, tmp_path: Path
+) -> None:
+    process, url = agent
+    process.kill()
+    process.wait()
+    assert (tmp_path / "state" / "url").read_text().strip() == url  # nobody could clean up
+    with socket.socket() as stranger:  # whom a token must not be sent to
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+        stranger.listen()
+        stranger.setblocking(False)
+        done = subprocess.run(command("status", "--config", str(config)), capture_output=True, text=True, check=False)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No agent runs with" in done.stderr and "edge-agent run" in done.stderr
+
+
+def test_every_setting_has_a_flag(config: Path) -> None:
+    process = subprocess.Popen(
+        command("run", "--config", str(config), "--set", "api.port=0", "--set", "models.directories=[]", "-o", "json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["models"] == []
+    finally:
+        process.kill()
+        process.communicate()
+    for wrong, said in (("port=1", "is not SECTION.KEY=VALUE"), ("api.prot=1", "did you mean 'port'")):
+        done = subprocess.run(
+            command("run", "--config", str(config), "--set", wrong), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2 and said in done.stderr
+
+
+def test_whoever_has_read_enough_may_close_the_pipe(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    lines = b'{"request_id": "r", "note": "' + b"x" * 1000 + b'"}\n'
+    (tmp_path / "state" / "decisions.jsonl").write_bytes(lines * 2000)
+    process = subprocess.Popen(
+        command("explain", "r", "--config", str(config)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert b"did not write this line" in process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    assert (process.wait(timeout=20), said) == (0, b"")
+    process.stderr.close()
 
 
 def test_status_finds_the_agent_whatever_its_port(agent: tuple[subprocess.Popen[str], str], config: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import create_app
@@ -22,6 +23,17 @@ from firstline_edge.settings import EdgeSettings
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
 _DRAIN_S = 10  # what answers in the making may take after the order to stop
+
+
+_BIND_PROBLEMS = {
+    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
+    errno.EACCES: "{} may not be used by this user; choose a port above 1023 with --port.",
+    errno.EADDRNOTAVAIL: "{} is not an address of this machine; correct api.host.",
+}
+
+
+class AddressError(FirstlineError):
+    """The address to listen on cannot be had."""
 
 
 async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
@@ -33,7 +45,7 @@ async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: the settings make no sense on this machine.
-        OSError: the address is taken.
+        AddressError: the address cannot be had.
     """
     access = access_of(settings.api)
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
@@ -51,8 +63,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A bound TCP socket.
 
     Raises:
-        ConfigError: the host has no address on this machine.
-        OSError: the port is taken or may not be bound.
+        ConfigError: the host is no address.
+        AddressError: the port is taken or may not be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -62,9 +74,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise AddressError(
+            _BIND_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", error.strerror)
+        ) from error
     return listener
 
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import shutil
 import stat
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S
+from firstline_core.errors import ConfigError
+from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
+from firstline_edge.secrets_file import read_tokens
 from firstline_edge.settings import EdgeSettings
 
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0
 _DISK_SPARE_BYTES = 64 << 20
-_EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+_WRITE_ADVICE = {
+    errno.ENOSPC: "free space there (df -h {path}), or set agent.state_dir to another disk",
+    errno.EDQUOT: "free space there (quota), or set agent.state_dir to another disk",
+    errno.EROFS: "sudo mount -o remount,rw the file system of {path}, or set agent.state_dir to another one",
+}
 
 
 def all_findings(settings: EdgeSettings) -> list[Finding]:
@@ -41,14 +54,15 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     # A directory that is not there yet is judged by the one that it will be made in.
     folder = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
-        fsync_ms = _fsync_ms(folder)
         free_bytes = shutil.disk_usage(folder).free
+        fsync_ms = _fsync_ms(folder)
     except OSError as error:
-        advice = f"sudo install -d -m 700 -o $USER {path}"
+        advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(path=path)
         return [from_error("state directory", f"{path} cannot be written: {error.strerror}", advice)]
-    wanted_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
+    limits_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
+    wanted_bytes = max(0, limits_bytes - _held_bytes(path))
     enough = free_bytes >= wanted_bytes + _DISK_SPARE_BYTES
-    space = f"{free_bytes >> 20} MiB free on {folder}, outbox and cache may take {wanted_bytes >> 20}"
+    space = f"{free_bytes >> 20} MiB free on {folder}, outbox and cache may grow by {wanted_bytes >> 20}"
     lower = "lower outbox.limit_bytes and cache.disk_limit_bytes, or free space"
     slow = fsync_ms > _FSYNC_SLOW_MS
     findings = [
@@ -67,6 +81,16 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     return findings
 
 
+def _held_bytes(state_dir: Path) -> int:
+    """What outbox and cache take already."""
+    found = 0
+    for folder in ("outbox", "cache"):
+        for file in (state_dir / folder).rglob("*"):
+            with contextlib.suppress(OSError):  # SQLite's own files come and go
+                found += file.stat().st_size
+    return found
+
+
 def clock_finding(offset_s: float | None) -> Finding:
     """Whether the wall clock makes sense. Deadlines do not need it; logs, ages and certificates do.
 
@@ -75,7 +99,7 @@ def clock_finding(offset_s: float | None) -> Finding:
     """
     now = datetime.now(UTC)
     shown = now.isoformat(timespec="seconds")
-    if now < _EARLIEST:
+    if now.timestamp() < EARLIEST_PLAUSIBLE_WALL_S:
         return Finding("clock", State.SLOW, f"{shown} was never set", "sudo timedatectl set-ntp true")
     if offset_s is not None and abs(offset_s) > 60:
         detail = f"{shown} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} the gateway's"
@@ -85,15 +109,17 @@ def clock_finding(offset_s: float | None) -> Finding:
 
 def secret_findings(settings: EdgeSettings) -> list[Finding]:
     """Whether files with secrets are there, and private."""
-    files = [("api.token_file", settings.api.token_file)]
+    files: list[tuple[str, str, Callable[[str, str], object] | None]] = [
+        ("api.token_file", settings.api.token_file, read_tokens)
+    ]
     for number, link in enumerate(settings.links):
-        files += [(f"links[{number}].token_file", link.token_file)]
         files += [
-            (f"links[{number}].password_file", link.password_file),
-            (f"links[{number}].tls_key_file", link.tls_key_file),
+            (f"links[{number}].token_file", link.token_file, read_secret),
+            (f"links[{number}].password_file", link.password_file, read_secret),
+            (f"links[{number}].tls_key_file", link.tls_key_file, None),
         ]
     findings = []
-    for setting, file in files:
+    for setting, file, read in files:
         if not file:
             continue
         try:
@@ -104,11 +130,22 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
             continue
         if not readable:
             findings.append(from_error(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}"))
+        elif read is not None and (fault := _fault(read, file, setting)):
+            findings.append(from_error(setting, fault))
         elif mode & 0o077:
             findings.append(Finding(setting, State.SLOW, f"others may read {file}", f"chmod 600 {file}"))
         else:
             findings.append(Finding(setting, State.OK, f"{file} is private"))
     return findings
+
+
+def _fault(read: Callable[[str, str], object], file: str, setting: str) -> str:
+    """What `run` would refuse it for."""
+    try:
+        read(file, setting)
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 def _fsync_ms(folder: Path) -> float:

@@ -21,7 +21,7 @@ def command(arguments: argparse.Namespace) -> int:
         from firstline_edge.settings import load
 
         try:
-            settings = load(arguments.config)
+            settings = load(arguments.config, overrides=dict(arguments.overrides))
         except ConfigError as error:
             findings.append(from_error("configuration", error.message))
             _print(findings, arguments.output)

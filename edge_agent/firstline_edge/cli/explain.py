@@ -41,7 +41,7 @@ _REFUSED = "The gateway refused to correct it, as its log says; the first answer
 def command(arguments: argparse.Namespace) -> int:
     """Prints what the decision log knows of one request."""
     try:
-        settings = load(arguments.config)
+        settings = load(arguments.config, overrides=dict(arguments.overrides))
     except ConfigError as error:
         complain(error.message)
         return USAGE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from pathlib import Path
 
 from firstline_core.bundle.manifest import Model
@@ -13,7 +11,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.models import bundle_paths
-from firstline_edge.samples import sample_input
+from firstline_edge.samples import median_ms
 from firstline_edge.settings import EdgeSettings
 
 _RUNS = 20
@@ -36,7 +34,8 @@ def model_findings(settings: EdgeSettings) -> list[Finding]:
         try:
             bundle = open_bundle(path)
         except FirstlineError as error:
-            findings.append(from_error(f"bundle {path.name}", error.message))
+            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
+            findings.append(from_error(f"bundle {path.name}", error.message, advice))
             continue
         findings += _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
     return findings
@@ -56,7 +55,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
     for model in manifest.edge:
         subject = f"{name} {model.id}"
         try:
-            p50_ms, provider = _measure(bundle, model, options)
+            p50_ms, provider = _pace(bundle, model, options)
         except FirstlineError as error:
             findings.append(from_error(subject, error.message, _INSTALL[model.runtime]))
             continue
@@ -82,18 +81,11 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
     return findings
 
 
-def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:
+def _pace(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:
     """Median milliseconds of one row (None where no row is typical), and what runs it."""
     loaded = load_model(bundle, model, options)
     try:
-        tensor = sample_input(bundle.manifest, loaded)
-        if tensor is None:
-            return None, loaded.runtime.provider
-        spent_ms = []
-        for _ in range(_RUNS):
-            started_s = time.perf_counter()
-            loaded.predict(tensor)
-            spent_ms.append((time.perf_counter() - started_s) * 1000)
-        return statistics.median(spent_ms), loaded.runtime.provider
+        measured = median_ms(bundle.manifest, loaded, loaded.predict, _RUNS)
+        return measured and measured[0], loaded.runtime.provider
     finally:
         loaded.close()

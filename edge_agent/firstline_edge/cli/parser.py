@@ -13,11 +13,13 @@ USAGE = 2
 
 _EPILOG = """\
 exit codes:
-  0  done; `run` ends with it after SIGTERM or SIGINT
+  0  done; `run` ends with it after SIGTERM or SIGINT, also while it starts
   1  it could not be done: the port is taken, no agent answers, no such request, doctor found something missing
   2  the command line or the configuration makes no sense; one sentence on stderr says why
+  130  another command than `run` was interrupted with Ctrl-C
 
-every setting can also come from the environment: FIRSTLINE_EDGE_SECTION__KEY, e.g. FIRSTLINE_EDGE_API__PORT=9000
+every setting can also come from the environment, FIRSTLINE_EDGE_SECTION__KEY, e.g. FIRSTLINE_EDGE_API__PORT=9000,
+and from a flag, which wins: --set api.port=9000; lists are JSON: --set 'models.directories=["/var/lib/models"]'
 """
 
 
@@ -45,6 +47,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _override(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or ("." not in key.strip(".") and key != "links"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not SECTION.KEY=VALUE, such as api.port=9000")
+    return key.strip(), value
+
+
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, purpose: str
 ) -> argparse.ArgumentParser:
@@ -56,5 +65,14 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it every default holds")
+    command.add_argument(
+        "--set",
+        dest="overrides",
+        type=_override,
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="one setting, over file and environment; may be repeated",
+    )
     command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
     return command

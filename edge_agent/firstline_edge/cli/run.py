@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
@@ -23,8 +22,11 @@ def command(arguments: argparse.Namespace) -> int:
         else:
             say(f"listening on {url}")
 
+    overrides = dict(arguments.overrides)
+    if arguments.port is not None:
+        overrides["api.port"] = arguments.port
     try:
-        settings = load(arguments.config, overrides={"api.port": arguments.port})
+        settings = load(arguments.config, overrides=overrides)
         logs.configure(settings.log.level, settings.log.format)
         asyncio.run(serve(settings, ready))
     except ConfigError as error:
@@ -34,16 +36,6 @@ def command(arguments: argparse.Namespace) -> int:
         complain(error.message)
         return FAILED
     except OSError as error:
-        complain(_address_problem(error, f"{settings.api.host}:{settings.api.port}"))
+        complain(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED
     return OK
-
-
-def _address_problem(error: OSError, address: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"{address} is in use by another program; stop it, or choose a port with --port (0 lets the system)."
-    if error.errno == errno.EACCES:
-        return f"{address} may not be used by this user; choose a port above 1023 with --port."
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{address} is not an address of this machine; correct api.host."
-    return f"The agent stopped: {error}."

@@ -14,7 +14,7 @@ from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.secrets_file import first_token
 from firstline_edge.settings import EdgeSettings, load
-from firstline_edge.state import url_path
+from firstline_edge.state import is_in_use, url_path
 
 _TIMEOUT_S = 5.0
 
@@ -22,12 +22,19 @@ _TIMEOUT_S = 5.0
 def command(arguments: argparse.Namespace) -> int:
     """Prints how the running agent is."""
     try:
-        settings = load(arguments.config)
+        settings = load(arguments.config, overrides=dict(arguments.overrides))
         token = first_token(settings.api.token_file, "api.token_file")
     except ConfigError as error:
         complain(error.message)
         return USAGE
-    url = arguments.url or address_of(settings)
+    try:
+        url = arguments.url or address_of(settings)
+    except OSError as error:
+        complain(f"{settings.state_dir} cannot be read: {error.strerror}; run this as the agent's user, or use --url.")
+        return FAILED
+    if url is None:
+        complain(f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url.")
+        return FAILED
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         response = httpx.get(f"{url}/firstline/v1/status", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
@@ -37,21 +44,34 @@ def command(arguments: argparse.Namespace) -> int:
     if response.status_code != 200:
         complain(f"{url}: {error_from(response.status_code, response.content).message}")
         return FAILED
-    found = orjson.loads(response.content)
+    try:
+        found = orjson.loads(response.content)
+        lines = describe(url, found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        complain(f"What answers at {url} is no edge agent, or one of another version; name yours with --url.")
+        return FAILED
     if arguments.output == "json":
         say_json({"url": url, **found})
     else:
-        for line in describe(url, found):
+        for line in lines:
             say(line)
     return OK
 
 
-def address_of(settings: EdgeSettings) -> str:
-    """Where the agent of these settings listens: as it noted itself, or as configured."""
-    try:
-        return url_path(settings.state_dir).read_text().strip()
-    except OSError:
-        return f"http://{settings.api.host}:{settings.api.port}"
+def address_of(settings: EdgeSettings) -> str | None:
+    """Where the agent of these settings listens, as it noted itself, or as configured; None where none runs.
+
+    A note may be left of an agent that was killed, and its port be somebody else's by now: the token must not go
+    there. Only the state directory's lock ends with the process.
+
+    Raises:
+        OSError: this user may not look.
+    """
+    if not is_in_use(settings.state_dir):
+        return None
+    noted = url_path(settings.state_dir)
+    configured = f"http://{settings.api.host}:{settings.api.port}"
+    return (noted.read_text().strip() if noted.exists() else "") or configured
 
 
 def describe(url: str, status: dict[str, Any]) -> list[str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import http.server
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from support.agent import DIGITS
 from support.broker import free_port
 
 from firstline_edge.__main__ import main
-from firstline_edge.cli import machine
+from firstline_edge.cli import checks, machine
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.status import describe as describe_status
@@ -65,6 +70,8 @@ def test_explain_tells_a_story() -> None:
     assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
     (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
     assert "did not come in time" in expired
+    (strange,) = describe({"request_id": "r"})
+    assert strange.startswith('{"request_id": "r"}') and "did not write this line" in strange
     (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error"})
     assert "refused to correct it" in refused
 
@@ -95,6 +102,32 @@ def test_status_without_an_agent(
 ) -> None:
     assert run(monkeypatch, "status", "--config", str(config)) == 1
     assert "start it with `edge-agent run`" in capsys.readouterr().err
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Something else that answers 200."""
+
+    body = b"<html>hello</html>"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"ready": true}'])
+def test_status_of_something_else(
+    body: bytes, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Stranger, "body", body)
+    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert run(monkeypatch, "status", "--config", str(config), "--url", url) == 1
+    assert "is no edge agent" in capsys.readouterr().err
 
 
 def test_status_in_words() -> None:
@@ -163,6 +196,53 @@ class TestDoctor:
         assert found[f"links[0] http 127.0.0.1:{http}"]["advice"].startswith("start the gateway")
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
+
+    def test_what_run_refuses_is_missing(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tokens = tmp_path / "tokens"
+        tokens.touch(mode=0o600)
+        bundle = tmp_path / "bundle"
+        shutil.copytree(DIGITS, bundle)
+        damaged = next(bundle.glob("*.onnx"))
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
+        config.write_text(config.read_text().replace(str(DIGITS), str(bundle)) + 'token_file = "tokens"\n')
+        code, found = self.findings(config, monkeypatch, capsys)
+        assert code == 1
+        assert found["api.token_file"]["state"] == "missing"
+        assert "holds no token" in found["api.token_file"]["detail"]
+        assert found["bundle bundle"]["advice"] == f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {bundle}/"
+
+    @pytest.mark.parametrize(
+        ("number", "advice"),
+        [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
+    )
+    def test_a_disk_that_refuses_is_met_with_what_helps(
+        self,
+        number: int,
+        advice: str,
+        config: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def refuse(_folder: Path) -> float:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(checks, "_fsync_ms", refuse)
+        _, found = self.findings(config, monkeypatch, capsys)
+        assert found["state directory"]["state"] == "missing" and advice in found["state directory"]["advice"]
+
+    def test_what_is_held_already_is_not_asked_for_again(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        outbox = tmp_path / "state" / "outbox"
+        outbox.mkdir(parents=True, mode=0o700)
+        _, before = self.findings(config, monkeypatch, capsys)
+        assert before["disk space"]["detail"].endswith("may grow by 576")
+        with (outbox / "outbox.db").open("wb") as file:
+            file.truncate(100 << 20)
+        _, after = self.findings(config, monkeypatch, capsys)
+        assert after["disk space"]["detail"].endswith("may grow by 476")
 
     def test_a_32_bit_system_is_told_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine.struct, "calcsize", lambda _: 4)

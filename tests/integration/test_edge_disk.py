@@ -1,0 +1,125 @@
+"""A device whose disk is full: it starts, answers, promises nothing, says so, and recovers by itself."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.agent import DIGITS, edge_settings
+from support.broker import free_port
+from support.disk import SmallDisk, small_disk
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.types import InferResponse, Reason, Status
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.disk_cache import DiskCache
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as found:
+        yield found
+
+
+def picture() -> bytes:
+    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
+        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
+
+
+def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
+    assert response.answer is not None
+    return response.answer.status, response.answer.reason, response.answer.durable
+
+
+async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> None:
+    clock = SimulatedClock()
+    links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+    settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0, cache__ttl_s=1e6)
+    async with EdgeAgent(settings, clock=clock) as agent:
+        first = await agent.infer_file("digits", picture())
+        assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+    disk.fill()
+    async with EdgeAgent(settings, clock=clock) as agent:
+        assert summary(await agent.infer_file("digits", picture())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
+        messages = [found["message"] for found in agent.status()["problems"]]
+        assert len(messages) == 2 and all("Free space" in message for message in messages)
+
+        disk.free()
+        await clock.advance(61)
+        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+        assert agent.status()["problems"] == []
+        assert agent.outbox.depth == 2  # the promise from before is still there
+    assert not (disk.path / "state" / "cache.broken").exists()
+
+
+def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f'[agent]\nstate_dir = "{disk.path}/state"\n[models]\ndirectories = ["{DIGITS}"]\n')
+    (disk.path / "state").mkdir()
+    disk.fill()
+    log = tmp_path / "stderr"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        for _ in range(3):
+            reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=picture(), trust_env=False)
+            assert reply.status_code == 200
+        problems = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"]
+        assert {Path(found["path"]).name for found in problems} == {"cache", "outbox.db"}
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+    said = log.read_text()
+    assert process.returncode == 0 and "Traceback" not in said
+    assert said.count("cannot use the cache on disk") == said.count("the disk refuses the outbox") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_left_where_it_is(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    directory = tmp_path / "cache"
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=clock)
+    cache.put(b"k" * 32, b"good")
+    cache.close()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=clock)
+        cache.put(b"n" * 32, b"new")
+        problem = cache.problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "The disk refuses the result cache" in problem
+    clock._now_s += 61
+    found = cache.get(b"k" * 32)
+    assert found is not None and found[0] == b"good"
+    cache.put(b"n" * 32, b"new")
+    assert cache.problem == ""
+    cache.close()
+    assert not (tmp_path / "cache.broken").exists()
+
+
+def test_a_cache_that_cannot_be_moved_aside_is_done_without(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    (directory / "cache.db").write_bytes(b"this is no database" * 1000)
+    aside = tmp_path / "cache.broken"
+    aside.write_text("a file, which no directory can replace")
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    assert cache.get(b"k") is None
+    cache.put(b"k", b"v")
+    assert "The disk refuses" in cache.problem
+    cache.close()
