@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +26,12 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
-from firstline_edge import rows
+from firstline_edge import report, rows
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions, Trail
 from firstline_edge.disk_cache import DiskCache
 from firstline_edge.links.chain import LinkChain
-from firstline_edge.models import Models, open_models
+from firstline_edge.models import HeldModel, Models, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
@@ -123,7 +123,7 @@ class EdgeAgent:
         self.outbox = PatientOutbox(self._open_outbox, clock)
         resources.callback(self.outbox.close)
 
-        self.links: Links = await open_links(settings, self._birth, self.limits, clock)
+        self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
         resources.push_async_callback(self.links.close)
 
         self._cascade = Cascade(
@@ -142,7 +142,7 @@ class EdgeAgent:
         resources.push_async_callback(self._cascade.close)
         task = asyncio.create_task(self._deliver(), name="delivery")
         resources.push_async_callback(_cancelled, task)
-        self._gauges()
+        report.add_gauges(self)
         self._ready = True
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -234,36 +234,12 @@ class EdgeAgent:
         return held.manifest.labels if held is not None else ()
 
     def status(self) -> dict[str, Any]:
-        """How the agent is, for people and for programs. No secret, no payload."""
-        return {
-            "device_id": self.settings.device_id,
-            "version": self.server_version,
-            "ready": self.ready(),
-            "uptime_s": round(self._clock.monotonic_s() - self._started_s, 1),
-            "models": [
-                {
-                    "name": held.manifest.name,
-                    "version": held.version,
-                    "edge": held.edge.loaded.model.id if held.edge is not None else None,
-                    "provider": held.edge.loaded.runtime.provider if held.edge is not None else None,
-                    "row_ms": round(held.edge.row_ms, 3) if held.edge is not None else None,
-                    "threshold": self._cascade.threshold(held),
-                    "model_digest": held.edge.loaded.digest if held.edge is not None else None,
-                    "full_model_digest": held.manifest.full_digest or None,
-                    "problem": held.problem or None,
-                }
-                for held in self.models.all
-            ],
-            "problems": [{"path": str(path), "message": message} for path, message in self._problems()],
-            "links": dict(self.links.states()),
-            "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
-            "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
-        }
+        """How the agent is, see `report.py`."""
+        return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
-    def _problems(self) -> list[tuple[Path, str]]:
-        found = [(problem.path, problem.message) for problem in self.models.problems]
-        found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
-        return [(path, message) for path, message in found if message]
+    def threshold(self, held: HeldModel) -> float:
+        """The score from which an edge answer of this model is kept."""
+        return self._cascade.threshold(held)
 
     def _open_outbox(self) -> Outbox:
         announcing = any(link.kind == "mqtt" for link in self.settings.links)
@@ -287,40 +263,14 @@ class EdgeAgent:
                 announcer = Announcer(outbox, self.links, self._clock, rng)
                 tasks.create_task(announcer.run(), name="announcer")
 
-    def _birth(self) -> dict[str, object]:
-        """What the broker keeps of this device: which models it runs."""
-        return {
-            "agent_version": self.server_version,
-            "models": [
-                {
-                    "name": held.manifest.name,
-                    "version": held.version,
-                    "model_digest": held.edge.loaded.digest if held.edge is not None else None,
-                    "full_model_digest": held.manifest.full_digest or None,
-                }
-                for held in self.models.all
-            ],
-        }
-
     def _threshold(self, request: InferRequest) -> float | None:
         held = self.models.find(request.model, request.version)
-        return self._cascade.threshold(held) if held is not None else None
+        return self.threshold(held) if held is not None else None
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({held.manifest.name for held in self.models.all})) or "none"
         wanted = shown(model) + (f" in version {shown(version)}" if version else "")
         return UnknownModelError(f"This device holds no model {wanted}; it holds: {names}.")
-
-    def _gauges(self) -> None:
-        gauges: Mapping[str, tuple[str, Any]] = {
-            "outbox_items": ("Promised corrections that are still to come.", lambda: self.outbox.depth),
-            "outbox_bytes": ("Payload in the outbox.", lambda: self.outbox.size_bytes),
-            "cache_entries": ("Results in the cache's memory front.", lambda: len(self.cache)),
-            "cache_bytes": ("Size of the cache's memory front.", lambda: self.cache.size_bytes),
-            "link_available": ("1 while a link to a gateway may be used.", lambda: float(self.links.available)),
-        }
-        for name, (description, read) in gauges.items():
-            self.metrics.gauge(name, description, read)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
