@@ -62,6 +62,15 @@ def make_certificate(key: Path, certificate: Path) -> None:
     subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
 
 
+async def test_what_a_packet_cannot_carry_is_refused_in_a_sentence(mosquitto: Broker) -> None:
+    async with connected(settings(mosquitto)) as client:
+        with pytest.raises(errors.ProtocolError, match="'a' cannot be published"):
+            await client.publish(Publication("a", b"", expiry_s=2**32))
+        assert client._connection is not None
+        assert not client._connection._paho._out_messages
+        await client.publish(Publication("a", b"", expiry_s=2**32 - 1))
+
+
 async def test_everything_of_a_publication_arrives(mosquitto: Broker) -> None:
     got: list[Message] = []
     async with connected(settings(mosquitto)) as client:

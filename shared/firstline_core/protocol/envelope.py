@@ -38,6 +38,8 @@ TRACEPARENT = "traceparent"
 
 OK = "ok"
 
+_EXPIRY_MAX_S = 0xFFFF_FFFF  # four bytes (MQTT 5, section 3.3.2.3.3)
+
 
 def request_publication(
     request: InferRequest,
@@ -61,6 +63,8 @@ def request_publication(
     Raises:
         InvalidTensorError: an input that V2 cannot carry.
     """
+    if request.deadline_s is not None:
+        request = replace(request, deadline_s=min(request.deadline_s, now_s + _EXPIRY_MAX_S))
     encoded = encode_request(request, binary=True, now_s=now_s)
     properties = _properties(encoded, traceparent)
     expiry_s = None

@@ -43,6 +43,8 @@ _BY_STATUS: dict[int, type[FirstlineError]] = {
 }
 
 _MESSAGE_CHARS = 1000
+# A server that asks for more means "not today"; and whoever passes it on must be able to write it.
+_RETRY_AFTER_MAX_S = 86_400.0
 
 
 def status_of(error: FirstlineError) -> int:
@@ -78,7 +80,7 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
     Args:
         status: any but 2xx.
         body: read as `error_body` wrote it, where it is one.
-        headers: for Retry-After, in seconds; its date form is passed over.
+        headers: for Retry-After, in seconds, at most a day; its date form is passed over.
     """
     try:
         said = orjson.loads(body)
@@ -91,9 +93,9 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
         message = f"The server answered with HTTP status {status} and no reason."
     retry_after_s: float | None = None
     if isinstance(wait_s, int | float) and not isinstance(wait_s, bool) and wait_s >= 0:
-        retry_after_s = float(wait_s)
+        retry_after_s = min(float(wait_s), _RETRY_AFTER_MAX_S)
     elif (after := header(headers or {}, RETRY_AFTER)) is not None and after.isascii() and after.isdigit():
-        retry_after_s = float(after)
+        retry_after_s = min(float(after), _RETRY_AFTER_MAX_S)
     kind = errors.BY_CODE.get(code) if isinstance(code, str) else None
     return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
 

@@ -12,6 +12,7 @@ from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import first_of
 
 __all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
 
@@ -207,12 +208,7 @@ class MqttClient:
     async def _pause(self, seconds: float) -> None:
         """Until the time is over, or somebody calls `connect`."""
         self._hurry.clear()
-        waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._hurry.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await first_of(self._clock.sleep(seconds), self._hurry.wait())
 
     async def _establish(self, connection: Connection) -> None:
         await connection.open()

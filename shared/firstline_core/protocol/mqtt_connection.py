@@ -124,12 +124,12 @@ class Connection:
         if not self.alive:
             raise self._not_connected()
         properties = _properties_of(publication, PacketTypes.PUBLISH)
-        self._check_size(publication, properties)
         try:
+            self._check_size(publication, properties)
             info = self._paho.publish(
                 publication.topic, publication.payload, publication.qos, publication.retain, properties
             )
-        except ValueError as error:
+        except (ValueError, struct.error) as error:
             raise ProtocolError(f"'{publication.topic}' cannot be published: {error}.") from error
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             raise QueueFullError(f"{_IN_FLIGHT} publications wait for the MQTT broker at {self._settings.address}.")
@@ -359,9 +359,10 @@ class Connection:
         return LinkDownError(f"Not connected to the MQTT broker at {self._settings.address}.")
 
     def _check_size(self, publication: Publication, properties: Properties) -> None:
+        # Packed in any case: paho, which keeps what it was given, must not be the one to find what cannot be packed.
+        size_bytes = len(publication.payload) + len(publication.topic.encode()) + len(properties.pack())  # type: ignore[no-untyped-call]
         if self._maximum_packet_bytes is None:
             return
-        size_bytes = len(publication.payload) + len(publication.topic.encode()) + len(properties.pack())  # type: ignore[no-untyped-call]
         size_bytes += _PACKET_OVERHEAD_BYTES
         if size_bytes > self._maximum_packet_bytes:
             raise PayloadTooLargeError(

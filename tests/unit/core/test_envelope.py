@@ -51,6 +51,14 @@ def test_time_spent_with_the_broker_counts() -> None:
     assert read.deadline_s == 10.0
 
 
+@pytest.mark.parametrize("deadline_s", [1e10, 1e300, float("inf")])
+def test_a_deadline_beyond_all_reason_still_fits_its_four_bytes(deadline_s: float) -> None:
+    publication = published(request(deadline_s=deadline_s))
+    assert publication.expiry_s == 2**32 - 1
+    read = envelope.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
+    assert read.deadline_s is not None
+
+
 def test_no_deadline_is_none() -> None:
     publication = published(request())
     assert publication.expiry_s is None

@@ -81,10 +81,25 @@ def test_without_our_code_the_status_decides(status: int, kind: type[FirstlineEr
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"), [("7", 7.0), (" 7 ", 7.0), ("-7", None), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("²", None)]
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("-7", None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("²", None),
+        ("2592000", 86_400.0),
+        ("9" * 400, 86_400.0),
+    ],
 )
 def test_retry_after_of_another_server(value: str, seconds: float | None) -> None:
     assert error_from(503, b"", {"retry-after": value}).retry_after_s == seconds
+
+
+def test_a_wait_beyond_all_reason_can_be_passed_on() -> None:
+    for said in (b'{"retry_after_s": 1e308}', b'{"retry_after_s": 99999999999999999}'):
+        assert error_reply(error_from(503, said)).headers["Retry-After"] == "86400"
+    assert error_reply(error_from(503, b"<html>", {"Retry-After": "9" * 400})).headers["Retry-After"] == "86400"
 
 
 def test_a_long_message_is_cut() -> None:
