@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -197,7 +198,7 @@ def check(settings: EdgeSettings) -> None:
     """What one key alone cannot say.
 
     Raises:
-        ConfigError: an open address without tokens, or a link without an address.
+        ConfigError: an open address without tokens, a link without an address, or a certificate without TLS.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
@@ -210,12 +211,40 @@ def check(settings: EdgeSettings) -> None:
             f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
         )
     for number, link in enumerate(settings.links):
-        if link.kind == "http" and not link.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"links[{number}].url is '{link.url}'; an http link needs a URL such as https://HOST:PORT."
-            )
-        if link.kind == "mqtt" and not link.host:
-            raise ConfigError(f"links[{number}].host is empty; an mqtt link needs the broker's host.")
+        if link.kind == "http":
+            _check_http(f"links[{number}]", link)
+        else:
+            _check_mqtt(f"links[{number}]", link)
+
+
+def _check_http(where: str, link: LinkSection) -> None:
+    if not _is_url(link.url):
+        raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
+    if link.proxy and not _is_url(link.proxy):
+        raise ConfigError(f"{where}.proxy is '{link.proxy}'; name the proxy as http://HOST:PORT, or leave it out.")
+
+
+def _check_mqtt(where: str, link: LinkSection) -> None:
+    if not link.host:
+        raise ConfigError(f"{where}.host is empty; an mqtt link needs the broker's host.")
+    if link.tls_key_file and not link.tls_certificate_file:
+        raise ConfigError(f"{where}.tls_key_file is named without its tls_certificate_file; name both.")
+    if link.tls_certificate_file and not link.tls_ca_file:
+        raise ConfigError(
+            f"{where}.tls_certificate_file is named but tls_ca_file is empty, so the link would not use TLS; name the "
+            'authorities to trust, or "system" for the usual ones.'
+        )
+
+
+def _is_url(text: str) -> bool:
+    """Whether it says how a host is reached over HTTP, and nothing that a path could not follow."""
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port != 0  # reading it raises, where it is none
+    except ValueError:
+        return False
+    plain = text.isprintable() and " " not in text and "?" not in text and "#" not in text
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port and plain
 
 
 def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.mqtt_messages import MqttSettings
+from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
@@ -133,25 +135,39 @@ def make_mqtt_link(
         ConfigError: see `open_links`.
     """
     # paho is 6 MB of memory, which a device that speaks HTTP alone need not spend.
-    from firstline_core.protocol.mqtt import MqttSettings
     from firstline_edge.links.mqtt import MqttLink
 
     return MqttLink(
-        MqttSettings(
-            host=section.host,
-            port=section.port,
-            client_id=f"firstline-edge-{settings.device_id}",
-            username=section.username,
-            password=read_secret(section.password_file, "links.password_file"),
-            tls_ca_file=_path(section.tls_ca_file),
-            tls_certificate_file=_path(section.tls_certificate_file),
-            tls_key_file=_path(section.tls_key_file),
-        ),
+        mqtt_settings(section, f"firstline-edge-{settings.device_id}"),
         Topics(settings.device_id, section.topic_prefix),
         birth=birth,
         clock=clock,
         limits=limits,
     )
+
+
+def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
+    """How to reach the link's broker.
+
+    Args:
+        section: of an MQTT link.
+        client_id: the broker ends an older connection of the same one.
+
+    Raises:
+        ConfigError: a certificate or a secret that cannot be used.
+    """
+    found = MqttSettings(
+        host=section.host,
+        port=section.port,
+        client_id=client_id,
+        username=section.username,
+        password=read_secret(section.password_file, "links.password_file"),
+        tls_ca_file=_path(section.tls_ca_file),
+        tls_certificate_file=_path(section.tls_certificate_file),
+        tls_key_file=_path(section.tls_key_file),
+    )
+    tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
+    return found
 
 
 def _path(file: str) -> Path | None:

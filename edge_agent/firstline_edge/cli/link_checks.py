@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import statistics
 import time
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, RemoteTimeoutError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.mqtt_messages import Publication
+from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.links.base import Link
 from firstline_edge.settings import EdgeSettings, LinkSection
-from firstline_edge.wiring import make_http_link, make_mqtt_link
+from firstline_edge.wiring import make_http_link, mqtt_settings
 
 _PROBES = 5
 _TIMEOUT_S = 3.0
@@ -34,19 +37,62 @@ async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | 
     for number, section in enumerate(settings.links):
         host, port = _address(section)
         subject = f"links[{number}] {section.kind} {host}:{port}"
+        try:
+            far_side = _far_side(section, settings)
+        except ConfigError as error:  # what `run` would refuse
+            findings.append(from_error(subject, error.message))
+            continue
         failure = await _unreachable(subject, section, host, port)
         if failure is not None:
             findings.append(failure)
             continue
-        try:
-            findings.append(await _probed(subject, section, settings))
-            if section.kind == "http":
-                authorised, seen_s = await _authorised(f"{subject} token", section)
-                findings.append(authorised)
-                offset_s = seen_s if seen_s is not None else offset_s
-        except ConfigError as error:
-            findings.append(from_error(subject, error.message))
+        findings.append(await _probed(subject, far_side, settings))
+        if section.kind == "http":
+            authorised, seen_s = await _authorised(f"{subject} token", section)
+            findings.append(authorised)
+            offset_s = seen_s if seen_s is not None else offset_s
     return findings, offset_s
+
+
+class _FarSide(Protocol):
+    """Whom doctor calls on."""
+
+    async def probe(self, timeout_s: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class _Visitor:
+    """A connection to the broker that is not the agent's: under a name of its own, and the broker keeps nothing of it.
+
+    Raises:
+        ConfigError: see `wiring.mqtt_settings`.
+    """
+
+    def __init__(self, section: LinkSection, device_id: str) -> None:
+        from firstline_core.protocol.mqtt import MqttClient
+
+        self._topics = Topics(device_id, section.topic_prefix)
+        name = f"firstline-doctor-{device_id}-{secrets.token_hex(4)}"
+        self._client = MqttClient(mqtt_settings(section, name))
+
+    async def probe(self, timeout_s: float) -> None:
+        """One round trip: a publication that the device may make, acknowledged by the broker."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.connect(timeout_s)
+                await self._client.publish(Publication(self._topics.telemetry, b'{"event": "doctor"}', expiry_s=1))
+        except TimeoutError as error:
+            raise RemoteTimeoutError("The MQTT broker is silent.") from error
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _far_side(section: LinkSection, settings: EdgeSettings) -> _FarSide:
+    if section.kind == "http":
+        return make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK)
+    return _Visitor(section, settings.device_id)
 
 
 def _address(section: LinkSection) -> tuple[str, int]:
@@ -79,15 +125,9 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
     return None
 
 
-async def _probed(subject: str, section: LinkSection, settings: EdgeSettings) -> Finding:
+async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Finding:
     """Whether the far side is the right one, and the median round trip."""
-    link: Link
-    if section.kind == "http":
-        link = make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK)
-    else:
-        link = make_mqtt_link(section, settings, dict, DEFAULT_LIMITS, SYSTEM_CLOCK)
     try:
-        await link.start()
         await link.probe(_TIMEOUT_S)  # the first one connects
         spent_ms = []
         for _ in range(_PROBES):
@@ -120,7 +160,10 @@ async def _authorised(subject: str, section: LinkSection) -> tuple[Finding, floa
     except (httpx.HTTPError, OSError) as error:
         return from_error(subject, f"the gateway did not answer: {error}"), None
     date = response.headers.get("date")
-    offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
+    try:
+        offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
+    except ValueError:  # not a date
+        offset_s = None
     if response.status_code in (401, 403):
         said = "is refused" if token else "is missing, and the gateway wants one"
         return (

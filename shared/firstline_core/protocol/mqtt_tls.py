@@ -12,9 +12,14 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """None where the settings ask for no TLS.
 
     Raises:
-        ConfigError: a file that cannot be used.
+        ConfigError: a file that cannot be used, or a certificate without TLS to show it in.
     """
     if settings.tls_ca_file is None:
+        if settings.tls_certificate_file is not None or settings.tls_key_file is not None:
+            raise ConfigError(
+                "The MQTT connection has a certificate or key but no tls_ca_file, so it would not be encrypted; name "
+                'the authorities to trust, or "system" for the machine\'s own.'
+            )
         return None
     system = str(settings.tls_ca_file) == "system"
     try:

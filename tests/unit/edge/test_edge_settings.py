@@ -59,7 +59,24 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
     [
         ({"api.host": "0.0.0.0"}, "api.host is 0.0.0.0.*api.token_file is empty"),
         ({"links": [{"kind": "http"}]}, r"links\[0\].url is ''"),
+        *(
+            ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is '.*'; an http link needs a URL such as")
+            for url in ("http://127.0.0.1:abc", "http://:80", "https://", "http://h:99999", "http://[::1", "ftp://h")
+        ),
+        *(
+            ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is ")
+            for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
+        ),
+        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is 'h:80'"),
         ({"links": [{"kind": "mqtt"}]}, r"links\[0\].host is empty"),
+        (
+            {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},
+            r"links\[0\].tls_certificate_file is named but tls_ca_file is empty",
+        ),
+        (
+            {"links": [{"kind": "mqtt", "host": "h", "tls_ca_file": "system", "tls_key_file": "k"}]},
+            r"links\[0\].tls_key_file is named without its tls_certificate_file",
+        ),
         ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
         ({"agent.device_id": "a/b"}, "device_id"),
         ({"policy.min_threshold": 1.5}, "min_threshold"),

@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.mqtt_messages import MqttSettings
+from firstline_core.protocol.mqtt_tls import tls_context
+
+
+def test_no_authorities_is_no_tls() -> None:
+    assert tls_context(MqttSettings("broker")) is None
+    assert tls_context(MqttSettings("broker", tls_ca_file=Path("system"))) is not None
+
+
+def test_a_certificate_is_never_silently_left_out() -> None:
+    for named in ({"tls_certificate_file": Path("a.pem")}, {"tls_key_file": Path("a.key")}):
+        with pytest.raises(ConfigError, match="tls_ca_file"):
+            tls_context(MqttSettings("broker", **named))
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.pem"):
+        tls_context(MqttSettings("broker", tls_ca_file=tmp_path / "absent.pem"))
