@@ -10,6 +10,7 @@ import asyncio
 import math
 import zlib
 from collections.abc import AsyncIterable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +33,10 @@ EXTENSIONS = ("binary_tensor_data",)
 
 # Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
 _INLINE_JSON_BYTES = 256 * 1024
+
+# One thread: parsing holds the interpreter's lock, so several would not be faster, and each would have its turn
+# before the event loop has.
+_DECODING = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
 T = TypeVar("T")
 
@@ -175,7 +180,7 @@ async def decoded(decode: Callable[[], T], headers: Mapping[str, str], json_byte
     """
     if json_bytes <= _INLINE_JSON_BYTES and header(headers, "Content-Encoding") is None:
         return decode()
-    return await asyncio.to_thread(decode)
+    return await asyncio.get_running_loop().run_in_executor(_DECODING, decode)
 
 
 async def infer_reply(

@@ -14,7 +14,7 @@ class Limits:
     Args:
         body_bytes: the whole body, after any Content-Encoding is undone.
         json_bytes: the JSON part. Parsed JSON takes up to 20 times its bytes, and its parsing stops every other
-            request for some 10 ms a MiB (the interpreter runs one thread at a time); binary tensors take neither.
+            request for some 20 ms a MiB at a time (the interpreter runs one thread); binary tensors take neither.
         elements: of all tensors of a message together.
         byte_elements: of all BYTES tensors together; each becomes an object of some 40 bytes.
         rows: of a request; its tensors' first axis.
