@@ -180,6 +180,18 @@ async def test_a_connection_lost_while_waiting_is_known_at_once_and_mended(mosqu
         await link.infer(request(), 5.0)
 
 
+async def test_whoever_started_it_is_told_of_a_loss(mosquitto: Broker) -> None:
+    lost = asyncio.Event()
+    link = MqttLink(settings(mosquitto, "cam-2"), Topics("cam-2"))
+    await link.start(lost.set)
+    await asyncio.wait_for(link.wait_connected(), 5)
+    mosquitto.kill()
+    await asyncio.wait_for(lost.wait(), 5)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(link.wait_connected(), 0.01)
+    await link.close()
+
+
 async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Broker, link: MqttLink) -> None:
     told: dict[str, tuple[bool, dict[str, object]]] = {}
 

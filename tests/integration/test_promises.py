@@ -1,0 +1,125 @@
+"""What an agent promised, over restarts, changed settings, and brokers that hang or go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from support.agent import edge_settings
+from support.broker import Broker, free_port
+from support.escalations import request, response
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.types import Status
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
+from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.wiring import open_links
+
+RESULTS = "firstline/v1/device-1/results"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(tmp_path: Path) -> None:
+    link = {"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}
+    asked = request()
+    async with EdgeAgent(edge_settings(tmp_path, links=[link])) as agent:
+        item = OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
+        await agent.outbox.put(item)
+    async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
+        await until(lambda: agent.outbox.depth == 0)
+        answer = (await agent.answer(asked.request_id)).answer
+    assert answer is not None
+    assert answer.status is Status.EXPIRED
+
+
+class House:
+    """An application that hears the corrections of one device."""
+
+    def __init__(self, broker: Broker, tmp_path: Path) -> None:
+        self.broker = broker
+        self.path = tmp_path / "outbox" / "outbox.db"
+        self.settings = edge_settings(
+            tmp_path / "state", links=[{"kind": "mqtt", "host": broker.host, "port": broker.port}]
+        )
+        self.heard: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        async def note(message: Message) -> None:
+            answer = envelope.read_response(message).answer
+            assert answer is not None
+            self.heard.append(answer.request_id)
+
+        application = MqttClient(MqttSettings(self.broker.host, self.broker.port, client_id="app", reconnect_max_s=0.2))
+        await application.subscribe(RESULTS, note)
+        await application.connect(5)
+        yield
+        await application.close()
+
+    @contextlib.asynccontextmanager
+    async def announcing(self) -> AsyncIterator[Outbox]:
+        outbox = Outbox(self.path, announcing=True)
+        links = await open_links(self.settings, dict, envelope.DEFAULT_LIMITS, SYSTEM_CLOCK)
+        patience = AnnouncerSettings(timeout_s=0.2, backoff_s=0.1, backoff_max_s=0.1)
+        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), patience)
+        task = asyncio.create_task(announcer.run())
+        await asyncio.wait_for(links.wait_connected(), 5)
+        yield outbox
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await links.close()
+        outbox.close()
+
+
+async def corrected(outbox: Outbox) -> str:
+    asked = request()
+    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
+    await outbox.finish(asked.request_id, response(asked))
+    return asked.request_id
+
+
+@pytest.fixture
+def house(mosquitto: Broker, tmp_path: Path) -> House:
+    return House(mosquitto, tmp_path)
+
+
+@pytest.mark.mosquitto
+async def test_a_correction_is_announced_after_a_broker_that_hung_and_one_that_was_killed(house: House) -> None:
+    process = house.broker._process
+    assert process is not None
+    async with house.announcing() as outbox:
+        async with house.listening():
+            process.send_signal(signal.SIGSTOP)
+            while_hung = await corrected(outbox)
+            await asyncio.sleep(0.5)  # longer than an announcement may take
+            assert house.heard == []
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: while_hung in house.heard)
+        house.broker.kill()
+        while_away = await corrected(outbox)
+        house.broker.start()
+        async with house.listening():
+            last = await corrected(outbox)
+            await until(lambda: {while_away, last} <= set(house.heard))
+
+
+@pytest.mark.mosquitto
+async def test_what_was_stored_before_a_kill_is_announced_after_the_restart(house: House) -> None:
+    outbox = Outbox(house.path, announcing=True)
+    before = await corrected(outbox)
+    outbox.close()
+    async with house.listening(), house.announcing():
+        await until(lambda: house.heard == [before])
