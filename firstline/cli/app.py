@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import bundle, evaluate
+from firstline.cli import bundle, certify, evaluate
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(bundle.app, name="bundle")
 app.command("evaluate")(evaluate.evaluate_bundle)
+app.command("certify")(certify.certify_scores)
 app.command("demo")(demo)
 
 

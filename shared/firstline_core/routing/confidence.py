@@ -79,3 +79,44 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
             f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
         )
     return _SCORES[kind](temper(probabilities, temperature))
+
+
+def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:
+    """Negative free energy T log sum exp(logits / T): large where the model has seen the like.
+
+    Liu et al. 2020, "Energy-based Out-of-distribution Detection", with the sign that makes higher mean keep. It needs
+    logits; a softmax has forgotten it.
+
+    Args:
+        logits: (n, classes).
+        temperature: above 0.
+
+    Returns:
+        (n,) float32, unbounded.
+    """
+    scaled = logits / np.float32(temperature)
+    highest = scaled.max(axis=-1)
+    summed = np.log(np.exp(scaled - highest[..., None]).sum(axis=-1))
+    found: Scores = (np.float32(temperature) * (highest + summed)).astype(np.float32)
+    return found
+
+
+def auroc(scores: NDArray[np.floating], failed: NDArray[np.bool_]) -> float | None:
+    """Area under the ROC curve of "a lower score fails": the chance that a failed row scores below one that did not.
+
+    By ranks (Mann and Whitney 1947); equal scores count one half.
+
+    Args:
+        scores: (n,), higher means keep.
+        failed: (n,), such as "edge disagrees with full".
+
+    Returns:
+        1 for a perfect order, 0.5 for a useless one; None where none failed, or all did.
+    """
+    bad = int(failed.sum())
+    good = len(failed) - bad
+    if not bad or not good:
+        return None
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[~failed].sum() - good * (good + 1) / 2) / (bad * good))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.routing.confidence import entropy, margin, max_probability, score, temper
+from firstline_core.routing.confidence import auroc, energy, entropy, margin, max_probability, score, temper
 
 ROWS = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]], np.float32)
 KINDS: Any = ["max_probability", "margin", "entropy"]
@@ -46,3 +46,18 @@ def test_a_row_that_is_no_number_scores_nan_and_harms_no_other(kind: Any, bad: f
 def test_what_is_no_matrix_of_classes_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidTensorError, match=r"\[rows, classes >= 2\]"):
         score("margin", np.ones(shape, np.float32))
+
+
+def test_energy_is_the_log_of_the_summed_exponentials() -> None:
+    logits = np.array([[1.0, 2.0, 3.0], [1000.0, 0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(energy(logits), [np.log(np.exp([1, 2, 3]).sum()), 1000], rtol=1e-6)
+    np.testing.assert_allclose(energy(logits, 2.0)[0], 2 * np.log(np.exp([0.5, 1, 1.5]).sum()), rtol=1e-6)
+
+
+def test_auroc_counts_pairs_and_half_of_ties() -> None:
+    random = np.random.default_rng(0)
+    scores, failed = random.integers(0, 6, 80) / 8, random.random(80) < 0.3
+    pairs = [(good > bad) + (good == bad) / 2 for good in scores[~failed] for bad in scores[failed]]
+    assert auroc(scores, failed) == pytest.approx(np.mean(pairs))
+    assert auroc(np.array([0.9, 0.1]), np.array([False, True])) == 1
+    assert auroc(scores, np.zeros(80, np.bool_)) is None

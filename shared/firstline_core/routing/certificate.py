@@ -1,0 +1,220 @@
+"""The certificate: the loosest threshold whose risk among kept answers is at most epsilon, with confidence 1 - delta.
+
+An answer is kept if and only if its score is at least the threshold. The risk is that of kept answers alone: the mean
+loss of an answer, given that it is kept. Rows must be exchangeable with what will come: drawn from it at random, and
+none used before to choose model, score or temperature.
+
+Hypotheses are "the risk at this threshold is above epsilon", one for every number, from strict to loose. Thresholds
+between two neighbouring scores keep the same rows, so that each score that occurs stands for all down to the next one,
+and rows of equal score are kept or dropped together. Given how many rows a threshold keeps, the errors among them are
+binomial, which makes Clopper-Pearson exact (`binomial.py`). `fallback.py` bounds the error of testing so many.
+
+Testing cannot begin at the strictest threshold, which keeps one row and shows nothing. Where it begins must not depend
+on the losses tested, nor on epsilon and delta. Taken from a selection part (or given), the starts are fixed numbers
+and the guarantee holds for any score. Without one they are where fixed shares of the rows are kept; the guarantee is
+then exact if, from the threshold on where the risk first exceeds epsilon, looser ones are no less risky.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from firstline_core.errors import ConfigError
+from firstline_core.routing import binomial, bounds
+from firstline_core.routing.fallback import last_rejected
+
+Floats = NDArray[np.float64]
+
+START_SHARES = ((0.05, 0.08), (0.2, 0.86), (0.5, 0.03), (1.0, 0.03))
+"""(share of the rows kept, share of delta). Most of delta begins at 20 % kept, which wins most on real pairs; the rest
+is for edge models that are good on few answers only, or on nearly all of them."""
+
+_BETTING_ROWS = 5000  # beyond, betting takes long, and Hoeffding-Bentkus shows nearly as much
+
+
+class Start(NamedTuple):
+    """Testing begins here, with this share of delta."""
+
+    threshold: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What the rows prove.
+
+    Attributes:
+        threshold: the loosest certified one, half-way to the next lower score; None where none is.
+        kept: share of the `n` rows with a score of at least the threshold.
+        risk_upper: upper confidence bound of the risk at the threshold, at the level at which it was tested; at most
+            epsilon. None where nothing is certified.
+        n: rows that were certified on.
+        n_needed: where nothing is certified, the fewest more rows that some start would have to keep, none of them
+            wrong, to be certified. 0 where a threshold is.
+    """
+
+    certified: bool
+    threshold: float | None
+    kept: float
+    risk_upper: float | None
+    n: int
+    n_needed: int
+
+
+def certify(
+    scores: ArrayLike,
+    losses: ArrayLike,
+    epsilon: float,
+    delta: float,
+    *,
+    select_fraction: float = 0.0,
+    seed: int = 0,
+    starts: Sequence[Start] | None = None,
+) -> Certificate:
+    """Finds the loosest threshold that the rows certify.
+
+    Losses of 0 and 1 are tested exactly; others by betting, or by Hoeffding-Bentkus where there are many.
+
+    Args:
+        scores: (n,), higher means keep; NaN is never kept.
+        losses: (n,) in [0, 1]: what a kept answer costs.
+        epsilon: the risk promised, above 0 and below 1.
+        delta: probability that the promise is wrong, above 0 and below 1.
+        select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
+        seed: of the split, and of the order in which bets are placed.
+        starts: instead of a selection part; they must not come from these rows.
+
+    Raises:
+        ConfigError: arguments out of range, or of different lengths.
+    """
+    sure, lost = _checked(scores, losses, epsilon, delta)
+    if select_fraction:
+        check_share("the selection fraction", select_fraction)
+        selection, rest = split(len(sure), select_fraction, seed)
+        starts = starts_at(sure[selection]) if starts is None else starts
+        sure, lost = sure[rest], lost[rest]
+    if starts is None:
+        starts = starts_at(sure)
+    return _certify(sure, lost, epsilon, delta, sorted(starts, reverse=True), seed=seed)
+
+
+def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Positions of the selection part and of the certification part: a random partition, each in ascending order."""
+    order = np.random.default_rng(seed).permutation(n)
+    cut = round(n * fraction)
+    return np.sort(order[:cut]), np.sort(order[cut:])
+
+
+def starts_at(scores: ArrayLike, shares: Sequence[tuple[float, float]] = START_SHARES) -> tuple[Start, ...]:
+    """The thresholds that keep these shares of the rows, or more where scores tie.
+
+    Args:
+        scores: (n,); NaN counts as a row that is never kept.
+        shares: (share of the rows kept, share of delta); those of delta add up where thresholds fall together.
+    """
+    found = np.asarray(scores, np.float64)
+    descending = np.sort(found[~np.isnan(found)])[::-1]
+    at: dict[float, float] = {}
+    if descending.size:
+        for kept, share in shares:
+            position = min(math.ceil(kept * len(found)), len(descending)) - 1
+            threshold = float(descending[max(position, 0)])
+            at[threshold] = at.get(threshold, 0.0) + share
+    return tuple(Start(threshold, min(share, 1.0)) for threshold, share in at.items())
+
+
+def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
+    sure, lost = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
+    if sure.ndim != 1 or sure.shape != lost.shape:
+        raise ConfigError(
+            f"Scores of shape {list(sure.shape)} and losses of shape {list(lost.shape)} are not one each a row."
+        )
+    inside = (lost >= 0) & (lost <= 1)
+    if not inside.all():
+        row = int(np.argmin(inside))
+        raise ConfigError(f"The loss of row {row} is {lost[row]:g}; a loss is 0 to 1.")
+    check_share("epsilon", epsilon)
+    check_share("delta", delta)
+    return sure, lost
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises ConfigError for what is not above 0 and below 1."""
+    if not 0 < value < 1:
+        raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
+
+
+def _certify(
+    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start], *, seed: int
+) -> Certificate:
+    n = len(scores)
+    order = np.argsort(-scores, kind="stable")[: n - int(np.isnan(scores).sum())]  # NaN sorts last
+    descending, lost = scores[order], losses[order]
+    thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
+    kept = np.searchsorted(-descending, -thresholds, side="right")
+    errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
+    places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
+
+    exact = bool(((lost == 0) | (lost == 1)).all())
+    turns = np.random.default_rng(seed).permutation(len(lost))
+
+    def kept_losses(at: int) -> Floats:
+        """In random order: bets must not follow the order of scores."""
+        return lost[: kept[at]][np.argsort(turns[: kept[at]])]
+
+    def p_values(first: int, last: int) -> Floats:
+        found = np.ones(last - first)
+        hopeful = np.append(errors[first:last] < epsilon * kept[first:last], False)
+        passable = int(np.argmin(hopeful))  # what did not even hold on these rows ends the walk
+        if exact:
+            # More kept rows without another error only lower the p-value: it need be known where errors are added.
+            steps = first + np.flatnonzero(np.diff(errors[first : first + passable], prepend=-1) > 0)
+            known = binomial.cdf(errors[steps], kept[steps], epsilon)
+            found[:passable] = np.repeat(known, np.diff(np.append(steps, first + passable)))
+        elif n > _BETTING_ROWS:
+            walked = slice(first, first + passable)
+            found[:passable] = bounds.hoeffding_bentkus(errors[walked], kept[walked], epsilon)
+        else:
+            for at in range(first, first + passable):
+                found[at - first] = bounds.betting(kept_losses(at), epsilon)
+                if found[at - first] > delta:
+                    break
+        return found
+
+    rejected = last_rejected(len(thresholds), places, delta, p_values)
+    if rejected is None:
+        needed = [
+            binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
+        ]
+        least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
+        return Certificate(False, None, 0.0, None, n, max(int(least), 1))
+    at, level = rejected
+    rows = int(kept[at])
+    if exact:
+        risk = binomial.upper_bound(int(errors[at]), rows, level)
+    elif n > _BETTING_ROWS:
+        risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors[at], rows, mean)), level)
+    else:
+        risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
+    below = float(descending[rows]) if rows < len(descending) else None
+    return Certificate(True, between(below, float(thresholds[at])), rows / n, min(risk, epsilon), n, 0)
+
+
+def between(below: float | None, lowest: float) -> float:
+    """A threshold that keeps `lowest` and not `below`, the next lower score (None where there is none).
+
+    Half-way and short, so that a score's last digit, which differs between processors, decides nothing.
+    """
+    if below is None:
+        return lowest
+    middle = below / 2 + lowest / 2
+    for candidate in (round(middle, 6), middle):
+        if below < candidate <= lowest:
+            return candidate
+    return lowest

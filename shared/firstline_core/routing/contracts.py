@@ -1,0 +1,153 @@
+"""Contracts other than the one on kept answers: on the whole answer stream, and on groups of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from firstline_core.errors import ConfigError
+from firstline_core.routing import bounds
+from firstline_core.routing.certificate import Certificate, between, certify, check_share, split
+from firstline_core.routing.fallback import last_rejected
+
+_STEPS = 100
+
+Group = TypeVar("Group", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCertificate:
+    """What the rows prove of all answers, kept and escalated.
+
+    Attributes:
+        threshold: the loosest certified one; None where even the strictest is not.
+        kept: share of the `n` rows that it keeps.
+        given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None where none is certified.
+        n: rows that were certified on.
+    """
+
+    certified: bool
+    threshold: float | None
+    kept: float
+    given_up_upper: float | None
+    n: int
+
+
+def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.int8]:
+    """What keeping each answer costs in accuracy: 1 where only the full model is right, -1 where only the edge is."""
+    return np.asarray(full_right, np.int8) - np.asarray(edge_right, np.int8)
+
+
+def certify_stream(
+    scores: ArrayLike,
+    net_losses: ArrayLike,
+    epsilon: float,
+    delta: float,
+    *,
+    select_fraction: float = 0.0,
+    seed: int = 0,
+) -> StreamCertificate:
+    """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
+
+    Paired: each row's loss is what keeping it costs, and 0 where it is escalated, so that the difference of the two
+    accuracies is its mean over all rows. It lies in -1 to 1; (1 + loss) / 2 is tested by betting. Thresholds keep 1,
+    2, ... 100 % of the selection part, and are tested from strict to loose up to the first failure, all of delta
+    beginning at the strictest: it gives up next to nothing, so that the test does not stop there for noise. Without a
+    selection part they keep shares of the rows themselves; the guarantee is then exact if, from the threshold on
+    where more than epsilon is given up, looser ones give up no less.
+
+    Args:
+        scores: (n,), higher means keep; NaN is never kept.
+        net_losses: (n,) of -1, 0 and 1: see `net_loss`.
+        epsilon: accuracy given up at most, above 0 and below 1.
+        delta: probability that the promise is wrong, above 0 and below 1.
+        select_fraction: share of the rows that only places the thresholds.
+        seed: of the split and of the order of bets.
+
+    Raises:
+        ConfigError: arguments out of range, or of different lengths.
+    """
+    sure, net = np.asarray(scores, np.float64), np.asarray(net_losses, np.float64)
+    if sure.ndim != 1 or sure.shape != net.shape or not np.isin(net, (-1, 0, 1)).all():
+        raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
+    check_share("epsilon", epsilon)
+    check_share("delta", delta)
+    grid_scores = sure
+    if select_fraction:
+        check_share("the selection fraction", select_fraction)
+        selection, rest = split(len(sure), select_fraction, seed)
+        grid_scores, sure, net = sure[selection], sure[rest], net[rest]
+    order = np.random.default_rng(seed).permutation(len(sure))
+    sure, net = sure[order], net[order]
+    numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
+    if not len(numbers) or not len(sure):
+        return StreamCertificate(False, None, 0.0, None, len(sure))
+    shares = np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1
+    thresholds = np.unique(numbers[shares])[::-1]
+
+    def losses(at: int) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = (1 + net * (sure >= thresholds[at])) / 2
+        return found
+
+    def p_values(first: int, last: int) -> NDArray[np.float64]:
+        found = np.ones(last - first)
+        for at in range(first, last):
+            found[at - first] = bounds.betting(losses(at), (1 + epsilon) / 2)
+            if found[at - first] > delta:
+                break
+        return found
+
+    rejected = last_rejected(len(thresholds), [(0, 1.0)], delta, p_values)
+    if rejected is None:
+        return StreamCertificate(False, None, 0.0, None, len(sure))
+    lowest = float(thresholds[rejected.position])
+    kept = sure >= lowest
+    below = sure[sure < lowest]
+    upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(rejected.position), mean), delta) - 1
+    threshold = between(float(below.max()) if below.size else None, lowest)
+    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure))
+
+
+def certify_groups(
+    scores: ArrayLike,
+    losses: ArrayLike,
+    groups: Sequence[Group],
+    epsilon: float,
+    delta: float,
+    *,
+    select_fraction: float = 0.0,
+    seed: int = 0,
+) -> dict[Group, Certificate]:
+    """One certificate for each group (a class that the edge predicts, a site), true together with confidence 1 - delta.
+
+    Delta is split evenly over the groups (Bonferroni). Holm's improvement would let a group that is certified down to
+    its last row hand its share on, and so make each group's threshold depend on the others' rows; not worth it.
+
+    Args:
+        scores: (n,), as for `certify`.
+        losses: (n,), as for `certify`.
+        groups: (n,), known before the decision.
+        epsilon: risk within each group.
+        delta: probability that any of the promises is wrong.
+        select_fraction: as for `certify`, within each group.
+        seed: as for `certify`.
+
+    Raises:
+        ConfigError: as for `certify`.
+    """
+    sure, lost = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
+    if len(groups) != len(sure):
+        raise ConfigError(f"There are {len(sure)} scores, but {len(groups)} groups; each row has one of each.")
+    members: dict[Group, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    return {
+        group: certify(
+            sure[rows], lost[rows], epsilon, delta / len(members), select_fraction=select_fraction, seed=seed
+        )
+        for group, rows in members.items()
+    }

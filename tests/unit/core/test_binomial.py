@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from firstline_core.routing.binomial import cdf, rows_needed, upper_bound
+
+
+@pytest.mark.parametrize("most", [5, 50, 2500, 1_000_000])
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.05, 0.5, 0.97])
+def test_tails_agree_with_scipy(most: int, rate: float) -> None:
+    random = np.random.default_rng(most)
+    trials = random.integers(1, most + 1, 50)
+    spread = 4 * random.normal(size=50) * np.sqrt(trials * rate * (1 - rate))
+    errors = np.clip(np.round(trials * rate + spread), 0, trials).astype(int)
+    np.testing.assert_allclose(cdf(errors, trials, rate), stats.binom.cdf(errors, trials, rate), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("errors", "trials"), [(0, 1), (0, 299), (3, 150), (12, 400), (149, 150), (900, 1_000_000)])
+@pytest.mark.parametrize("level", [0.1, 0.05, 1e-4])
+def test_the_bound_agrees_with_the_beta_quantile(errors: int, trials: int, level: float) -> None:
+    expected = stats.beta.ppf(1 - level, errors + 1, trials - errors)
+    assert upper_bound(errors, trials, level) == pytest.approx(expected, rel=1e-8)
+
+
+def test_nothing_kept_shows_nothing() -> None:
+    assert upper_bound(0, 0, 0.05) == upper_bound(7, 7, 0.05) == 1
+    assert cdf(0, 0, 0.5) == 1
+
+
+def test_rows_needed_by_hand() -> None:
+    assert rows_needed(0, 0.01, 0.05) == 299
+    assert rows_needed(0, 0.05, 0.05) == 59
+
+
+@given(st.integers(0, 60), st.floats(0.002, 0.6), st.floats(1e-4, 0.9))
+def test_rows_needed_are_the_fewest_that_suffice(errors: int, rate: float, level: float) -> None:
+    rows = rows_needed(errors, rate, level)
+    assert cdf(errors, rows, rate) <= level
+    assert cdf(errors, rows - 1, rate) > level

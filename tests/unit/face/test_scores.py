@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firstline.workbench.scores import LEARNED, choose_score, fit_isotonic, fit_logistic
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import auroc, margin, score
+from firstline_core.routing.learned import features
+
+
+def _answers(seed: int, n: int, worst_class: int | None = None) -> tuple[Any, Any]:
+    """Answers over four classes whose risk falls with the margin, and is high for one class whatever the margin."""
+    random = np.random.default_rng(seed)
+    logits = 3 * random.normal(size=(n, 4))
+    rows = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    risk = 0.4 * (1 - margin(rows)) + 0.4 * (rows.argmax(axis=1) == worst_class)
+    return np.round(rows * 256).astype(np.float32) / 256, random.random(n) < risk
+
+
+def test_the_logistic_score_is_that_of_the_fitted_model() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rows, losses = _answers(0, 500)
+    found = features(rows).astype(np.float64)
+    measures = found[:, :4]
+    found[:, :4] = (measures - measures.mean(axis=0)) / (measures.std(axis=0) + 1e-6)
+    reference = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(found, losses).predict_proba(found)[:, 0]
+    np.testing.assert_allclose(fit_logistic(rows, losses).score(rows), reference, atol=1e-5)
+
+
+def test_the_isotonic_score_is_that_of_the_fitted_model() -> None:
+    from sklearn.isotonic import IsotonicRegression
+
+    rows, losses = _answers(1, 300)
+    scores = margin(rows)
+    reference = IsotonicRegression(increasing=False).fit(scores, losses).predict(scores)
+    np.testing.assert_allclose(fit_isotonic(scores, losses).score(scores), 1 - reference, atol=1e-6)
+
+
+def test_where_the_class_matters_the_learned_score_wins() -> None:
+    choice = choose_score(*_answers(2, 600, worst_class=1))
+    assert choice.name == LEARNED
+    rows, losses = _answers(3, 4000, worst_class=1)
+    learned, plain = auroc(choice.score(rows), losses), auroc(margin(rows), losses)
+    assert learned is not None
+    assert plain is not None
+    assert learned > plain + 0.05
+
+
+def test_too_few_losses_leave_the_margin() -> None:
+    rows, _ = _answers(4, 50)
+    choice = choose_score(rows, np.arange(50) < 3)
+    assert (choice.name, choice.learned, dict(choice.aurocs)) == ("margin", None, {})
+    np.testing.assert_array_equal(choice.score(rows), score("margin", rows))
+    with pytest.raises(ConfigError, match="only one kind"):
+        fit_logistic(rows, np.zeros(50, np.bool_))
