@@ -1,12 +1,7 @@
 """The durable outbox: promises of corrections, and the answers that kept them.
 
 What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
-the two tables stands in `promises.py` and `answers.py`.
-
-Ages. An item's age is measured with the monotonic clock while this process runs; what an earlier one left starts
-with the age that wall time gives it, and one from the future counts as new. Wall time as it is used and stored here
-never goes back below the newest that this database has seen, so that a device that boots in 1970 does not make its
-new items look half a century old once its clock is set.
+the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +11,15 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK, Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, FirstlineError, RequestError, UnknownAnswerError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises, schema
+from firstline_edge.outbox.ages import Ages
 from firstline_edge.outbox.item import OutboxItem, StoredItem, expire, pack, pack_response, unpack, unpack_response
 from firstline_edge.outbox.writer import GroupWriter, Totals
 from firstline_edge.settings import OutboxSection
@@ -69,8 +64,7 @@ class Outbox:
         self._arrival = asyncio.Event()
         self._to_announce = asyncio.Event()
         self._to_announce.set()  # what an earlier process left
-        self._floor_s = EARLIEST_PLAUSIBLE_WALL_S
-        self._born_s: dict[str, float] = {}  # when each promise was made, oldest first
+        self._ages = Ages(clock)
         with contextlib.ExitStack() as undo:
             schema.make_private(path)
             connection = undo.enter_context(contextlib.closing(schema.open_or_replace(path, clock.wall_s())))
@@ -105,8 +99,8 @@ class Outbox:
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
         stored = pack(item)
-        created_wall_s = self._plausible_wall_s(item.created_wall_s)
-        known = request_id in self._born_s
+        created_wall_s = self._ages.wall_s(item.created_wall_s)
+        known = request_id in self._ages
 
         def insert(connection: sqlite3.Connection, totals: Totals) -> bool:
             limits = self._limits
@@ -124,10 +118,10 @@ class Outbox:
                 self._arrival.set()
                 self._arrival = asyncio.Event()
             elif not known:
-                self._born_s.pop(request_id, None)
+                self._ages.forget(request_id)
 
         done = self._writer.submit(insert)
-        self._born_s.setdefault(request_id, self._clock.monotonic_s())
+        self._ages.start(request_id)
         done.add_done_callback(settle)
         await asyncio.shield(done)
 
@@ -157,9 +151,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        latest_s = self._clock.monotonic_s() - age_s
-        old = takewhile(lambda born: born[1] <= latest_s, self._born_s.items())
-        request_ids = [request_id for request_id, _ in islice(old, limit)]
+        request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
         return await self._unpacked(await self._read(lambda reader: promises.by_id(reader, request_ids)))
@@ -171,7 +163,7 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         encoded = pack_response(final)
-        now_wall_s = self._plausible_wall_s(self._clock.wall_s())
+        now_wall_s = self._ages.wall_s(self._clock.wall_s())
 
         def move(connection: sqlite3.Connection, totals: Totals) -> None:
             principal = promises.delete(connection, totals, request_id)
@@ -193,7 +185,7 @@ class Outbox:
             await self._writer.run(move)
         finally:
             self._to_announce.set()
-        self._born_s.pop(request_id, None)
+        self._ages.forget(request_id)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """The answer by its id: the final or expired one, or the provisional one while its promise stands.
@@ -244,12 +236,11 @@ class Outbox:
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
-        now_s = self._clock.monotonic_s()
-        return max(0.0, now_s - self._born_s.get(item.request.request_id, now_s))
+        return self._ages.of(item.request.request_id)
 
     def oldest_age_s(self) -> float:
         """The age of the oldest promise; 0 without any."""
-        return max(0.0, self._clock.monotonic_s() - next(iter(self._born_s.values()), self._clock.monotonic_s()))
+        return self._ages.oldest_s()
 
     async def wait_pending(self) -> None:
         """Returns once there is a promise; at once if so already."""
@@ -278,7 +269,7 @@ class Outbox:
             provisional = unpack_response(stored.provisional, stored.provisional_header)
         except FirstlineError:
             await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
-            self._born_s.pop(request_id, None)
+            self._ages.forget(request_id)
         else:
             await self.finish(request_id, expire(provisional))
 
@@ -295,18 +286,11 @@ class Outbox:
         kept = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
         newest = "SELECT max(created_wall_s) AS s FROM items UNION ALL SELECT max(stored_wall_s) FROM answers"
         (seen_s,) = one(f"SELECT max(s) FROM ({newest})").fetchone()  # noqa: S608
-        self._floor_s = max(EARLIEST_PLAUSIBLE_WALL_S, float(seen_s or 0.0))
-        now_s, wall_s = self._clock.monotonic_s(), self._plausible_wall_s(self._clock.wall_s())
         created = one("SELECT request_id, created_wall_s FROM items ORDER BY created_wall_s, sequence").fetchall()
-        self._born_s = {request_id: now_s - (wall_s - then_s) for request_id, then_s in created}
+        self._ages.learn(float(seen_s or 0.0), created)
         if created:
             self._pending.set()
         return Totals(*items, *kept)
-
-    def _plausible_wall_s(self, wall_s: float) -> float:
-        """That time, or the newest one seen where it is later."""
-        self._floor_s = max(self._floor_s, wall_s)
-        return self._floor_s
 
     async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
