@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_edge.models import hold
+from firstline_edge.models import Models, hold
 from firstline_edge.workers import Workers
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import load as load_gateway_settings
@@ -271,6 +271,21 @@ async def test_a_bundle_that_cannot_be_used_is_told_and_the_rest_works(tmp_path:
         status = (await http.get("/firstline/v1/status")).json()
         assert "not a manifest" in status["problems"][0]["message"]
         assert (await http.post(SHORT, content=pictures()[0])).status_code == 200
+
+
+async def test_runs_end_before_the_models_that_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    for kind in (Workers, Models):
+        close = kind.close
+
+        def noted(self: Any, close: Callable[[Any], None] = close, name: str = kind.__name__) -> None:
+            ended.append(name)
+            close(self)
+
+        monkeypatch.setattr(kind, "close", noted)
+    async with EdgeAgent(edge_settings(tmp_path / "state")):
+        pass
+    assert ended == ["Workers", "Models"]
 
 
 async def test_one_state_directory_one_agent(tmp_path: Path) -> None:
