@@ -61,13 +61,13 @@ class Prediction:
 
     Attributes:
         label: the likeliest class.
-        score: its probability.
+        probability: of that class.
         top: the likeliest classes with their probabilities, best first.
         answer: who answered and why, whether it is final, and the `request_id` to ask for a correction by.
     """
 
     label: str
-    score: float
+    probability: float
     top: tuple[tuple[str, float], ...]
     model: str
     version: str
@@ -161,7 +161,7 @@ def read_prediction(response: httpx.Response) -> Prediction:
     try:
         return Prediction(
             label=found["label"],
-            score=float(found["score"]),
+            probability=float(found["probability"]),
             top=tuple((entry["label"], float(entry["probability"])) for entry in found["top"]),
             model=found["model"],
             version=found["version"],
@@ -174,6 +174,11 @@ def read_prediction(response: httpx.Response) -> Prediction:
 def answer(request_id: str) -> Call:
     """The latest answer under an id, as tensors."""
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
+
+
+def answer_in_words(request_id: str) -> Call:
+    """The latest answer under an id, as a label."""
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
 
 
 def metadata(model: str, version: str | int = "") -> Call:

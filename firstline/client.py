@@ -104,6 +104,15 @@ class Client:
         """
         return calls.read_infer(self._send(calls.answer(request_id)))
 
+    def prediction(self, request_id: str) -> Prediction:
+        """`answer` in words: the label and its probability.
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+            InvalidTensorError: the request held several rows, or its model is no classifier.
+        """
+        return calls.read_prediction(self._send(calls.answer_in_words(request_id)))
+
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Asks until the answer under an id is no longer provisional.
 
@@ -186,6 +195,10 @@ class AsyncClient:
     async def answer(self, request_id: str) -> InferResponse:
         """See `Client.answer`."""
         return calls.read_infer(await self._send(calls.answer(request_id)))
+
+    async def prediction(self, request_id: str) -> Prediction:
+        """See `Client.prediction`."""
+        return calls.read_prediction(await self._send(calls.answer_in_words(request_id)))
 
     async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.wait_for_final`."""

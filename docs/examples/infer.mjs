@@ -12,4 +12,4 @@ const response = await fetch(new URL(`/firstline/v1/models/${encodeURIComponent(
 });
 const answer = await response.json();
 if (!response.ok) throw new Error(`${answer.code}: ${answer.error}`);
-console.log(`${answer.label} (${answer.score.toFixed(3)}), ${answer.tier}: ${answer.reason}, ${answer.status}`);
+console.log(`${answer.label} (${answer.probability.toFixed(3)}), ${answer.tier}: ${answer.reason}, ${answer.status}`);

@@ -124,7 +124,7 @@ async def test_a_file_in_and_a_label_out(ask: Asker, tmp_path: Path) -> None:
     found: list[Prediction] = [await ask("infer_file", "digits", form) for form in (file, str(file), picture())]
     assert {prediction.label for prediction in found} == {found[0].top[0][0]}
     assert len(found[0].top) == 5
-    assert found[0].score == pytest.approx(found[0].top[0][1])
+    assert found[0].probability == pytest.approx(found[0].top[0][1])
     assert found[0].answer.status is Status.FINAL
 
 
@@ -194,10 +194,13 @@ async def test_a_promise_is_kept_under_its_id(agent: Asker, running: Line, unsur
     assert final.answer is not None
     assert final.answer.status is Status.FINAL
     np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
+    in_words: Prediction = await agent("prediction", request_id)
+    assert in_words.answer == final.answer
+    assert in_words.probability == pytest.approx(expected.max(), abs=1e-5)
 
 
 async def test_an_answer_that_there_is_not(agent: Asker) -> None:
-    for call in ("answer", "wait_for_final"):
+    for call in ("answer", "prediction", "wait_for_final"):
         with pytest.raises(UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
             await agent(call, "01890a5d-ac96-774b-bcce-b302099a8057")
 

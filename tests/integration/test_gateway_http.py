@@ -239,8 +239,8 @@ async def test_a_bad_image_among_many_fails_alone(client: httpx.AsyncClient) -> 
     bodies = [picture(shade * 10) if shade != 7 else b"no image" for shade in range(24)]
     replies = await asyncio.gather(*(client.post(SHORT, content=body) for body in bodies))
     assert [reply.status_code for reply in replies] == [400 if n == 7 else 200 for n in range(24)]
-    alone = [(await client.post(SHORT, content=body)).json().get("score") for body in bodies]
-    together = [reply.json().get("score") for reply in replies]
+    alone = [(await client.post(SHORT, content=body)).json().get("probability") for body in bodies]
+    together = [reply.json().get("probability") for reply in replies]
     assert together == pytest.approx(alone, abs=1e-5)
 
 

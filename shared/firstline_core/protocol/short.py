@@ -137,8 +137,8 @@ def reply_from(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]
         labels: by class; a class beyond them is called by its number.
 
     Returns:
-        What the answer says of itself, `model`, `version`, and one of: `label`, `score` (the label's
-        probability) and `top` for one row; `results`, a list of these, for several; `outputs` by name
+        What the answer says of itself, `model`, `version`, and one of: `label`, its `probability`
+        and `top` for one row; `results`, a list of these, for several; `outputs` by name
         where there are no probabilities.
 
     Raises:
@@ -225,7 +225,7 @@ def _classified(probabilities: Array, labels: Sequence[str]) -> dict[str, Any]:
         }
         for index in likeliest
     ]
-    return {"label": top[0]["label"], "score": top[0]["probability"], "top": top}
+    return {"label": top[0]["label"], "probability": top[0]["probability"], "top": top}
 
 
 def _plain(tensor: Tensor) -> object:

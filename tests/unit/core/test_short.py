@@ -171,7 +171,7 @@ def test_the_answer_in_words() -> None:
         "model": "m",
         "version": "1",
         "label": "dog",
-        "score": 0.5,
+        "probability": 0.5,
         "top": [
             {"label": "dog", "probability": 0.5},
             {"label": "cat", "probability": 0.25},

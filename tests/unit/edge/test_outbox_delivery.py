@@ -12,6 +12,7 @@ from support.escalations import ScriptedLink, request, response, row, settle
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
+from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tensor
 from firstline_edge import rows
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
@@ -279,6 +280,25 @@ async def test_what_fails_for_one_model_blocks_no_other(house: House, failure: E
     for request_id in good:
         assert await house.status(request_id) is Status.FINAL
     assert await house.status(bad[-1]) in (Status.PROVISIONAL, Status.EXPIRED)
+
+
+async def test_what_fails_by_itself_goes_after_the_others_of_its_model(house: House) -> None:
+    bad: list[str] = []
+
+    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.request_id in bad:
+            raise errors.QueueFullError("too much for me")
+        return response(asked)
+
+    house.link.answer = some
+    for _ in range(8):
+        bad.append(new_request_id())
+        await house.promise(request_id=bad[-1])
+    good = [await house.promise() for _ in range(8)]
+    await house.pass_time(60)
+    assert [await house.status(request_id) for request_id in good] == [Status.FINAL] * 8
+    asked = [sent.request_id for sent, _ in house.link.calls]
+    assert asked.index(good[-1]) < 24  # each bad one once, and little more
 
 
 async def test_a_gateway_without_room_is_not_asked_by_each_promise_in_turn(house: House) -> None:
