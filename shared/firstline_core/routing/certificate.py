@@ -101,6 +101,8 @@ def certify(
         sure, lost = sure[rest], lost[rest]
     if starts is None:
         starts = starts_at(sure)
+    if (shares := sum(start.share for start in starts)) > 1 + 1e-9:
+        raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
     return _certify(sure, lost, epsilon, delta, sorted(starts, reverse=True), seed=seed)
 
 

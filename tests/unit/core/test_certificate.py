@@ -165,6 +165,11 @@ def test_the_promise_is_broken_in_at_most_delta_of_calibrations(risk: str, selec
     assert broken <= 21  # 12 expected at most; more has a probability below 0.3 %
 
 
+def test_delta_is_spent_once() -> None:
+    with pytest.raises(ConfigError, match=r"share out 1\.5 of delta"):
+        certify([0.5] * 9, [0] * 9, 0.05, 0.05, starts=[Start(0.9, 1.0), Start(0.5, 0.5)])
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_the_order_of_rows_changes_nothing(seed: int) -> None:
