@@ -162,7 +162,9 @@ class TestReadPrediction:
         assert [label for label, _ in found.top] == ["yes", "no"]
         assert (found.model, found.version, found.answer) == ("m", "3", ANSWER)
 
-    @pytest.mark.parametrize("changes", [{"label": None, "top": 5}, {"probability": "x"}, {"tier": "moon"}, {"top": [{}]}])
+    @pytest.mark.parametrize(
+        "changes", [{"label": None, "top": 5}, {"probability": "x"}, {"tier": "moon"}, {"top": [{}]}]
+    )
     def test_what_is_no_prediction(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not answer as a Firstline server does"):
             calls.read_prediction(self.reply(**changes))
