@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -148,25 +148,43 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        items: list[OutboxItem] = []
-        if self._models.failing():
-            items = await self._outbox.pending(
-                self._settings.concurrency,
-                besides=self._items.failing().union(items_waiting),
-                besides_models=self._models.failing(),
-            )
-        if not items:
-            items = await self._outbox.pending(
-                self._settings.concurrency, besides=items_waiting, besides_models=models_waiting
-            )
+        items = await self._choose(items_waiting, models_waiting)
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
+        await self._send([item for item in items if not self._is_early(item)])
+
+    async def _send(self, items: list[OutboxItem]) -> None:
+        """Delivers all at once; a model waits where none of its items got through."""
+        failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
-            for item in items:
-                if not self._is_early(item):
-                    sending.create_task(self._deliver(item))
+            tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
+        for sent, task in tasks:
+            failures.setdefault((sent.model, sent.version), []).append(task.result())
+        for model, errors in failures.items():
+            waits_s = [error.retry_after_s or 0.0 for error in errors if error is not None]
+            if len(waits_s) == len(errors):
+                self._models.failed(model, max(waits_s))
+            else:
+                self._models.succeeded(model)
+
+    async def _choose(
+        self, items_waiting: Collection[str], models_waiting: Collection[tuple[str, str]]
+    ) -> list[OutboxItem]:
+        """A few to send, of those that need not wait: first what never failed, last what failed by itself."""
+        items_failing, models_failing = self._items.failing(), self._models.failing()
+        spared = items_failing.union(items_waiting)
+        choices = [(items_waiting, models_waiting)]
+        if items_failing or models_failing:
+            choices = [(spared, models_failing), (spared, models_waiting), *choices]
+        for besides, besides_models in choices:
+            found = await self._outbox.pending(
+                self._settings.concurrency, besides=besides, besides_models=besides_models
+            )
+            if found:
+                return found
+        return []
 
     async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
         """Until a link comes back, a promise expires, a new one arrives, or something may be tried again."""
@@ -190,18 +208,16 @@ class Delivery:
         self._items.hold(request_id, wait_s)
         return True
 
-    async def _deliver(self, item: OutboxItem) -> None:
-        """Ends one promise, or makes it wait."""
+    async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
+        """Ends one promise; or makes it wait, and says why."""
         request_id = item.request.request_id
-        model = (item.request.model, item.request.version)
         try:
             await self._end(item, await self._outcome(item))
         except FirstlineError as error:
             log.info("outbox delivery refused", request_id=request_id, code=error.code, error=error.message)
             self._items.failed(request_id, error.retry_after_s or 0.0)
-            self._models.failed(model, error.retry_after_s or 0.0)
-        else:
-            self._models.succeeded(model)
+            return error
+        return None
 
     async def _outcome(self, item: OutboxItem) -> InferResponse:
         """What ends the promise.

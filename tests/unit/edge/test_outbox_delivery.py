@@ -27,7 +27,7 @@ DOWN = errors.LinkDownError("refused")
 class BusyOutbox(Outbox):
     """One that tells whether the disk is at work: its threads live in real time."""
 
-    at_work = 0
+    at_work = ended = 0
 
     async def _read(self, query: Any) -> Any:
         self.at_work += 1
@@ -35,6 +35,7 @@ class BusyOutbox(Outbox):
             return await super()._read(query)
         finally:
             self.at_work -= 1
+            self.ended += 1
 
     async def put(self, item: OutboxItem) -> None:
         self.at_work += 1
@@ -42,6 +43,7 @@ class BusyOutbox(Outbox):
             await super().put(item)
         finally:
             self.at_work -= 1
+            self.ended += 1
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
         self.at_work += 1
@@ -49,13 +51,17 @@ class BusyOutbox(Outbox):
             await super().finish(request_id, final)
         finally:
             self.at_work -= 1
+            self.ended += 1
 
     async def until_quiet(self) -> None:
-        """Until everybody waits for time to pass, or for somebody else."""
-        await settle()
-        while self.at_work:
-            await asyncio.sleep(0.0002)
-            await settle()
+        """Until everybody waits for time to pass, or for somebody else: a whole while without the disk."""
+        while True:
+            await asyncio.sleep(0.0002 if self.at_work else 0)
+            if not self.at_work:
+                ended = self.ended
+                await settle()
+                if not self.at_work and ended == self.ended:
+                    return
 
 
 async def pass_time(clock: SimulatedClock, outbox: BusyOutbox, seconds: float, step_s: float) -> None:
