@@ -195,7 +195,7 @@ class DiskCache:
             self._cache.close()
 
     def _open_database(self) -> Any:
-        return diskcache.Cache(
+        return _Database(
             str(self._directory),
             timeout=_LOCK_TIMEOUT_S,
             disk=BytesDisk,
@@ -208,6 +208,17 @@ class DiskCache:
             sqlite_cache_size=256,
             sqlite_mmap_size=0,
         )
+
+
+class _Database(diskcache.Cache):  # type: ignore[misc]  # diskcache has no types
+    """Closes again what it could not open; diskcache leaves the connection to the garbage collector."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        try:
+            super().__init__(*arguments, **settings)
+        except (*_REFUSED, *_UNREADABLE):
+            self.close()
+            raise
 
 
 def _heals(error: Exception) -> bool:

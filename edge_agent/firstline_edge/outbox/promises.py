@@ -29,8 +29,8 @@ def insert(
         QueueFullError: a limit is reached; nothing was stored and nothing evicted.
     """
     known = connection.execute(
-        "SELECT 1 FROM items WHERE request_id = ?1 UNION ALL SELECT 1 FROM answers WHERE request_id = ?1",
-        (stored.request_id,),
+        "SELECT 1 FROM items WHERE request_id = ? UNION ALL SELECT 1 FROM answers WHERE request_id = ?",
+        (stored.request_id, stored.request_id),
     ).fetchone()
     if known is not None:
         return False
