@@ -117,16 +117,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from firstline_core.runtime.select import RuntimeOptions
-    from firstline_gateway.gateway import check_files
+    from firstline_gateway.gateway import check_files, runtime_options
     from firstline_gateway.repository import load_repository
 
     found = _settings(arguments)
     logs.configure("error", found.log.format)
     check_files(found)
-    repository = load_repository(
-        Path(found.models.directory), RuntimeOptions(providers=found.execution.providers, threads=1)
-    )
+    repository = load_repository(Path(found.models.directory), runtime_options(found))
     models = [
         {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
         for served in repository

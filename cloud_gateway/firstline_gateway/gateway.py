@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
@@ -113,9 +113,7 @@ def open_gateway(settings: Settings) -> Gateway:
         ConfigError: a setting names something that is not there or no good.
     """
     check_files(settings)
-    repository = load_repository(
-        Path(settings.models.directory), RuntimeOptions(providers=settings.execution.providers, threads=1)
-    )
+    repository = load_repository(Path(settings.models.directory), runtime_options(settings))
     executor = LocalExecutor(
         {served.key: served.loaded for served in repository},
         sessions=settings.sessions,
@@ -127,6 +125,17 @@ def open_gateway(settings: Settings) -> Gateway:
     if gateway.tokens is not None and not len(gateway.tokens):
         log.warning("no token yet, so nobody may call", create="firstline-gateway token create NAME --kind application")
     return gateway
+
+
+def runtime_options(settings: Settings) -> RuntimeOptions:
+    """How this gateway's models run: sessions side by side, each on one thread.
+
+    Raises:
+        ConfigError: an execution provider that this onnxruntime does not offer.
+    """
+    options = RuntimeOptions(providers=settings.execution.providers, threads=1)
+    check_options(options, "execution.providers")
+    return options
 
 
 def check_files(settings: Settings) -> None:

@@ -11,13 +11,10 @@ from firstline_core.bundle.pipeline import LoadedModel, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelMetadata
 from firstline_gateway.executors.base import ModelKey
-
-# V2 metadata names the framework as Triton does.
-_PLATFORMS = {"onnx": "onnxruntime_onnx", "tflite": "tflite"}
 
 log = logger(__name__)
 
@@ -94,7 +91,7 @@ class Repository:
         return ModelMetadata(
             name=name,
             versions=tuple(map(str, self.versions(name))),
-            platform=_PLATFORMS[served.loaded.model.runtime],
+            platform=PLATFORMS[served.loaded.model.runtime],
             inputs=(served.manifest.input_spec,),
             outputs=(served.manifest.output_spec,),
             labels=served.manifest.labels,

@@ -23,7 +23,7 @@ from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelErr
 from firstline_core.protocol import short
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
 from firstline_edge import report, rows
@@ -86,13 +86,15 @@ class EdgeAgent:
 
     async def _start(self) -> None:
         settings, clock, resources = self.settings, self._clock, self._resources
+        options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+        check_options(options, "models.providers")
         self.state = StateDirectory(settings.state_dir)
         resources.callback(self.state.close)
 
         workers = Workers(settings.models.workers, settings.models.queue_limit)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
-            RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads),
+            options,
             workers,
         )
         resources.callback(self.models.close)

@@ -21,7 +21,7 @@ from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateError
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
@@ -133,7 +133,7 @@ class HeldModel:
         return ModelMetadata(
             name=self.manifest.name,
             versions=(self.version,),
-            platform=f"firstline_{self.edge.loaded.model.runtime}" if self.edge else "firstline",
+            platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
             inputs=(self.manifest.input_spec,),
             outputs=(self.manifest.output_spec,),
             labels=self.manifest.labels,

@@ -64,6 +64,7 @@ def _described(held: HeldModel, threshold: float) -> dict[str, object]:
         "provider": edge.loaded.runtime.provider if edge is not None else None,
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
         "threshold": threshold,
+        "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "problem": held.problem or None,
     }
 

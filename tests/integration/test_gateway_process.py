@@ -167,6 +167,8 @@ def test_a_taken_port_is_a_sentence(config: Path) -> None:
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
         ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "The TLS files of the MQTT connection"),
         ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem) cannot be used"),
+        ("run", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "names CUDAExecutionProvider, but this onnx"),
+        ("check", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "has: "),
         ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),
     ],
 )

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from firstline_edge.cli.findings import Finding, State
 
 _PYTHONS = ((3, 11), (3, 13))
+# Every one of them comes without a runtime: a Jetson keeps its own onnxruntime-gpu.
+_INSTALL = "pip install 'firstline[edge-core]'"
 _NEEDED = {
     "numpy": "numpy",
     "PIL": "pillow",
@@ -64,9 +66,7 @@ def package_findings() -> list[Finding]:
         try:
             import_module(module)
         except (ImportError, OSError) as error:  # OSError: a wheel for another C library or processor
-            findings.append(
-                Finding(distribution, State.MISSING, f"cannot be imported: {error}", "pip install 'firstline[edge]'")
-            )
+            findings.append(Finding(distribution, State.MISSING, f"cannot be imported: {error}", _INSTALL))
         else:
             found.append(f"{distribution} {version(distribution)}")
     if found:

@@ -7,15 +7,22 @@ from pathlib import Path
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import FirstlineError
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.models import bundle_paths
 from firstline_edge.samples import median_ms
 from firstline_edge.settings import EdgeSettings
 
 _RUNS = 20
-_INSTALL = {"onnx": "pip install 'firstline[edge]'", "tflite": "pip install 'firstline[litert]'"}
+_INSTALL = {
+    "onnx": "pip install 'firstline[edge]'; on a Jetson instead 'firstline[edge-core]' and NVIDIA's onnxruntime-gpu",
+    "tflite": "pip install 'firstline[litert]'",
+}
+_PROVIDERS = (
+    "correct models.providers, or install the onnxruntime build that has it; on a Jetson NVIDIA's onnxruntime-gpu, "
+    "which pip install 'firstline[edge]' would replace: keep to 'firstline[edge-core]' there"
+)
 
 
 def model_findings(settings: EdgeSettings) -> list[Finding]:
@@ -25,6 +32,10 @@ def model_findings(settings: EdgeSettings) -> list[Finding]:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
         return [Finding("models", State.SLOW, "none configured", advice)]
     options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+    try:
+        check_options(options, "models.providers")
+    except ConfigError as error:  # the agent does not start, whatever the models
+        return [from_error("execution providers", error.message, _PROVIDERS)]
     findings = [
         from_error("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
         for directory in directories

@@ -89,6 +89,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
                 f"kept from a score of {model['threshold']:.3g}"
             )
+            lines += [f"        passed over {reason}" for reason in model["passed_over"]]
     lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
     lines += [f"link    {name}: {_LINK_WORDS.get(state, state)}" for name, state in status["links"].items()]
     if not status["links"]:

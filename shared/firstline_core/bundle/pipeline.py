@@ -21,10 +21,13 @@ from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, Tensor
 
 Probabilities = NDArray[np.float32]
 Scorer = Callable[[Probabilities], NDArray[np.float32]]
+
+log = logger(__name__)
 
 
 class LoadedModel:
@@ -34,7 +37,10 @@ class LoadedModel:
         digest: of the model, see `Model.digest`.
         labels: the bundle's, in the order of the probabilities' columns.
         input: the model's own, which `prepare` makes rows for.
+        passed_over: of an edge variant: the preferred ones that do not load here, each with the reason.
     """
+
+    passed_over: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -178,16 +184,23 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
 def load_edge(bundle: Bundle, options: RuntimeOptions) -> LoadedModel:
     """Loads the first edge variant, in the manifest's order of preference, that is here and loads.
 
+    Those passed over are logged, and kept in the model's `passed_over`.
+
     Raises:
         ModelLoadError: none does; the message says why each did not.
     """
-    reasons = []
+    name = bundle.manifest.name
+    reasons: list[str] = []
     for model in bundle.manifest.edge:
         try:
-            return load_model(bundle, model, options)
+            loaded = load_model(bundle, model, options)
         except ModelLoadError as error:
             reasons.append(f"{model.id}: {error.message}")
-    name = bundle.manifest.name
+            continue
+        for reason in reasons:
+            log.warning("edge variant passed over", model=name, taken=model.id, reason=reason)
+        loaded.passed_over = tuple(reasons)
+        return loaded
     if not reasons:
         raise ModelLoadError(f"Bundle '{name}' declares no edge variant.")
     raise ModelLoadError(f"No edge variant of bundle '{name}' can be loaded. " + " ".join(reasons))

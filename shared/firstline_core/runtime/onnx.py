@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
 from firstline_core.runtime.batches import Feeds, run_in_batches
 from firstline_core.runtime.external_data import has_external_data
 from firstline_core.runtime.feeds import cast_feed, check_feeds
@@ -29,6 +29,28 @@ _DATATYPES = {
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
 }
+
+
+def check_providers(providers: tuple[str, ...], setting: str) -> None:
+    """Compares the providers of a setting with those that this onnxruntime was built with.
+
+    Args:
+        providers: execution providers by name.
+        setting: where they are configured, for the message.
+
+    Raises:
+        ConfigError: one is not offered, or there is no onnxruntime; names those that are.
+    """
+    try:
+        available = _onnxruntime().get_available_providers()
+    except ModelLoadError as error:
+        raise ConfigError(f"{setting} names {', '.join(providers) or 'none'}, but {error.message}") from error
+    absent = [provider for provider in providers if provider not in available]
+    if absent or not providers:
+        raise ConfigError(
+            f"{setting} names {', '.join(absent) or 'no execution provider'}, but this onnxruntime has: "
+            f"{', '.join(available)}; install a build that has it, or name one of these."
+        )
 
 
 class OnnxRuntime:
@@ -108,7 +130,8 @@ def _onnxruntime() -> ModuleType:
         import onnxruntime
     except ImportError as error:
         raise ModelLoadError(
-            f"ONNX models need onnxruntime, which cannot be imported ({error}): pip install 'firstline[edge]'."
+            f"ONNX models need onnxruntime, which cannot be imported ({error}): pip install 'firstline[edge]', or on a "
+            "Jetson NVIDIA's onnxruntime-gpu."
         ) from error
     module: ModuleType = onnxruntime
     return module

@@ -8,9 +8,12 @@ from typing import Literal
 
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.litert import LiteRtRuntime
-from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.onnx import OnnxRuntime, check_providers
 
 CPU = "CPUExecutionProvider"
+
+PLATFORMS = {"onnx": "onnxruntime_onnx", "tflite": "tflite"}
+"""What V2 metadata calls each runtime: the names are Triton's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,22 @@ class RuntimeOptions:
 
     providers: tuple[str, ...] = (CPU,)
     threads: int = 1
+
+
+def check_options(options: RuntimeOptions, setting: str) -> None:
+    """Tries what can be tried without a model, so that a device never runs elsewhere than configured.
+
+    The CPU alone is not looked for: a device with TFLite models needs no onnxruntime.
+
+    Args:
+        options: from the settings.
+        setting: the providers' key, for the message.
+
+    Raises:
+        ConfigError: a provider that this onnxruntime does not offer.
+    """
+    if options.providers != (CPU,):
+        check_providers(options.providers, setting)
 
 
 def load_runtime(path: Path, runtime: Literal["onnx", "tflite"], options: RuntimeOptions) -> Runtime:

@@ -166,14 +166,21 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
         load_model(bundle, declared, OPTIONS)
 
 
-def test_the_first_variant_that_loads_is_taken(tmp_path: Path) -> None:
+def test_the_first_variant_that_loads_is_taken_and_the_others_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = tmp_path / "broken.tflite"
     broken.write_bytes(b"not a model")
     absent, good = linear(tmp_path / "absent.onnx", EYE), linear(tmp_path / "good.onnx", EYE)
     variants = [model(path, tmp_path) for path in (absent, broken, good)]
     absent.unlink()
     bundle = write_manifest(tmp_path, variants, ["a", "b"], input=NUMBERS)
-    assert load_edge(bundle, OPTIONS).model.id == "good"
+    loaded = load_edge(bundle, OPTIONS)
+    assert loaded.model.id == "good"
+    first, second = loaded.passed_over
+    assert first.startswith("absent: ") and second.startswith("broken: ")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "has no absent.onnx" in caplog.text and "no TFLite interpreter" in caplog.text
     good.unlink()
     with pytest.raises(ModelLoadError) as refused:
         load_edge(bundle, OPTIONS)

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.onnx_models import linear
 
-from firstline_core.errors import ModelLoadError
+from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.runtime.select import RuntimeOptions, check_options, load_runtime
 
 DIGITS_TFLITE = Path(__file__).parents[3] / "models" / "digits" / "artefacts" / "edge.tflite"
 
@@ -31,3 +32,20 @@ def test_options_reach_onnx_runtime(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.ones((2, 2), np.float32))
     with pytest.raises(ModelLoadError, match="NoSuchExecutionProvider"):
         load_runtime(path, "onnx", RuntimeOptions(providers=("NoSuchExecutionProvider",)))
+
+
+def test_what_onnxruntime_does_not_offer_is_a_wrong_setting() -> None:
+    wanted = ("NoSuchExecutionProvider", "CPUExecutionProvider")
+    with pytest.raises(
+        ConfigError, match=r"models\.providers names NoSuchExecutionProvider, but .* has: .*CPUExecutionProvider"
+    ):
+        check_options(RuntimeOptions(providers=wanted), "models.providers")
+    with pytest.raises(ConfigError, match="names no execution provider"):
+        check_options(RuntimeOptions(providers=()), "models.providers")
+
+
+def test_the_cpu_needs_no_onnxruntime_and_another_provider_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    check_options(RuntimeOptions(), "models.providers")
+    with pytest.raises(ConfigError, match=r"names CUDAExecutionProvider, but .* cannot be imported"):
+        check_options(RuntimeOptions(providers=("CUDAExecutionProvider",)), "models.providers")

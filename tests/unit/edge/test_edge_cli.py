@@ -104,6 +104,16 @@ def test_status_without_an_agent(
     assert "start it with `edge-agent run`" in capsys.readouterr().err
 
 
+def test_run_refuses_a_provider_that_is_absent(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
+    assert run(monkeypatch, "run", "--config", str(config)) == 2
+    said = capsys.readouterr().err
+    assert "models.providers names CUDAExecutionProvider, but this onnxruntime has: " in said
+    assert not (config.parent / "state" / "url").exists()
+
+
 class Stranger(http.server.BaseHTTPRequestHandler):
     """Something else that answers 200."""
 
@@ -131,7 +141,8 @@ def test_status_of_something_else(
 
 
 def test_status_in_words() -> None:
-    model = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None, "threshold": 0.9}
+    model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
+    model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
     gone = model | {"edge": None, "problem": "No runtime."}
     status = {
         "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone],
@@ -141,6 +152,7 @@ def test_status_in_words() -> None:
     assert describe_status("http://h", status) == [
         "d 0 at http://h, ready, up 3 s",
         "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "        passed over better: no such provider.",
         "model   m 1: all goes to the cloud. No runtime.",
         "problem /x: Broken.",
         "link    http: down",
@@ -264,4 +276,15 @@ class TestDoctor:
         done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (1, "")
         assert done.stdout.startswith("ok       processor")
-        assert "missing  numpy: cannot be imported" in done.stdout and "pip install 'firstline[edge]'" in done.stdout
+        assert "missing  numpy: cannot be imported" in done.stdout
+        assert "pip install 'firstline[edge-core]'" in done.stdout
+
+    def test_a_provider_that_is_absent_is_missing_even_where_a_tflite_variant_would_run(
+        self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
+        code, found = self.findings(config, monkeypatch, capsys)
+        finding = found["execution providers"]
+        assert (code, finding["state"]) == (1, "missing")
+        assert "names CUDAExecutionProvider" in finding["detail"] and "CPUExecutionProvider" in finding["detail"]
+        assert "firstline[edge-core]" in finding["advice"]

@@ -38,6 +38,8 @@ def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
     assert 0 < held.edge.row_ms < 100
     assert held.edge.digest != held.edge.loaded.digest  # the score is part of the evidence
     assert held.metadata.labels[0] == "zero"
+    assert held.metadata.platform == "onnxruntime_onnx"
+    assert held.edge.loaded.passed_over == ()
     assert models.find("digits", "1") is held
     assert models.find("digits", "2") is None and models.find("other") is None
     models.close()
