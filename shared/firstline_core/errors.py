@@ -1,4 +1,4 @@
-"""Every failure Firstline names, as one tree. No status codes here: `protocol/http.py` maps them.
+"""Every failure Firstline names, as one tree. No status codes here: `protocol/http_errors.py` maps them.
 
     FirstlineError
     ├── RequestError              the caller's to mend; never retried
