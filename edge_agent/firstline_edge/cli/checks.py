@@ -21,8 +21,8 @@ from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
-from firstline_edge.secrets_file import read_tokens
 from firstline_edge.settings import EdgeSettings
+from firstline_edge.tokens import read_tokens
 
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0

@@ -12,9 +12,9 @@ from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
-from firstline_edge.secrets_file import first_token
 from firstline_edge.settings import EdgeSettings, load
 from firstline_edge.state import is_in_use, url_path
+from firstline_edge.tokens import first_token
 
 _TIMEOUT_S = 5.0
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_edge.secrets_file import first_token, read_tokens
 from firstline_edge.settings import EdgeSettings, LinkSection, load
+from firstline_edge.tokens import first_token, read_tokens
 
 EXAMPLE = Path(__file__).parents[3] / "edge_agent" / "edge-agent.toml"
 
