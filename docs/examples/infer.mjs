@@ -2,7 +2,10 @@
 import { readFile } from "node:fs/promises";
 
 const [url, file, model = "digits"] = process.argv.slice(2);
-if (!file) throw new Error("usage: node infer.mjs URL FILE [MODEL]");
+if (!file) {
+  console.error("usage: node infer.mjs URL FILE [MODEL], such as: node infer.mjs http://127.0.0.1:8070 digit.png");
+  process.exit(1);
+}
 
 const token = process.env.FIRSTLINE_TOKEN;
 const response = await fetch(new URL(`/firstline/v1/models/${encodeURIComponent(model)}/infer`, url), {

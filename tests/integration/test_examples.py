@@ -90,3 +90,10 @@ def test_a_refusal_is_told(running: Line, command: list[str]) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Row 0 of input 'image'" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_arguments_it_is_a_sentence(command: list[str]) -> None:
+    done = run(command)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("usage: ")
