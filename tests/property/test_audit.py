@@ -1,0 +1,92 @@
+"""The audits' test over everything it can be given."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firstline_core.routing.audit import AuditState, alarm, begin, decode, e_value, encode, update
+
+
+class Audit(NamedTuple):
+    loss: float
+    propensity: float
+    floor: float
+
+
+SHARES = st.floats(0.001, 0.999)
+LOSSES = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
+PROPENSITIES = st.floats(1e-4, 1)
+AUDITS = st.lists(
+    st.builds(lambda loss, a, b: Audit(loss, max(a, b), min(a, b)), LOSSES, PROPENSITIES, PROPENSITIES), max_size=60
+)
+
+
+def _after(state: AuditState, audits: list[Audit]) -> AuditState:
+    return reduce(lambda s, a: update(s, a.loss, propensity=a.propensity, floor=a.floor), audits, state)
+
+
+STATES = st.builds(lambda epsilon, audits: _after(begin(epsilon), audits), SHARES, AUDITS)
+
+
+@given(STATES)
+def test_an_e_value_is_never_negative_and_its_peak_never_below_it(state: AuditState) -> None:
+    assert 0 < e_value(state) <= state.peak
+    assert all(money >= 0 for money in state.wealth)
+
+
+@given(STATES, st.floats(0, 1))
+def test_while_the_risk_is_epsilon_or_less_no_audit_is_expected_to_win(state: AuditState, part: float) -> None:
+    risk = part * state.epsilon
+    wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
+    assert risk * wrong + (1 - risk) * right <= e_value(state) * (1 + 1e-12)
+
+
+@given(STATES)
+def test_at_a_risk_of_exactly_epsilon_the_game_is_fair(state: AuditState) -> None:
+    wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
+    assert state.epsilon * wrong + (1 - state.epsilon) * right == pytest.approx(e_value(state), rel=1e-12)
+
+
+@given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES, PROPENSITIES)
+def test_propensities_that_follow_the_answer_win_nothing_either(
+    state: AuditState, hard_share: float, tilt: float, easy: float, hard: float
+) -> None:
+    """Every outcome of one kept answer: easy or hard, audited or not, wrong or not."""
+    epsilon, floor = state.epsilon, min(easy, hard)
+    hard_risk = min(1.0, tilt * epsilon / hard_share) if hard_share else 0.0
+    easy_risk = (epsilon - hard_share * hard_risk) / (1 - hard_share) if hard_share < 1 else 0.0
+    easy_risk = min(1.0, max(0.0, easy_risk))
+    expected = 0.0
+    for share, risk, propensity in ((1 - hard_share, easy_risk, easy), (hard_share, hard_risk, hard)):
+        wrong, right = (e_value(update(state, loss, propensity=propensity, floor=floor)) for loss in (1, 0))
+        # An audit also starts some of the money that waits, which wins nothing by itself.
+        expected += share * (propensity * (risk * wrong + (1 - risk) * right) + (1 - propensity) * e_value(state))
+    assert expected <= e_value(state) * (1 + 1e-9)
+
+
+@given(STATES, st.lists(st.tuples(LOSSES, LOSSES), max_size=30))
+@settings(max_examples=50)
+def test_more_loss_is_never_less_evidence(state: AuditState, pairs: list[tuple[float, float]]) -> None:
+    less = _after(state, [Audit(min(pair), 1, 1) for pair in pairs])
+    more = _after(state, [Audit(max(pair), 1, 1) for pair in pairs])
+    assert e_value(less) <= e_value(more)
+    assert less.peak <= more.peak
+
+
+@given(STATES, AUDITS, SHARES, SHARES)
+def test_an_alarm_is_never_taken_back_nor_raised_at_a_stricter_level_alone(
+    state: AuditState, more: list[Audit], one: float, other: float
+) -> None:
+    strict, loose = min(one, other), max(one, other)
+    assert alarm(_after(state, more), loose) >= alarm(state, loose) >= alarm(state, strict)
+
+
+@given(STATES, AUDITS)
+def test_a_restart_changes_nothing(state: AuditState, more: list[Audit]) -> None:
+    assert decode(encode(state)) == state
+    assert _after(decode(encode(state)), more) == _after(state, more)

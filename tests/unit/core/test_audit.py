@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import reduce
+from math import prod
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.routing import audit
+from firstline_core.routing.audit import AuditState, alarm, average, begin, decode, e_value, encode, update
+
+
+def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | None = None) -> AuditState:
+    return reduce(lambda state, loss: update(state, loss, propensity=1, floor=1), losses, start or begin(epsilon))
+
+
+def test_nothing_seen_is_worth_one() -> None:
+    state = begin(0.05)
+    assert e_value(state) == state.peak == 1
+    assert not alarm(state, 0.999)
+
+
+def test_one_number_for_each_bet_is_the_whole_mixture_over_starts() -> None:
+    random = np.random.default_rng(4)
+    losses = random.random(60).round(3)
+    weights = random.choice([0.2, 1.0], 60)
+    state = begin(0.1)
+    for loss, weight in zip(losses, weights, strict=True):
+        state = update(state, float(loss), propensity=0.02 / weight, floor=0.02)
+    factors = [1 + np.array(state.bets) * w * (x - 0.1) for x, w in zip(losses, weights, strict=True)]
+    started = [prod(factors[k - 1 :]) / (k * (k + 1)) for k in range(1, 61)]
+    assert state.wealth == pytest.approx(sum(started))
+    never = 1 - sum(1 / (k * (k + 1)) for k in range(1, 61))
+    assert e_value(state) == pytest.approx(np.mean(sum(started)) + never)
+    assert [audit.starting(k) for k in range(1, 61)] == pytest.approx(
+        [audit.waiting(k - 1) - audit.waiting(k) for k in range(1, 61)]
+    )
+
+
+def test_agreement_never_alarms_and_disagreement_soon_does() -> None:
+    assert _after([0.0] * 5000).peak == 1
+    assert alarm(_after([1.0] * 4), 0.05)
+    assert not alarm(_after([1.0]), 0.05)
+
+
+def test_thousands_of_quiet_audits_do_not_blind_it() -> None:
+    quiet = _after([0.0] * 10_000)
+    assert not alarm(quiet, 0.05)
+    shifted = _after([1.0, 0.0, 0.0, 0.0, 0.0] * 40, start=quiet)  # 20 % where 5 % was promised
+    assert alarm(shifted, 0.05)
+
+
+def test_an_alarm_lasts_though_the_evidence_fades() -> None:
+    state = _after([1.0] * 4 + [0.0] * 2000)
+    assert e_value(state) < 1
+    assert alarm(state, 0.05)
+
+
+def test_what_was_audited_more_often_counts_less() -> None:
+    often = update(begin(0.05), 1, propensity=0.5, floor=0.1)
+    seldom = update(begin(0.05), 1, propensity=0.1, floor=0.1)
+    assert 1 < e_value(often) < e_value(seldom) == e_value(_after([1.0]))
+
+
+def test_evidence_stays_a_number_however_much_there_is() -> None:
+    state = _after([1.0] * 2000)
+    assert max(state.wealth) == 1e300
+    assert decode(encode(state)) == state
+
+
+def test_a_decoded_state_goes_on_where_the_encoded_one_was() -> None:
+    state = _after([0.3, 1, 0, 0, 1 / 3])
+    kept = json.loads(encode(state))
+    assert set(kept) == {"epsilon", "bets", "wealth", "audits", "peak"}
+    assert _after([1.0, 0.0], start=decode(json.dumps(kept))) == _after([1.0, 0.0], start=state)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"[]",
+        b'{"epsilon": 0.05}',
+        encode(replace(begin(0.05), epsilon=1.5)),
+        encode(replace(begin(0.05), wealth=(0.0,))),
+        encode(replace(begin(0.05), wealth=(), bets=())),
+        encode(replace(begin(0.05), bets=(1.0, 2.0, 3.0, 4.0, 20.0))),
+        encode(replace(begin(0.05), wealth=(-1.0, 0.0, 0.0, 0.0, 0.0))),
+        encode(replace(begin(0.05), audits=-1)),
+        encode(replace(_after([1.0]), peak=1.0)),
+    ],
+)
+def test_a_state_that_no_audits_lead_to_is_refused(broken: bytes) -> None:
+    with pytest.raises(ConfigError, match="kept state of the audits"):
+        decode(broken)
+
+
+@pytest.mark.parametrize("loss", [-0.1, 1.1, float("nan")])
+def test_a_loss_out_of_range_is_refused(loss: float) -> None:
+    with pytest.raises(ConfigError, match="a loss is 0 to 1"):
+        update(begin(0.05), loss, propensity=1, floor=1)
+
+
+@pytest.mark.parametrize(("propensity", "floor"), [(0.1, 0.2), (0.0, 0.0), (1.5, 0.1), (float("nan"), 0.1)])
+def test_a_propensity_below_the_floor_is_refused(propensity: float, floor: float) -> None:
+    with pytest.raises(ConfigError, match="below the floor"):
+        update(begin(0.05), 0, propensity=propensity, floor=floor)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+def test_epsilon_and_the_level_lie_between_0_and_1(share: float) -> None:
+    with pytest.raises(ConfigError, match="epsilon"):
+        begin(share)
+    with pytest.raises(ConfigError, match="level"):
+        alarm(begin(0.05), share)
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    random = np.random.default_rng(5)
+    alarms = sum(alarm(_after(list((random.random(400) < 0.2) * 1.0), 0.2), 0.2) for _ in range(200))
+    assert alarms <= 54  # 40 expected at most; more than 54 has a probability below 1 %
+
+
+def test_the_average_of_devices_is_one_e_value() -> None:
+    assert average([]) == 1
+    assert average([0.0, 4.0, 2.0]) == 2

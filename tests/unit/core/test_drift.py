@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.routing.drift import population_stability_index
+
+
+def test_the_same_shares_have_not_drifted() -> None:
+    assert population_stability_index([10, 20, 70], [10, 20, 70]) == 0
+    assert population_stability_index([1e6, 2e6, 7e6], [1e5, 2e5, 7e5]) == pytest.approx(0, abs=1e-9)
+
+
+def test_two_bins_by_hand() -> None:
+    expected = 0.2 * math.log(0.7 / 0.5) + -0.2 * math.log(0.3 / 0.5)
+    assert population_stability_index([5e8, 5e8], [7e8, 3e8]) == pytest.approx(expected)
+    assert population_stability_index([7e8, 3e8], [5e8, 5e8]) == pytest.approx(expected)
+
+
+def test_an_empty_bin_is_no_infinite_change() -> None:
+    assert 0.25 < population_stability_index([100, 100], [200, 0]) < 10
+    assert population_stability_index([0, 0], [0, 0]) == 0
+
+
+def test_chance_alone_makes_about_what_is_said() -> None:
+    random = np.random.default_rng(0)
+    shares = np.full(10, 0.1)
+    found = [
+        population_stability_index(random.multinomial(2500, shares), random.multinomial(500, shares))
+        for _ in range(300)
+    ]
+    assert np.mean(found) == pytest.approx(9 * (1 / 2500 + 1 / 500), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "observed"),
+    [([1, 2], [1, 2, 3]), ([1], [1]), ([[1, 2]], [[1, 2]]), ([1, -1], [1, 1]), ([1, 1], [1, math.nan])],
+)
+def test_what_is_no_pair_of_histograms_is_refused(expected: list[float], observed: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"histogram|Histogram"):
+        population_stability_index(expected, observed)
