@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from firstline_core.bundle.certificate import certificate_problem, valid_certificate
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -62,12 +63,18 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
         used = used or model.id
         pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
         role = "the one in use" if used == model.id else "a spare"
+        certificate = valid_certificate(manifest, model)
+        proved = (
+            f"certified: {certificate.promise}"
+            if certificate is not None
+            else f"not certified: {certificate_problem(manifest, model)}"
+        )
         slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
         findings.append(
             Finding(
                 subject,
                 State.SLOW if slow else State.OK,
-                f"{pace} on {provider}, {role}",
+                f"{pace} on {provider}, {role}; {proved}",
                 "use a smaller edge model, or raise policy.default_timeout_ms" if slow else "",
             )
         )
