@@ -80,6 +80,8 @@ def certify_bundle(
         raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(known)}.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
+    if select_fraction:
+        check_share("the selection fraction", select_fraction)
     if contract == "harm":
         dataset.check_labels(manifest.labels)
     score = load_scorer(bundle, options)

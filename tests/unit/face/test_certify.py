@@ -141,6 +141,7 @@ def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path) -> None:
     assert "name a folder with --data" in says(_BUNDLE[0], "--delta", 0.1)
     assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
+    assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
     assert "has no edge variant 'other'" in says(*_BUNDLE, "--edge", "other")
     assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")
     tmp_path.joinpath("mine").write_text("keep me")
