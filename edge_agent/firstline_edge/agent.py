@@ -160,7 +160,7 @@ class EdgeAgent:
             error.request_id = request.request_id
             self._recorder.refused(request, error, trail, time.perf_counter() - started_s)
             raise
-        self._recorder.answered(request, response, time.perf_counter() - started_s, self._threshold(request))
+        self._recorder.answered(request, response, time.perf_counter() - started_s, **self._routing(request))
         return response
 
     async def infer_file(
@@ -265,9 +265,17 @@ class EdgeAgent:
                 announcer = Announcer(outbox, self.links, self._clock, rng)
                 tasks.create_task(announcer.run(), name="announcer")
 
-    def _threshold(self, request: InferRequest) -> float | None:
+    def _routing(self, request: InferRequest) -> dict[str, Any]:
+        """What the request's scores were held against."""
         held = self.models.find(request.model, request.version)
-        return self.threshold(held) if held is not None else None
+        if held is None:
+            return {"threshold": None}
+        certificate = held.edge.certificate if held.edge is not None else None
+        return {
+            "threshold": self.threshold(held),
+            "certificate": certificate and certificate.promise,
+            "uncertified": held.edge.uncertified if held.edge is not None else "",
+        }
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({held.manifest.name for held in self.models.all})) or "none"

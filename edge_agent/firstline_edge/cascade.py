@@ -182,7 +182,8 @@ class Cascade:
             verdict = decision or self._verdict(model, row)
             row.reason = verdict.reason
             if verdict.tier is Tier.EDGE and edge is not None:
-                row.keep(verdict.reason, edge.loaded.digest)
+                certified = policy.covered(verdict, row.score, edge.certificate)
+                row.keep(verdict.reason, edge.loaded.digest, certified=certified)
             elif not self._recall_full(case, row):
                 escalated.append(row)
         if not escalated:
@@ -207,7 +208,8 @@ class Cascade:
 
     def threshold(self, model: HeldModel) -> float:
         """The score from which an edge answer is kept; the device can only raise the bundle's."""
-        return max(model.manifest.policy.threshold, self._options.min_threshold)
+        certificate = model.edge.certificate if model.edge is not None else None
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._options.min_threshold)
 
     def _verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""

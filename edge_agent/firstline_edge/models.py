@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.bundle.certificate import Certificate, certificate_problem, valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -48,6 +49,8 @@ class EdgeModel:
         row_ms: measured, for one row of `sample_bytes`, processing included.
         sample_bytes: size of the measured row.
         workers: for runs that would hold up the event loop.
+        certificate: the variant's, where it is valid for this bundle.
+        uncertified: why there is none, as part of a sentence; "" where there is one.
     """
 
     loaded: LoadedModel
@@ -56,6 +59,8 @@ class EdgeModel:
     row_ms: float
     sample_bytes: int
     workers: Workers
+    certificate: Certificate | None = None
+    uncertified: str = "its bundle carries no certificate for it"
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
         """What so many of the request's rows will take; infinite where nothing was measured.
@@ -221,7 +226,16 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
-    edge = EdgeModel(loaded, score, _evidence_digest(bundle.manifest, loaded), row_ms, sample_bytes, workers)
+    edge = EdgeModel(
+        loaded=loaded,
+        score=score,
+        digest=_evidence_digest(bundle.manifest, loaded),
+        row_ms=row_ms,
+        sample_bytes=sample_bytes,
+        workers=workers,
+        certificate=valid_certificate(bundle.manifest, loaded.model),
+        uncertified=certificate_problem(bundle.manifest, loaded.model),
+    )
     log.info(
         "model loaded",
         model=bundle.manifest.name,
@@ -229,6 +243,7 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         variant=loaded.model.id,
         provider=loaded.runtime.provider,
         row_ms=round(row_ms, 3),
+        certified=edge.certificate is not None,
     )
     return HeldModel(bundle, edge)
 

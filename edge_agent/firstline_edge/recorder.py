@@ -42,8 +42,8 @@ class Recorder:
         self._clock = clock
         self._disk_refuses = False
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float, threshold: float | None) -> None:
-        """An answer went out."""
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, **routing: Any) -> None:
+        """An answer went out. `routing`, JSON-able, is what it was held against: for the decision log alone."""
         answer = response.answer
         if request.privacy is Privacy.LOCAL_ONLY or answer is None:
             return
@@ -60,7 +60,7 @@ class Recorder:
                 rows=request.rows,
                 ms=ms,
             )
-        self._decide("answered", response, ms=ms, threshold=threshold)
+        self._decide("answered", response, ms=ms, **routing)
 
     def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
         """A request got an error instead."""

@@ -65,7 +65,23 @@ def _described(held: HeldModel, threshold: float) -> dict[str, object]:
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
         "threshold": threshold,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
+        "certificate": certificate_of(held),
+        "uncertified": edge.uncertified or None if edge is not None else None,
         "problem": held.problem or None,
+    }
+
+
+def certificate_of(held: HeldModel) -> dict[str, object] | None:
+    """What the variant in use is certified for; None where it is not."""
+    certificate = held.edge.certificate if held.edge is not None else None
+    if certificate is None:
+        return None
+    return {
+        "contract": certificate.contract,
+        "epsilon": certificate.epsilon,
+        "delta": certificate.delta,
+        "threshold": certificate.threshold,
+        "promise": certificate.promise,
     }
 
 

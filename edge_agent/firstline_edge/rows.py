@@ -62,10 +62,10 @@ class Row:
         """The confidence as the policy takes it: not a number where there is none."""
         return math.nan if self.confidence is None else self.confidence
 
-    def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL) -> None:
-        """Answers with what the small model said. Not certified: no certificate covers edge answers yet."""
+    def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False) -> None:
+        """Answers with what the small model said."""
         self.output = self.edge
-        self.said = RowAnswer(self.edge_tier, reason, status, False, self.confidence, digest)
+        self.said = RowAnswer(self.edge_tier, reason, status, certified, self.confidence, digest)
 
     def take(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
         """Answers with what the full model said: the contract's own yardstick where its digest is known."""

@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(bundle.app, name="bundle")
 app.command("evaluate")(evaluate.evaluate_bundle)
-app.command("certify")(certify.certify_scores)
+app.command("certify")(certify.certify_command)
 app.command("demo")(demo)
 
 

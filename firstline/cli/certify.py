@@ -1,4 +1,4 @@
-"""`firstline certify`: the threshold that a table of scores proves."""
+"""`firstline certify`: the threshold that a bundle on data, or a table of scores, proves."""
 
 from __future__ import annotations
 
@@ -7,25 +7,54 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from firstline.cli.output import Output, OutputOption, print_json
+from firstline.cli.output import Output, OutputOption, print_json, progress
+from firstline.cli.paths import require_bundle
+from firstline.workbench.certify import certify_bundle, write_certified
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.placing import refuse_overwriting
+from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate, certify
 
 _STDIN = "-"
 
 
-def certify_scores(
+class Loss(StrEnum):
+    """What counts against a kept answer."""
+
+    DISAGREEMENT = "disagreement"  # the full model says another label
+    HARM = "harm"  # the edge is wrong where the full model is right
+
+
+def certify_command(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
+    ] = None,
     *,
-    scores: Annotated[
-        str, typer.Option(help="CSV file with the columns score and agree (0 or 1); '-' is standard input.")
-    ],
     epsilon: Annotated[float, typer.Option(help="Share of the kept answers that may disagree, such as 0.05.")],
     delta: Annotated[float, typer.Option(help="Probability that the promise is wrong, such as 0.05.")],
+    scores: Annotated[
+        str | None,
+        typer.Option(help="Instead of BUNDLE: CSV file with the columns score and agree (0 or 1); '-' is stdin."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")
+    ] = None,
+    loss: Annotated[
+        Loss,
+        typer.Option(help="disagreement: the full model says otherwise; harm: the edge is wrong where it is right."),
+    ] = Loss.DISAGREEMENT,
+    edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Where the certified bundle goes, as the next version; none is written without.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that lies at --out.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the split with --select.")] = 0,
     select: Annotated[
         float, typer.Option(help="Share of the rows that only chooses where testing starts; 0 certifies on all rows.")
@@ -35,21 +64,56 @@ def certify_scores(
     """Find the loosest threshold whose kept answers disagree at most epsilon, with confidence 1 - delta.
 
     An answer is kept when its score is at least the threshold. Rows must be drawn at random from what will be asked,
-    and none may have been used to choose the model or its score. Exits 0 whether or not a threshold is certified.
+    and none may have been used to choose the model or its score. Exits 0 whether or not a threshold is certified; a
+    bundle is written only where one is.
     """
-    rows = _read(scores)
-    found = certify(
-        [score for score, _ in rows],
-        [1 - agree for _, agree in rows],
-        epsilon,
-        delta,
-        select_fraction=select,
-        seed=seed,
-    )
+    if (bundle is None) == (scores is None):
+        raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
+    written = ""
+    if bundle is None:
+        if data is not None or out is not None or edge or loss is not Loss.DISAGREEMENT:
+            raise ConfigError(
+                "--data, --loss, --edge and --out go with a bundle; a table has its scores and agreements."
+            )
+        rows = _read(scores or "")
+        found = certify(
+            [score for score, _ in rows],
+            [1 - agree for _, agree in rows],
+            epsilon,
+            delta,
+            select_fraction=select,
+            seed=seed,
+        )
+    else:
+        if data is None:
+            raise ConfigError("A bundle is certified on data; name a folder with --data.")
+        opened = open_bundle(require_bundle(bundle))
+        if out is not None:
+            refuse_overwriting(out, force)  # before the models run for minutes
+        with progress("Certifying") as told:
+            done = certify_bundle(
+                opened,
+                open_dataset(data),
+                epsilon=epsilon,
+                delta=delta,
+                contract=loss.value,
+                edge=edge,
+                seed=seed,
+                select_fraction=select,
+                progress=told,
+            )
+        found = done.proof
+        if done.certificate is not None and out is not None:
+            made = write_certified(opened, done, out, force=force)
+            written = f"{out}: {made.manifest.name} version {made.manifest.version}, {done.variant.id} certified."
     if output is Output.JSON:
         print_json(asdict(found))
-    else:
-        typer.echo(_sentence(found, epsilon, delta))
+        return
+    typer.echo(_sentence(found, epsilon, delta, loss))
+    if written:
+        typer.echo(written)
+    elif bundle is not None:
+        typer.echo("No bundle was written." if not found.certified else "No bundle was written; name one with --out.")
 
 
 def _read(source: str) -> list[tuple[float, int]]:
@@ -103,8 +167,9 @@ def _agree(text: str | None, where: str) -> int:
     return int(text or "")
 
 
-def _sentence(found: Certificate, epsilon: float, delta: float) -> str:
-    promise = f"at most {_percent(epsilon)} of the kept answers disagree, with confidence {_percent(1 - delta)}"
+def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> str:
+    what = "disagree" if loss is Loss.DISAGREEMENT else "are wrong where the full model is right"
+    promise = f"at most {_percent(epsilon)} of the kept answers {what}, with confidence {_percent(1 - delta)}"
     if found.threshold is None or found.risk_upper is None:
         return (
             f"Not certified on {found.n} rows that {promise}; escalate everything. Some threshold would have to keep "

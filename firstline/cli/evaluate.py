@@ -48,7 +48,7 @@ def _print_text(found: Evaluation) -> None:
     score = found.policy.score
     typer.echo(
         f"{found.bundle} version {found.version} on {found.samples} images of {found.data}. Edge answers are kept when "
-        f"{score.kind} (temperature {score.temperature:g}) is at least {found.policy.threshold:g}."
+        f"{score.kind} (temperature {score.temperature:g}) is at least {_thresholds(found)}."
     )
     made = table("", "model", ">accuracy", ">at the edge", ">disagree", ">KB sent", ">p50 ms", ">p99 ms")
     for variant in found.variants:
@@ -82,6 +82,14 @@ def _print_text(found: Evaluation) -> None:
         "disagree: of the answers kept at the edge, those for which the full model says another label. KB sent: of "
         "encoded images. ms: of one image through the models on this machine, without the network."
     )
+
+
+def _thresholds(found: Evaluation) -> str:
+    """The policy's, or each variant's where certificates have others."""
+    each = {variant.edge.id: variant.threshold for variant in found.variants}
+    if len(set(each.values())) == 1:
+        return f"{next(iter(each.values())):g}"
+    return ", ".join(f"{value:g} ({name})" for name, value in each.items()) or f"{found.policy.threshold:g}"
 
 
 def _percent(share: float) -> str:

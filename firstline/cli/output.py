@@ -60,6 +60,11 @@ def print_summary(path: Path, summary: Summary) -> None:
         f"Policy: keep an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "
         f"{summary.policy.threshold:g}."
     )
+    for model in summary.models:
+        if model.certificate is not None and not model.uncertified:
+            typer.echo(f"{model.id} is certified at {model.certificate.threshold:g}: {model.certificate.promise}.")
+        elif model.certificate is not None:
+            typer.echo(f"{model.id} is not certified: {model.uncertified}.")
     made = table("tier", "model", "file", ">bytes", "precision", "digest", "before", "after")
     for model in summary.models:
         made.add_row(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from firstline.workbench.checks import check_model, input_of
+from firstline.workbench.placing import put_in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.artefact import Artefact
@@ -62,7 +63,7 @@ def create_bundle(
         ModelLoadError: a model does not load here.
     """
     check_spec(spec)
-    _refuse_overwriting(out, force)
+    refuse_overwriting(out, force)
     staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
     try:
         staged.mkdir(parents=True)
@@ -73,7 +74,7 @@ def create_bundle(
             check_model(bundle, model, source.file, options, warn)
         if choose_policy is not None:
             _write(staged, msgspec.structs.replace(manifest, policy=choose_policy(bundle)))
-        _rename(staged, out)
+        put_in_place(staged, out)
     except OSError as error:
         raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
     finally:
@@ -194,29 +195,3 @@ def _policy(spec: PolicySpec, files: _Files) -> Policy:
 def _write(folder: Path, manifest: Manifest) -> Bundle:
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(folder)
-
-
-def _refuse_overwriting(out: Path, force: bool) -> None:
-    if out.is_symlink():
-        raise ConfigError(f"{out} is a link; name the folder itself with --out.")
-    if not out.exists():
-        return
-    if not (out / MANIFEST_NAME).is_file():
-        raise ConfigError(f"{out} exists and is not a bundle; name another folder with --out.")
-    if not force:
-        raise ConfigError(f"The bundle {out} exists; name another folder with --out, or replace it with --force.")
-
-
-def _rename(staged: Path, out: Path) -> None:
-    """Puts the folder in place; a bundle that was there goes only once the new one stands."""
-    if not out.exists():
-        staged.rename(out)
-        return
-    aside = out.parent / f"{staged.name}.old"
-    out.rename(aside)
-    try:
-        staged.rename(out)
-    except OSError:
-        aside.rename(out)
-        raise
-    shutil.rmtree(aside)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.observe import observe
+from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import Model, Policy
 from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.store import Bundle
@@ -67,9 +68,10 @@ class TieredFigures(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True):
-    """An edge variant; `tiered` is None where the bundle has no full model."""
+    """An edge variant, its answers kept from `threshold` on; `tiered` is None where the bundle has no full model."""
 
     edge: ModelFigures
+    threshold: float
     tiered: TieredFigures | None
 
 
@@ -123,6 +125,10 @@ def evaluate(
         for model in models:
             stack.callback(model.close)
 
+        thresholds = [
+            policy.threshold_in_use(manifest.policy.threshold, valid_certificate(manifest, edge.model))
+            for edge in edges
+        ]
         count = len(dataset)
         answers = np.empty((len(models), count), np.int64)
         seconds = np.empty((len(models), count), np.float64)
@@ -133,7 +139,7 @@ def evaluate(
             answers[:, i] = [int(rows.argmax()) for rows in seen.answers]
             for variant in range(len(edges)):
                 sure = float(score(seen.answers[variant])[0])
-                kept[variant, i] = policy.after(sure, manifest.policy.threshold).tier is Tier.EDGE
+                kept[variant, i] = policy.after(sure, thresholds[variant]).tier is Tier.EDGE
             progress(i + 1, count)
 
     traces = [_Trace(answers[m], seconds[m]) for m in range(len(models))]
@@ -148,6 +154,7 @@ def evaluate(
         variants=tuple(
             Variant(
                 edge=_model_figures(edge, traces[position], truth),
+                threshold=thresholds[position],
                 tiered=_tiered(traces[position], far, kept[position], truth, sizes) if far is not None else None,
             )
             for position, edge in enumerate(edges)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from firstline.workbench.checks import may_be_probabilities, noise
 from firstline.workbench.ranges import misfit
 from firstline.workbench.spelling import spell
+from firstline_core.bundle.certificate import Certificate, certificate_problem
 from firstline_core.bundle.manifest import InputSpec, Model, Policy
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -22,7 +23,10 @@ Outcome = Literal["ok", "absent", "failed"]
 
 
 class ModelSummary(Struct, frozen=True):
-    """One model; `digest` covers its bytes and its processing, `sha256` its bytes."""
+    """One model; `digest` covers its bytes and its processing, `sha256` its bytes.
+
+    `uncertified` says why an edge variant has no valid certificate; "" where it has one, and for the full model.
+    """
 
     id: str
     tier: Literal["edge", "full"]
@@ -36,6 +40,8 @@ class ModelSummary(Struct, frozen=True):
     preprocess: str
     postprocess: str
     measured: Mapping[str, float]
+    certificate: Certificate | None
+    uncertified: str
 
 
 class Summary(Struct, frozen=True):
@@ -75,6 +81,8 @@ def summarise(bundle: Bundle) -> Summary:
             preprocess=spell(found.preprocess),
             postprocess=spell(found.postprocess),
             measured=found.measured,
+            certificate=found.certificate,
+            uncertified="" if found is manifest.full else certificate_problem(manifest, found),
         )
 
     return Summary(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
@@ -137,11 +138,23 @@ class Scene:
         threshold: float = THRESHOLD,
         min_threshold: float = 0.0,
         cache: ResultCache | None = None,
+        certified: float | None = None,
     ) -> None:
         said = manifest(full=full, threshold=threshold)
+        certificate = None
+        if certified is not None:
+            certificate = with_certificate(said.edge[0], said, certified).certificate
         self.workers = Workers(1, queue_limit)
         self.echo = Echo(said)
-        edge = EdgeModel(self.echo, lambda p: p.max(axis=1), "evidence", row_ms, 4, self.workers)  # type: ignore[arg-type]
+        edge = EdgeModel(
+            self.echo,  # type: ignore[arg-type]
+            lambda p: p.max(axis=1),
+            "evidence",
+            row_ms,
+            4,
+            self.workers,
+            certificate,
+        )
         self.held = HeldModel(Bundle(Path(), said), edge if loads else None)
         self.cloud = FakeCloud(said.full_digest)
         self.promises = FakePromises()

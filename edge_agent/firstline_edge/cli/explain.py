@@ -91,10 +91,19 @@ def _described(line: dict[str, Any]) -> list[str]:
     said.append("  " + _REASONS[Reason(line["reason"])].format(scores=_scores(line)))
     if line["rows"]:
         said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
-    covered = "It is the full model's own, or covered by a certificate." if line["certified"] else ""
     kept = "The promise is on the disk." if line["durable"] else ""
-    said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], covered, kept])))
+    said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
     return said
+
+
+def _covered(line: dict[str, Any]) -> str:
+    """Why the answer is certified, or why an answer that was kept for its score is not."""
+    confident = line["reason"] == Reason.CONFIDENT
+    if line["certified"]:
+        if confident and line.get("certificate"):
+            return f"It is certified: {line['certificate']}."
+        return "It is the full model's own, or covered by a certificate."
+    return f"It is not certified: {line['uncertified']}." if confident and line.get("uncertified") else ""
 
 
 def _tried(attempt: dict[str, Any]) -> str:

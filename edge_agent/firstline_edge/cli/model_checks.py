@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.certificate import certificate_problem, valid_certificate
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
@@ -72,7 +73,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
             continue
         used = used or model.id
         pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
-        role = "the one in use" if used == model.id else "a spare"
+        role = f"the one in use; {_proved(manifest, model)}" if used == model.id else "a spare"
         slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
         findings.append(
             Finding(
@@ -90,6 +91,13 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
             for f in findings
         ]
     return findings
+
+
+def _proved(manifest: Manifest, model: Model) -> str:
+    certificate = valid_certificate(manifest, model)
+    if certificate is None:
+        return f"not certified: {certificate_problem(manifest, model)}"
+    return f"certified: {certificate.promise}"
 
 
 def _pace(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:

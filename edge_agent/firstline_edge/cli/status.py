@@ -90,6 +90,10 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
                 f"kept from a score of {model['threshold']:.3g}"
             )
             lines += [f"        passed over {reason}" for reason in model["passed_over"]]
+            if (certificate := model.get("certificate")) is not None:
+                lines.append(f"        certified: {certificate['promise']}")
+            elif model.get("uncertified"):
+                lines.append(f"        not certified: {model['uncertified']}")
     lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
     lines += [f"link    {name}: {_LINK_WORDS.get(state, state)}" for name, state in status["links"].items()]
     if not status["links"]:

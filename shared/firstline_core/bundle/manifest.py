@@ -1,7 +1,9 @@
-"""What a bundle declares: `manifest.json`, format 1. Structure and digests only; files are `bundle/store.py`'s.
+"""What a bundle declares: `manifest.json`, format 2. Structure and digests only; files are `bundle/store.py`'s.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
 because a change of any of them changes what may be trusted.
+
+Format 1, which knew no certificates, is still read.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.steps import Graph, PostStep, PreStep
 from firstline_core.errors import IntegrityError
 from firstline_core.names import Name
 from firstline_core.types import PROBABILITIES, TensorSpec
 
-FORMAT = 1
+FORMAT = 2
+_OLDEST_FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -38,6 +42,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         input: the model's input by name; "" where it has one.
         output: the model's output by name; "" where it has one.
         measured: figures that someone measured on this artefact, e.g. {"accuracy": 0.97}.
+        certificate: of an edge variant: what was proved of its kept answers. It may be void: see `certificate.py`.
     """
 
     id: Name
@@ -49,6 +54,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     input: str = ""
     output: str = ""
     measured: dict[str, float] = {}
+    certificate: Certificate | None = None
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
@@ -86,9 +92,18 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=TEMPERATURES[0], le=TEMPERATURES[1])] = 1.0
     graph: Artefact | None = None
 
+    @property
+    def digest(self) -> str:
+        """sha256 over everything that can change a score, given the probabilities."""
+        said = [self.kind, float(self.temperature), self.graph.sha256 if self.graph is not None else None]
+        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an edge answer is kept: if and only if its score is at least `threshold`."""
+    """When an edge answer is kept: if and only if its score is at least `threshold`.
+
+    For a variant with a valid certificate, that one's threshold takes its place.
+    """
 
     score: Score = Score()
     threshold: float = 1.0
@@ -137,6 +152,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a classifier needs at least two labels")
         if (self.policy.score.kind == "graph") != (self.policy.score.graph is not None):
             raise ValueError("policy.score.graph goes with kind 'graph', and only with it")
+        if self.full is not None and self.full.certificate is not None:
+            raise ValueError("a certificate belongs to an edge variant; the full model needs none")
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -167,6 +184,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     """Reads a manifest strictly: unknown fields and a format newer than ours are refused.
 
+    Format 1 becomes format 2 without certificates, which is what it said.
+
     Args:
         text: the file's bytes.
         where: named in errors.
@@ -177,14 +196,21 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     if len(text) > MANIFEST_LIMIT_BYTES:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
     try:
-        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
-        if found is not None and msgspec.json.decode(found) != FORMAT:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
+        found = _OLDEST_FORMAT if raw is None else msgspec.json.decode(raw)
+        if found not in range(_OLDEST_FORMAT, FORMAT + 1):
             raise IntegrityError(
-                f"{where} has format {bytes(found).decode()}; this version of Firstline reads format {FORMAT}."
+                f"{where} has format {bytes(raw or b'').decode()}; this version of Firstline reads formats "
+                f"{_OLDEST_FORMAT} to {FORMAT}."
             )
-        return msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+    if found == FORMAT:
+        return manifest
+    if any(model.certificate is not None for model in manifest.models):
+        raise IntegrityError(f"{where} is not a manifest: format {found} knows no certificates.")
+    return msgspec.structs.replace(manifest, format=FORMAT)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

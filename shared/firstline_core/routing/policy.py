@@ -5,8 +5,10 @@ Nothing here knows a link, a cache or a clock: what they found out is in the evi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from firstline_core.bundle.certificate import Certificate
 from firstline_core.errors import RequestError
 from firstline_core.types import Privacy, Reason, Route, Tier
 
@@ -72,3 +74,22 @@ def after(score: float, threshold: float) -> Decision:
     if score >= threshold:
         return Decision(Tier.EDGE, Reason.CONFIDENT)
     return Decision(Tier.CLOUD, Reason.UNCERTAIN)
+
+
+def threshold_in_use(declared: float, certificate: Certificate | None, min_threshold: float = -math.inf) -> float:
+    """The score from which an edge answer is kept.
+
+    Args:
+        declared: the bundle's own, for a variant without a certificate.
+        certificate: the variant's, where it is valid.
+        min_threshold: the device's: raises the threshold, never lowers it.
+    """
+    return max(certificate.threshold if certificate is not None else declared, min_threshold)
+
+
+def covered(decision: Decision, score: float, certificate: Certificate | None) -> bool:
+    """Whether a valid certificate covers an edge answer.
+
+    It speaks of answers that were kept for their score; not of those that the caller or a failure bound to the device.
+    """
+    return certificate is not None and decision.reason is Reason.CONFIDENT and score >= certificate.threshold

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import (
@@ -17,6 +20,9 @@ from firstline_core.bundle.manifest import (
 from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
 from firstline_core.errors import IntegrityError
 from firstline_core.types import TensorSpec
+
+RECORDED = Path(__file__).with_name("manifest_format_1.json")
+"""As Firstline wrote it when format 1 was its newest."""
 
 FILE = Artefact("models/edge.onnx", "a" * 64, 10)
 GRAPH = Artefact("graph.onnx", "b" * 64, 20)
@@ -46,7 +52,9 @@ def test_survives_its_file_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 2}, "format 2; this version of Firstline reads format 1"),
+        ({"format": 3}, "format 3; this version of Firstline reads formats 1 to 2"),
+        ({"format": 0}, "format 0; this version"),
+        ({"format": "2"}, 'format "2"; this version'),
         ({"colour": "red"}, "unknown field `colour`"),
         ({"labels": ["one"]}, "at least two labels"),
         ({"edge": [], "full": None}, "needs an edge variant or a full model"),
@@ -104,5 +112,36 @@ def test_the_digest_changes_with_all_that_changes_answers(other: Model) -> None:
 
 
 def test_the_digest_does_not_change_with_names_and_figures() -> None:
+    certified = with_certificate(EDGE, MANIFEST)
+    assert certified.certificate is not None
+    assert certified.digest == EDGE.digest
     renamed = Model("other", FILE, "onnx", "float", EDGE.preprocess, EDGE.postprocess, measured={"accuracy": 1.0})
     assert renamed.digest == EDGE.digest
+
+
+def test_format_1_is_read_as_format_2_without_certificates() -> None:
+    found = parse_manifest(RECORDED.read_bytes())
+    assert found.format == 2
+    assert [model.certificate for model in found.models] == [None] * 4
+    assert [model.digest[:12] for model in found.models] == [
+        "61ac8a510673",
+        "55a4d4845d16",
+        "b1f94b87be25",
+        "8cdbe9e7ea2b",
+    ]  # what devices and gateways know
+    assert json.loads(encode_manifest(found))["format"] == 2
+    assert parse_manifest(encode_manifest(found)) == found
+    nameless = {key: value for key, value in json.loads(RECORDED.read_bytes()).items() if key != "format"}
+    assert parse_manifest(json.dumps(nameless).encode()) == found
+
+
+def test_format_1_knows_no_certificates() -> None:
+    certified = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST),))
+    text = json.dumps(json.loads(encode_manifest(certified)) | {"format": 1}).encode()
+    with pytest.raises(IntegrityError, match="format 1 knows no certificates"):
+        parse_manifest(text)
+
+
+def test_the_full_model_carries_no_certificate() -> None:
+    with pytest.raises(ValueError, match="belongs to an edge variant"):
+        msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))

@@ -93,6 +93,52 @@ async def test_a_score_that_is_no_number_is_never_kept(make_scene: MakeScene) ->
     assert said(await scene.infer(float("nan"))).tier is Tier.CLOUD
 
 
+class TestCertificate:
+    async def test_a_kept_answer_is_certified_and_stays_so_from_the_cache(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7)
+        first, again = said(await scene.infer(0.75)), said(await scene.infer(0.75))
+        assert [(a.tier, a.reason, a.certified) for a in (first, again)] == [
+            (Tier.EDGE, Reason.CONFIDENT, True),
+            (Tier.CACHE, Reason.CONFIDENT, True),
+        ]
+        assert scene.cloud.requests == []  # though the policy's own threshold is above it
+
+    async def test_its_threshold_also_tightens(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.97)
+        assert said(await scene.infer(SURE)).reason is Reason.UNCERTAIN
+
+    async def test_a_row_below_goes_to_the_full_model(self, make_scene: MakeScene) -> None:
+        answer = said(await make_scene(certified=0.9).infer(0.95, 0.6))
+        assert [(row.reason, row.certified) for row in answer.rows] == [
+            (Reason.CONFIDENT, True),
+            (Reason.UNCERTAIN, True),
+        ]
+        assert answer.certified
+
+    @pytest.mark.parametrize("asked", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
+    async def test_what_the_caller_bound_to_the_device_is_not_covered(
+        self, make_scene: MakeScene, asked: dict[str, Any]
+    ) -> None:
+        answer = said(await make_scene(certified=0.7).infer(SURE, **asked))
+        assert (answer.tier, answer.certified) == (Tier.EDGE, False)
+
+    async def test_what_stands_in_for_the_full_model_is_not_covered(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7)
+        for error in (LinkDownError("down"), DeadlineExceededError("late")):
+            scene.cloud.error = error
+            answers = [said(await scene.infer(UNSURE)), said(await scene.infer(SURE, route=Route.CLOUD))]
+            assert [(a.model_digest, a.certified) for a in answers] == [(scene.echo.digest, False)] * 2
+        first = said(await scene.infer(SURE, route=Route.CLOUD, wait=Wait.FIRST))
+        assert (first.reason, first.certified) == (Reason.REQUESTED, False)
+
+    async def test_a_tightened_device_serves_nothing_below_from_the_cache(self, make_scene: MakeScene) -> None:
+        before = make_scene(certified=0.7)
+        assert said(await before.infer(0.9)).certified
+        after = make_scene(certified=0.7, cache=before.cache, min_threshold=0.93)
+        answer = said(await after.infer(0.9))
+        assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.UNCERTAIN)
+
+
 class TestCache:
     async def test_a_hit_says_so_and_keeps_its_reason(self, make_scene: MakeScene) -> None:
         scene = make_scene()

@@ -90,6 +90,18 @@ def test_every_reason_has_its_sentence(reason: str) -> None:
         assert "(score 0.5000, kept from 0.9700)" in sentence
 
 
+def test_explain_tells_what_a_kept_answer_is_certified_for() -> None:
+    kept = LINE | {"reason": "confident", "status": "final", "durable": False, "confidence": 0.99}
+    proved = kept | {"certified": True, "certificate": "at most 5 % disagree", "uncertified": ""}
+    assert describe(proved)[-1] == "  The answer is final. It is certified: at most 5 % disagree."
+    none = kept | {"certificate": None, "uncertified": "its bundle carries no certificate for it"}
+    assert describe(none)[-1] == (
+        "  The answer is final. It is not certified: its bundle carries no certificate for it."
+    )
+    full = proved | {"reason": "uncertain", "tier": "cloud"}
+    assert "the full model's own" in describe(full)[-1]
+
+
 def test_explain_of_an_unknown_request(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,8 +156,10 @@ def test_status_in_words() -> None:
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
     gone = model | {"edge": None, "problem": "No runtime."}
+    proved = model | {"certificate": {"promise": "at most 5 %"}, "uncertified": None}
+    void = model | {"certificate": None, "uncertified": "its certificate is void"}
     status = {
-        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone],
+        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone, proved, void],
         "problems": [{"path": "/x", "message": "Broken."}], "links": {"http": "open"},
         "outbox": {"items": 2, "size_bytes": 10}, "cache": {"entries": 1, "size_bytes": 5},
     }  # fmt: skip
@@ -154,6 +168,10 @@ def test_status_in_words() -> None:
         "model   m 1: e on CPU, not measured, kept from a score of 0.9",
         "        passed over better: no such provider.",
         "model   m 1: all goes to the cloud. No runtime.",
+        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "        certified: at most 5 %",
+        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "        not certified: its certificate is void",
         "problem /x: Broken.",
         "link    http: down",
         "outbox  2 corrections to come, 10 bytes",
@@ -186,6 +204,7 @@ class TestDoctor:
         assert next(iter(found)) == "processor"
         assert found["model digits 1 edge-onnx"]["state"] == "ok"
         assert "ms a row (p50)" in found["model digits 1 edge-onnx"]["detail"]
+        assert "not certified: its bundle carries no" in found["model digits 1 edge-onnx"]["detail"]
         assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
         assert found["links"]["state"] == "slow"
 

@@ -9,7 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.store import open_bundle
 from firstline_core.routing.certificate import certify
+
+_DIGITS = Path(__file__).parents[3] / "models/digits"
+_BUNDLE = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--delta", 0.1)
 
 
 def _run(*arguments: object, table: str | None = None, code: int = 0) -> Any:
@@ -74,3 +79,71 @@ def test_bad_arguments_get_a_sentence(tmp_path: Path) -> None:
     for epsilon, select in ((0, 0.1), (0.1, 1.5)):
         promise = ("--scores", "-", "--epsilon", epsilon, "--delta", 0.1, "--select", select)
         assert "must be above 0 and below 1" in _run(*promise, table=_table(9), code=2).stderr
+
+
+def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.02, "--out", out, "-o", "json").stdout)
+    assert list(found) == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
+    assert found["certified"] and found["n"] == 599
+
+    before, after = open_bundle(_DIGITS / "bundle"), open_bundle(out)
+    assert (after.manifest.name, after.manifest.version) == ("digits", before.manifest.version + 1)
+    assert all(after.has(model) for model in after.manifest.models)
+    first, *others = after.manifest.edge
+    certificate = valid_certificate(after.manifest, first)
+    assert certificate is not None
+    assert (certificate.contract, certificate.epsilon, certificate.delta, certificate.n) == (
+        "disagreement", 0.02, 0.1, 599,
+    )  # fmt: skip
+    assert (certificate.threshold, certificate.kept, certificate.risk_upper) == (
+        found["threshold"], found["kept"], found["risk_upper"],
+    )  # fmt: skip
+    assert [model.certificate for model in others] == [None, None]
+    assert [model.digest for model in after.manifest.models] == [model.digest for model in before.manifest.models]
+
+    arguments = ("--edge", others[1].id, "--loss", "harm", "--epsilon", 0.03)
+    text = _run(out, *_BUNDLE[1:], *arguments, "--out", out, "--force").stdout
+    assert "are wrong where the full model is right" in text
+    assert f"digits version 3, {others[1].id} certified." in text
+    both = open_bundle(out).manifest
+    contracts = [model.certificate and model.certificate.contract for model in both.edge]
+    assert contracts == ["disagreement", None, "harm"]
+    assert [path.name for path in tmp_path.iterdir()] == ["certified"]
+
+
+def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.03, "--out", out, "-o", "json").stdout)
+    figures = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(_DIGITS / "heldout"), "-o", "json"])
+    (variant,) = msgspec.json.decode(figures.stdout)["variants"]
+    assert variant["threshold"] == found["threshold"]
+    assert variant["tiered"]["edge_share"] == found["kept"]
+    assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
+
+
+def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    result = _run(*_BUNDLE, "--epsilon", 0.001, "--out", out)
+    assert "Not certified on 599 rows" in result.stdout and "No bundle was written." in result.stdout
+    assert not out.exists()
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.001, "--out", out, "-o", "json").stdout)
+    assert (found["certified"], found["threshold"]) == (False, None)
+    assert found["n_needed"] > 0
+
+
+def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path) -> None:
+    def says(*arguments: object) -> str:
+        return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
+
+    assert "Name either a bundle" in says("--delta", 0.1)
+    assert "Name either a bundle" in says(*_BUNDLE, "--scores", "-")
+    assert "name a folder with --data" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
+    assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
+    assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
+    assert "has no edge variant 'other'" in says(*_BUNDLE, "--edge", "other")
+    assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")
+    tmp_path.joinpath("mine").write_text("keep me")
+    assert "is not a bundle" in says(*_BUNDLE, "--out", tmp_path, "--force")
+    assert tmp_path.joinpath("mine").read_text() == "keep me"

@@ -1,0 +1,81 @@
+"""From `firstline certify` to the answers of a device: certified there, and no longer once the bundle was changed."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agent import CHECKOUT, edge_settings
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.types import Answer, Reason
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.explain import describe
+from firstline_edge.cli.model_checks import model_findings
+from firstline_edge.cli.status import describe as describe_status
+
+HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
+PROMISE = "at most 3 % of kept answers disagree with the full model, with confidence 90 %"
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Path:
+    out = tmp_path / "certified"
+    promise = ["--epsilon", "0.03", "--delta", "0.1", "--data", str(HELDOUT), "--out", str(out)]
+    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def scans(count: int) -> list[bytes]:
+    with zipfile.ZipFile(HELDOUT / "images.zip") as archive:
+        return [archive.read(name) for name in archive.namelist()[:count]]
+
+
+async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
+    """What the agent says of some scans, of itself, and of the first scan when asked to explain."""
+    async with EdgeAgent(settings) as agent:
+        answers = [response.answer for scan in scans(40) if (response := await agent.infer_file("digits", scan))]
+        status = agent.status()
+        lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
+    return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
+
+
+async def test_a_device_keeps_at_the_certified_threshold_and_says_so(certified: Path, tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
+    manifest = json.loads((certified / MANIFEST_NAME).read_text())
+    threshold = manifest["edge"][0]["certificate"]["threshold"]
+    assert threshold < manifest["policy"]["threshold"]
+
+    for _ in ("by the model", "from the cache"):
+        answers, status, story = await ask(settings)
+        for answer in answers:
+            assert answer.confidence is not None
+            assert answer.certified == (answer.reason is Reason.CONFIDENT) == (answer.confidence >= threshold)
+    assert any(answer.certified for answer in answers)
+    (model,) = status["models"]
+    assert (model["threshold"], model["uncertified"]) == (threshold, None)
+    assert (model["certificate"]["epsilon"], model["certificate"]["delta"]) == (0.03, 0.1)
+    assert f"        certified: {PROMISE}" in describe_status("http://h", status)
+    assert story[-1].endswith(f"It is certified: {PROMISE}.")
+    (finding, *_) = model_findings(settings)
+    assert finding.detail.endswith(f"certified: {PROMISE}")
+
+
+async def test_a_changed_score_voids_it(certified: Path, tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
+    await ask(settings)  # fills the cache
+    manifest = json.loads((certified / MANIFEST_NAME).read_text())
+    manifest["policy"]["score"]["temperature"] = 1.0
+    (certified / MANIFEST_NAME).write_text(json.dumps(manifest))
+    answers, status, story = await ask(settings)
+    assert answers and not any(answer.certified for answer in answers)
+    (model,) = status["models"]
+    assert (model["threshold"], model["certificate"]) == (manifest["policy"]["threshold"], None)
+    assert model["uncertified"] == "its certificate is void: it was made for another score"
+    assert "not certified: its certificate is void" in " ".join(story)

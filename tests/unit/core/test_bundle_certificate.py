@@ -1,0 +1,70 @@
+"""What a variant's certificate says, and what voids it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.bundles import with_certificate
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import certificate_problem, valid_certificate
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score
+from firstline_core.routing.policy import Decision, covered, threshold_in_use
+from firstline_core.types import Reason, Tier
+
+PLAIN = Model("edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32")
+FULL = Model("full", Artefact("full.onnx", "b" * 64, 1), "onnx", "fp32")
+BARE = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (PLAIN,), FULL, Policy(threshold=0.99))
+EDGE = with_certificate(PLAIN, BARE)
+MANIFEST = msgspec.structs.replace(BARE, edge=(EDGE,))
+
+
+def test_a_certificate_for_this_very_bundle_is_valid() -> None:
+    assert valid_certificate(MANIFEST, EDGE) == EDGE.certificate
+    assert certificate_problem(MANIFEST, EDGE) == ""
+    later = msgspec.structs.replace(MANIFEST, version=9, policy=Policy(threshold=0.5))
+    assert valid_certificate(later, EDGE) is not None
+
+
+def test_without_one_there_is_none() -> None:
+    assert valid_certificate(BARE, PLAIN) is None
+    assert certificate_problem(BARE, PLAIN) == "its bundle carries no certificate for it"
+
+
+def test_what_voids_it_is_named() -> None:
+    other = msgspec.structs.replace(MANIFEST, policy=Policy(Score("margin")), full=None)
+    assert valid_certificate(other, EDGE) is None
+    assert certificate_problem(other, EDGE).endswith("made for another full model and another score")
+    processed = msgspec.structs.replace(EDGE, output="logits")
+    assert certificate_problem(MANIFEST, processed).endswith("made for another edge model or its processing")
+
+
+def test_it_says_its_promise_in_words() -> None:
+    assert EDGE.certificate is not None
+    assert EDGE.certificate.promise == (
+        "at most 5 % of kept answers disagree with the full model, with confidence 90 %"
+    )
+    harm = msgspec.structs.replace(EDGE.certificate, contract="harm")
+    assert "are wrong where it is right" in harm.promise
+
+
+def test_it_cannot_promise_less_risk_than_was_shown() -> None:
+    with pytest.raises(ValueError, match=r"0\.06 does not certify"):
+        with_certificate(PLAIN, BARE, risk_upper=0.06)
+
+
+def test_its_threshold_takes_the_policys_place_and_the_device_only_tightens() -> None:
+    certificate = EDGE.certificate
+    assert threshold_in_use(0.99, certificate) == 0.9
+    assert threshold_in_use(0.99, None) == 0.99
+    assert threshold_in_use(0.99, certificate, 0.5) == 0.9
+    assert threshold_in_use(0.99, certificate, 0.95) == 0.95
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_only_what_was_kept_for_its_score_is_covered(reason: Reason) -> None:
+    decision = Decision(Tier.EDGE, reason)
+    assert covered(decision, 0.95, EDGE.certificate) == (reason is Reason.CONFIDENT)
+    assert not covered(decision, 0.95, None)
+    assert not covered(decision, 0.89, EDGE.certificate)
+    assert not covered(decision, float("nan"), EDGE.certificate)
