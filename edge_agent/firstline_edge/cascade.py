@@ -182,7 +182,7 @@ class Cascade:
             verdict = decision or self._verdict(model, row)
             row.reason = verdict.reason
             if verdict.tier is Tier.EDGE and edge is not None:
-                certified = policy.covered(verdict, row.score, edge.certificate)
+                certified = policy.covered(verdict, self.threshold(model), edge.certificate)
                 row.keep(verdict.reason, edge.loaded.digest, certified=certified)
             elif not self._recall_full(case, row):
                 escalated.append(row)

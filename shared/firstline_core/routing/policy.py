@@ -87,9 +87,15 @@ def threshold_in_use(declared: float, certificate: Certificate | None, min_thres
     return max(certificate.threshold if certificate is not None else declared, min_threshold)
 
 
-def covered(decision: Decision, score: float, certificate: Certificate | None) -> bool:
+def covered(decision: Decision, threshold: float, certificate: Certificate | None) -> bool:
     """Whether a valid certificate covers an edge answer.
 
-    It speaks of answers that were kept for their score; not of those that the caller or a failure bound to the device.
+    It speaks of answers that were kept for their score, all of them from its own threshold on: not of those that the
+    caller or a failure bound to the device, and not of a stricter part, whose risk may be higher than the whole's.
+
+    Args:
+        decision: the policy's for this answer.
+        threshold: the one in use.
+        certificate: the variant's, where it is valid.
     """
-    return certificate is not None and decision.reason is Reason.CONFIDENT and score >= certificate.threshold
+    return certificate is not None and decision.reason is Reason.CONFIDENT and threshold == certificate.threshold

@@ -64,7 +64,8 @@ def test_its_threshold_takes_the_policys_place_and_the_device_only_tightens() ->
 @pytest.mark.parametrize("reason", Reason)
 def test_only_what_was_kept_for_its_score_is_covered(reason: Reason) -> None:
     decision = Decision(Tier.EDGE, reason)
-    assert covered(decision, 0.95, EDGE.certificate) == (reason is Reason.CONFIDENT)
-    assert not covered(decision, 0.95, None)
-    assert not covered(decision, 0.89, EDGE.certificate)
-    assert not covered(decision, float("nan"), EDGE.certificate)
+    certificate = EDGE.certificate
+    assert certificate is not None
+    assert covered(decision, certificate.threshold, certificate) == (reason is Reason.CONFIDENT)
+    assert not covered(decision, certificate.threshold, None)
+    assert not covered(decision, certificate.threshold + 0.01, certificate)

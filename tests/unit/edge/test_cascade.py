@@ -138,6 +138,11 @@ class TestCertificate:
         answer = said(await after.infer(0.9))
         assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.UNCERTAIN)
 
+    async def test_a_tightened_device_promises_nothing_of_the_stricter_part(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7, min_threshold=0.93)
+        answer = said(await scene.infer(SURE))
+        assert (answer.reason, answer.certified) == (Reason.CONFIDENT, False)
+
 
 class TestCache:
     async def test_a_hit_says_so_and_keeps_its_reason(self, make_scene: MakeScene) -> None:
