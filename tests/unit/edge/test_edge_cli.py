@@ -156,8 +156,8 @@ def test_status_in_words() -> None:
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
     gone = model | {"edge": None, "problem": "No runtime."}
-    proved = model | {"certificate": {"promise": "at most 5 %"}, "uncertified": None}
-    void = model | {"certificate": None, "uncertified": "its certificate is void"}
+    proved = model | {"passed_over": [], "certificate": {"promise": "at most 5 %"}, "uncertified": None}
+    void = model | {"passed_over": [], "certificate": None, "uncertified": "its certificate is void"}
     status = {
         "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone, proved, void],
         "problems": [{"path": "/x", "message": "Broken."}], "links": {"http": "open"},
