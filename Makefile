@@ -29,7 +29,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate fresh clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -89,6 +89,9 @@ size: wheel ## measure what firstline[edge] takes on a device
 
 evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and of two real pairs where their data is there
 	$(BIN)/python bench/evaluate_pairs.py
+
+certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
+	$(BIN)/python bench/certificate_power.py
 
 fresh: ## clone this checkout into an empty folder and time `make demo` there
 	python3 bench/fresh.py
