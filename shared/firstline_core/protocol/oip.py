@@ -241,7 +241,7 @@ def _uuid(request_id: str) -> str:
     except ValueError:
         canonical = ""
     if canonical != request_id.lower():
-        raise InvalidTensorError(
+        raise RequestError(
             f"Parameter 'request_id' is {shown(request_id)}; use a UUID such as "
             "01890a5d-ac96-774b-bcce-b302099a8057, or leave it out."
         )
