@@ -12,7 +12,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.decisions import DecisionLog
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, Privacy
+from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.cascade import Trail
 
 log = logger("firstline_edge")
@@ -42,8 +42,17 @@ class Recorder:
         self._clock = clock
         self._disk_refuses = False
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float, threshold: float | None) -> None:
-        """An answer went out."""
+    def answered(
+        self,
+        request: InferRequest,
+        response: InferResponse,
+        seconds: float,
+        threshold: float | None,
+        *,
+        cause: str = "",
+        wait: str = "",
+    ) -> None:
+        """An answer went out; `cause` is why it stands in for the full model's, `wait` what the caller asked for."""
         answer = response.answer
         if request.privacy is Privacy.LOCAL_ONLY or answer is None:
             return
@@ -60,7 +69,9 @@ class Recorder:
                 rows=request.rows,
                 ms=ms,
             )
-        self._decide("answered", response, ms=ms, threshold=threshold)
+        known = {"cause": cause, "wait": wait}
+        told = {key: value for key, value in known.items() if value}
+        self._decide("answered", response, ms=ms, threshold=threshold, **told)
 
     def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
         """A request got an error instead."""
@@ -90,13 +101,17 @@ class Recorder:
             )
         )
 
-    def corrected(self, response: InferResponse) -> None:
-        """A promise was kept, or ended as expired."""
-        if response.answer is None:
+    def corrected(self, response: InferResponse, cause: str = "") -> None:
+        """A promise was kept, or ended as expired; `cause` is why the gateway will not keep it."""
+        answer = response.answer
+        if answer is None:
             return
-        status = response.answer.status.value
-        log.info("corrected", request_id=response.answer.request_id, model=response.model, status=status)
-        self._decide("corrected", response)
+        told = {"cause": cause} if cause else {}
+        if answer.status is Status.EXPIRED:
+            log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
+        else:
+            log.info("corrected", request_id=answer.request_id, model=response.model)
+        self._decide("corrected", response, **told)
 
     def close(self) -> None:
         self._decisions.close()
