@@ -80,6 +80,7 @@ def decode_request(
 
     Raises:
         InvalidTensorError: the body does not say what V2 says that it must.
+        RequestError: a parameter has a value that it cannot take.
         PayloadTooLargeError: it asks for more than `limits` allow.
     """
     head, tail = framing.split(body, header_length, limits)
