@@ -29,10 +29,10 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate alarm fresh clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm fresh clean
 
 help: ## list these targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
@@ -89,6 +89,9 @@ size: wheel ## measure what firstline[edge] takes on a device
 
 evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and of two real pairs where their data is there
 	$(BIN)/python bench/evaluate_pairs.py
+
+certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
+	$(BIN)/python bench/certificate_power.py
 
 alarm: .venv/test.stamp ## how often audits alarm falsely, and how soon they find a shift
 	$(BIN)/python bench/alarm.py

@@ -126,7 +126,7 @@ def read_infer(response: httpx.Response) -> InferResponse:
     _check(response)
     try:
         return oip.decode_response(response.content, http.header_length(response.headers))
-    except (ProtocolError, InvalidTensorError) as error:
+    except (ProtocolError, RequestError) as error:
         raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
 
 

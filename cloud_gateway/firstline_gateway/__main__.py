@@ -31,12 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
-    except ConfigError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201
-        return 2
     except FirstlineError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201
-        return 1
+        print(f"firstline-gateway: {error.message}", file=sys.stderr)  # noqa: T201
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
 

@@ -116,6 +116,7 @@ class GatewayDataPlane:
             ),
         )
         self._metrics.observe(response, seconds)
+        structlog.contextvars.bind_contextvars(tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value)
         return response
 
 

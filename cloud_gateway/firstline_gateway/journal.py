@@ -20,7 +20,7 @@ def record(
     seconds: float,
     error: FirstlineError | None = None,
 ) -> None:
-    """Writes down how a request ended. The data plane bound its id and rows to the log's context.
+    """Writes down how a request ended. The data plane bound its id, rows, tier and reason to the log's context.
 
     Args:
         metrics: counts errors here; answers are counted where they are made.

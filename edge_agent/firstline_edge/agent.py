@@ -25,10 +25,11 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
 from firstline_edge import report, rows
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions, Trail
+from firstline_edge.complaints import Complaints
 from firstline_edge.disk_cache import DiskCache
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.models import HeldModel, Models, open_models
@@ -65,6 +66,7 @@ class EdgeAgent:
             json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),
         )
         self.metrics = RequestMetrics("edge")
+        self.complaints = Complaints()
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
@@ -140,6 +142,7 @@ class EdgeAgent:
                 reserve_s=settings.policy.deadline_reserve_ms / 1000,
             ),
             clock=clock,
+            complaints=self.complaints,
         )
         resources.push_async_callback(self._cascade.close)
         task = asyncio.create_task(self._deliver(), name="delivery")
@@ -160,7 +163,14 @@ class EdgeAgent:
             error.request_id = request.request_id
             self._recorder.refused(request, error, trail, time.perf_counter() - started_s)
             raise
-        self._recorder.answered(request, response, time.perf_counter() - started_s, **self._routing(request))
+        self._recorder.answered(
+            request,
+            response,
+            time.perf_counter() - started_s,
+            cause=trail.cause,
+            wait=request.wait.value if request.wait is Wait.FIRST else "",
+            **self._routing(request),
+        )
         return response
 
     async def infer_file(
@@ -258,6 +268,7 @@ class EdgeAgent:
             rng,
             max_age_s=self.settings.outbox.max_age_s,
             on_correction=self._recorder.corrected,
+            complaints=self.complaints,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")

@@ -25,6 +25,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier, Wait
 from firstline_edge import keys
 from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
 from firstline_edge.gateway import Gateway, attempt
@@ -67,11 +68,13 @@ class Trail:
     Args:
         attempts: every try so far.
         tier, reason: who was to answer last, and why; None where it was refused before that.
+        cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     tier: Tier | None = None
     reason: Reason | None = None
+    cause: str = ""
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
         self.tier, self.reason = tier, reason
@@ -104,6 +107,7 @@ class Cascade:
 
     Args:
         cloud: None on a device without links: what the edge model says is then all there is.
+        complaints: gains what the gateway says against a model; None to keep that here.
     """
 
     def __init__(
@@ -115,10 +119,11 @@ class Cascade:
         promises: Promises,
         options: CascadeOptions,
         clock: Clock,
+        complaints: Complaints | None = None,
     ) -> None:
         self._models = models
         self._cache = cache
-        self._gateway = Gateway(cloud, cache, clock)
+        self._gateway = Gateway(cloud, cache, clock, complaints if complaints is not None else Complaints())
         self._promises = promises
         self._options = options
         self._clock = clock
@@ -202,6 +207,7 @@ class Cascade:
             return case.answer()
         except FirstlineError as error:
             reason, promised = reason_for(error), may_come(error)
+            trail.cause = error.message
 
         # 5. The edge answer now; the correction later, where one may come.
         return await self._answer_for_now(case, edge, escalated, reason, promised=promised)

@@ -22,6 +22,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge import keys
 from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
 from firstline_edge.links.base import Cloud
@@ -40,12 +41,14 @@ class Gateway:
     Args:
         cloud: None on a device without links.
         cache: keeps what a full model said under its digest.
+        complaints: gains what the gateway says against a model.
     """
 
-    def __init__(self, cloud: Cloud | None, cache: ResultCache, clock: Clock) -> None:
+    def __init__(self, cloud: Cloud | None, cache: ResultCache, clock: Clock, complaints: Complaints) -> None:
         self._cloud = cloud
         self._cache = cache
         self._clock = clock
+        self._complaints = complaints
         # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
         self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
 
@@ -80,8 +83,13 @@ class Gateway:
 
         async def compute(seats: Sequence[int]) -> list[tuple[ModelOutput, str]]:
             sent = escalation_of(request.take([rows[seat].position for seat in seats]), model.version, digest)
-            response = await self._call(sent, deadline_s, attempts)
-            full = self._accepted(response, len(seats), model, attempts)
+            try:
+                response = await self._call(sent, deadline_s, attempts)
+                full = self._accepted(response, len(seats), model, attempts)
+            except FirstlineError as error:
+                self._complaints.note(model.manifest.name, model.version, error)
+                raise
+            self._complaints.settle(model.manifest.name, model.version)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for seat, output in zip(seats, outputs, strict=True):
@@ -132,7 +140,6 @@ class Gateway:
         try:
             return checked(response, rows, len(model.manifest.labels), model.manifest.full_digest)
         except FirstlineError as error:
-            log.warning("the gateway's answer is refused", model=model.manifest.name, error=error.message)
             if attempts:  # the link did its part
                 attempts[-1] = replace(attempts[-1], outcome=error.code)
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,7 +180,7 @@ class Models:
                 model.edge.loaded.close()
 
 
-def open_models(directories: Iterable[Path], options: RuntimeOptions, workers: Workers) -> Models:
+def open_models(directories: Sequence[Path], options: RuntimeOptions, workers: Workers) -> Models:
     """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
 
     Args:
@@ -196,8 +196,16 @@ def open_models(directories: Iterable[Path], options: RuntimeOptions, workers: W
         except UpdateError as error:
             log.error("cannot use a bundle", path=str(path), error=error.message)
             problems.append(Problem(path, error.message))
-    problems += [Problem(path, "There is no bundle here.") for path in directories if not bundle_paths([path])]
+    problems += [_empty(path) for path in directories if not bundle_paths([path])]
     return Models(held, problems)
+
+
+def _empty(path: Path) -> Problem:
+    """A setting that leads to nothing, told in the log too: requests would go to the cloud without a word."""
+    fault = "It holds no bundle, which is a folder with manifest.json" if path.is_dir() else "There is no such folder"
+    message = f"{fault}; correct models.directories, or copy a bundle there."
+    log.warning("no model in a folder of models.directories", path=str(path), error=message)
+    return Problem(path, message)
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:

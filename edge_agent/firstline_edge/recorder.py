@@ -12,7 +12,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.decisions import DecisionLog
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, Privacy
+from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.cascade import Trail
 
 log = logger("firstline_edge")
@@ -42,8 +42,26 @@ class Recorder:
         self._clock = clock
         self._disk_refuses = False
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float, **routing: Any) -> None:
-        """An answer went out. `routing`, JSON-able, is what it was held against: for the decision log alone."""
+    def answered(
+        self,
+        request: InferRequest,
+        response: InferResponse,
+        seconds: float,
+        *,
+        cause: str = "",
+        wait: str = "",
+        **routing: Any,
+    ) -> None:
+        """An answer went out.
+
+        Args:
+            request: what was asked.
+            response: the answer.
+            seconds: from arrival to answer.
+            cause: why it stands in for the full model's.
+            wait: what the caller asked for.
+            **routing: JSON-able; what it was held against, for the decision log alone.
+        """
         answer = response.answer
         if request.privacy is Privacy.LOCAL_ONLY or answer is None:
             return
@@ -60,7 +78,9 @@ class Recorder:
                 rows=request.rows,
                 ms=ms,
             )
-        self._decide("answered", response, ms=ms, **routing)
+        known = {"cause": cause, "wait": wait}
+        told = {key: value for key, value in known.items() if value}
+        self._decide("answered", response, ms=ms, **told, **routing)
 
     def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
         """A request got an error instead."""
@@ -90,13 +110,17 @@ class Recorder:
             )
         )
 
-    def corrected(self, response: InferResponse) -> None:
-        """A promise was kept, or ended as expired."""
-        if response.answer is None:
+    def corrected(self, response: InferResponse, cause: str = "") -> None:
+        """A promise was kept, or ended as expired; `cause` is why the gateway will not keep it."""
+        answer = response.answer
+        if answer is None:
             return
-        status = response.answer.status.value
-        log.info("corrected", request_id=response.answer.request_id, model=response.model, status=status)
-        self._decide("corrected", response)
+        told = {"cause": cause} if cause else {}
+        if answer.status is Status.EXPIRED:
+            log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
+        else:
+            log.info("corrected", request_id=answer.request_id, model=response.model)
+        self._decide("corrected", response, **told)
 
     def close(self) -> None:
         self._decisions.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,12 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "version": agent.server_version,
         "ready": agent.ready(),
         "uptime_s": round(uptime_s, 1),
-        "models": [_described(held, agent.threshold(held)) for held in agent.models.all],
+        "models": [
+            _described(held, agent.threshold(held), agent.complaints.of(held.manifest.name, held.version))
+            for held in agent.models.all
+        ],
         "problems": [{"path": str(path), "message": message} for path, message in _problems(agent)],
-        "links": dict(agent.links.states()),
+        "links": {name: asdict(link) for name, link in agent.links.reports().items()},
         "outbox": {"items": agent.outbox.depth, "size_bytes": agent.outbox.size_bytes},
         "cache": {"entries": len(agent.cache), "size_bytes": agent.cache.size_bytes},
     }
@@ -57,7 +61,7 @@ def _identity(held: HeldModel) -> dict[str, object]:
     }
 
 
-def _described(held: HeldModel, threshold: float) -> dict[str, object]:
+def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, object]:
     edge = held.edge
     return _identity(held) | {
         "edge": edge.loaded.model.id if edge is not None else None,
@@ -67,7 +71,7 @@ def _described(held: HeldModel, threshold: float) -> dict[str, object]:
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "certificate": certificate_of(held),
         "uncertified": edge.uncertified or None if edge is not None else None,
-        "problem": held.problem or None,
+        "problem": held.problem or complaint or None,
     }
 
 

@@ -17,6 +17,7 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
+from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
@@ -44,9 +45,9 @@ class Links:
     def available(self) -> bool:
         return self.chain is not None and self.chain.available
 
-    def states(self) -> dict[str, str]:
-        """Each link's breaker by the link's name."""
-        return self.chain.states() if self.chain is not None else {}
+    def reports(self) -> dict[str, LinkReport]:
+        """How each link is, by its name."""
+        return self.chain.reports() if self.chain is not None else {}
 
     async def wait_connected(self) -> None:
         """Returns once one of the brokers is connected; at once if so already."""
@@ -118,6 +119,7 @@ def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLi
         HttpLinkSettings(
             url=section.url,
             token=read_secret(section.token_file, "links.token_file"),
+            token_file=section.token_file,
             ca_file=_path(section.tls_ca_file),
             proxy=section.proxy or None,
         ),
@@ -162,6 +164,7 @@ def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
         client_id=client_id,
         username=section.username,
         password=read_secret(section.password_file, "links.password_file"),
+        password_file=_path(section.password_file),
         tls_ca_file=_path(section.tls_ca_file),
         tls_certificate_file=_path(section.tls_certificate_file),
         tls_key_file=_path(section.tls_key_file),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -17,13 +18,15 @@ PROTOCOL = (CHECKOUT / "docs" / "protocol.md").read_text()
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Reader:
+def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     shutil.copytree(CHECKOUT / "models" / "digits", tmp_path / "models" / "digits")
     shutil.copytree(CHECKOUT / "docs" / "examples", tmp_path / "docs" / "examples")
     edge, gateway = str(free_port()), str(free_port())
     return Reader(
         folder=tmp_path,
-        environ=environ(tmp_path, FIRSTLINE_EDGE_API__PORT=edge, FIRSTLINE_GATEWAY_API__PORT=gateway),
+        environ=environ(
+            tmp_path_factory.mktemp("home"), FIRSTLINE_EDGE_API__PORT=edge, FIRSTLINE_GATEWAY_API__PORT=gateway
+        ),
         ports={"8070": edge, "8080": gateway},
         absent=frozenset({"node"} if shutil.which("node") is None else set()),
     )
@@ -35,6 +38,17 @@ def test_the_readme_is_true(reader: Reader) -> None:
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "token create", "ask.py"):
         assert command in typed
+    ours = {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
+    assert left_for_git(reader.folder) == ours
+
+
+def left_for_git(folder: Path) -> set[str]:
+    """What `git add .` would take of a folder with this checkout's .gitignore."""
+    shutil.copy(CHECKOUT / ".gitignore", folder)
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    status = ["git", "status", "--porcelain", "--untracked-files=normal"]
+    listed = subprocess.run(status, cwd=folder, check=True, capture_output=True, text=True).stdout
+    return {line.removeprefix("?? ") for line in listed.splitlines()}
 
 
 @pytest.mark.parametrize("page", ["bundles.md", "operating.md"])
@@ -50,6 +64,8 @@ def test_what_no_test_can_type_is_there() -> None:
     for line in shell_lines(README):
         if made := re.fullmatch(r"make ([a-z]+)", line):
             assert made[1] in targets
+        elif line == ". .venv/bin/activate":
+            assert "BIN := .venv/bin\n" in (CHECKOUT / "Makefile").read_text()
         else:
             installed = re.fullmatch(r"pip install '\.\[([a-z-]+)\]'", line)
             assert installed is not None, f"`{line}` is neither tried nor known; put it into a console block"
@@ -85,4 +101,6 @@ def test_what_differs_from_run_to_run_is_no_fault() -> None:
     assert matches(("up 117.5 s at http://127.0.0.1:4711", "...", "done"), said)
     assert matches(("...",), said)
     assert not matches(("up 117.5 s at http://127.0.0.1:4711", "done"), said)
+    assert not matches(("up 4 s at", "kept from 0.9720"), ("up 4 s at", "kept from 0.9718"))
+    assert not matches(("95.83 % of 7",), ("95.84 % of 7",))
     assert not matches(("down 4 s at http://127.0.0.1:8070", "..."), said)

@@ -8,14 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support.agent import edge_settings
+from support.agent import DIGITS, edge_settings
 from support.broker import Broker
+from support.gateway import serving
 
+from firstline_core.bundle.store import open_bundle
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.link_checks import link_findings
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import load as load_gateway_settings
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
@@ -73,3 +79,34 @@ async def test_what_run_would_refuse_is_said_though_nobody_answers(tmp_path: Pat
     [finding], _ = await link_findings(edge_settings(tmp_path / "state", links=[link]))
     assert finding.state is State.MISSING
     assert f"{empty} is empty" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("digest", "version", "says"),
+    [("", "1", ""), ("0" * 64, "1", "the gateway's full model is 000000000000"), ("", "2", "only in version 2")],
+)
+async def test_the_gateways_bundles_are_compared_with_the_token(
+    digest: str, version: str, says: str, tmp_path: Path
+) -> None:
+    held = open_bundle(DIGITS).manifest.full_digest
+    served = {"models": [{"name": "digits", "version": version, "full_model_digest": digest or held}]}
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        assert asked.url.path == "/firstline/v1/models"
+        return httpx.Response(200, json=served)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        [finding] = await served_findings("links[0]", client, "http://gateway/", edge_settings(tmp_path / "state"))
+    assert finding.subject == "links[0] model digits 1"
+    assert finding.state is (State.MISSING if says else State.OK)
+    assert says in finding.detail
+    assert bool(says) == ("give both the same bundle" in finding.advice)
+
+
+async def test_a_gateway_that_serves_the_bundles_is_found_well(tmp_path: Path) -> None:
+    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
+    async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
+        settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": url}])
+        *_, token, bundle = (await link_findings(settings))[0]
+        assert token.subject.endswith("token") and token.state is State.OK
+        assert bundle.subject.endswith("model digits 1") and bundle.state is State.OK

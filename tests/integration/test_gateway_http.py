@@ -202,7 +202,7 @@ async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None
         ("POST", "/firstline/v1/models/cats/infer", 404, "unknown_model"),
         ("POST", SHORT + "?privacy=local_only", 400, "invalid_request"),
         ("POST", SHORT + "?route=edge", 400, "invalid_request"),
-        ("POST", SHORT + "?rout=edge", 400, "invalid_tensor"),
+        ("POST", SHORT + "?rout=edge", 400, "invalid_request"),
     ],
 )
 async def test_every_refusal_is_a_sentence_and_a_code(

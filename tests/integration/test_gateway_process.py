@@ -154,7 +154,9 @@ def test_a_taken_port_is_a_sentence(config: Path) -> None:
         taken = call("run", "--config", config, "--port", port)
     assert taken.returncode == 1
     assert taken.stdout == ""
-    assert taken.stderr.startswith(f"Cannot listen on 127.0.0.1 port {port}: Address already in use;")
+    assert taken.stderr.startswith(
+        f"firstline-gateway: Cannot listen on 127.0.0.1 port {port}: Address already in use;"
+    )
     assert taken.stderr.count("\n") == 1
 
 
@@ -177,6 +179,7 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text:
     wrong = call(command, "--config", config)
     assert wrong.returncode == 2
     assert said in wrong.stderr
+    assert wrong.stderr.startswith("firstline-gateway: ")
     assert wrong.stderr.count("\n") == 1
 
 

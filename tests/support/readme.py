@@ -7,7 +7,8 @@
     ```text                             for the eye alone
 
 A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends.
-Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` stands for any lines.
+Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` stands for any lines. Shares
+in percent, thresholds and temperatures are the same in every run, and so they must be on the page.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,12 +32,16 @@ _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway) run\b")
 # What a reader copies from one output into the next command.
 _COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|flt_[\w-]+")
-_SHAPES = (
+# What a run computes from the files here alone; spelt in letters it is no number any more, and stays.
+_SAME = re.compile(r"\d+(?:\.\d+)? ?%|\b(?:at least|kept from(?: a score of)?|temperature|threshold) \d+(?:\.\d+)?")
+_SPELT = str.maketrans("0123456789", "abcdefghij")
+_SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (_COPIED, "ID"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"), "TIME"),
     (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
     (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
     (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
+    (_SAME, lambda found: found[0].translate(_SPELT)),
     (re.compile(r"\d+(?:[.,]\d+)*(?:e-?\d+)?"), "N"),
     (re.compile(r"─+"), "─"),
     (re.compile(r"\s+"), " "),

@@ -7,9 +7,9 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Reason, Status
+from firstline_core.types import Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.settings import load
@@ -35,7 +35,12 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
-_REFUSED = "The gateway refused to correct it, as its log says; the first answer stands."
+_REFUSED = "The gateway refused to correct it; the first answer stands."
+_UNAUTHORIZED = (
+    "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
+    "Put a valid token into links.token_file; it is read again at the next try."
+)
+_FIRST = "The full model was to answer; the caller asked not to wait for it (`wait=first`)."
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -84,11 +89,11 @@ def _described(line: dict[str, Any]) -> list[str]:
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
-            return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}"]
+            return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
         return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
-    said.append("  " + _REASONS[Reason(line["reason"])].format(scores=_scores(line)))
+    said.append(f"  {_why(line)}{_cause(line)}")
     if line["rows"]:
         said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
     kept = "The promise is on the disk." if line["durable"] else ""
@@ -102,12 +107,27 @@ def _covered(line: dict[str, Any]) -> str:
     if line["certified"]:
         if confident and line.get("certificate"):
             return f"It is certified: {line['certificate']}."
-        return "It is the full model's own, or covered by a certificate."
+        return "It is the full model's own."
     return f"It is not certified: {line['uncertified']}." if confident and line.get("uncertified") else ""
+
+
+def _why(line: dict[str, Any]) -> str:
+    reason = Reason(line["reason"])
+    if reason is Reason.LINK_DOWN and any(tried["outcome"] == UnauthorizedError.code for tried in line["attempts"]):
+        return _UNAUTHORIZED
+    if reason is Reason.REQUESTED and line.get("wait") == Wait.FIRST:
+        return _FIRST
+    return _REASONS[reason].format(scores=_scores(line))
+
+
+def _cause(line: dict[str, Any]) -> str:
+    return f" Why: {line['cause']}" if line.get("cause") else ""
 
 
 def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    if attempt["outcome"] == UnauthorizedError.code:
+        outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"
 
 

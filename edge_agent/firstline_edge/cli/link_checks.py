@@ -19,6 +19,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
+from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.settings import EdgeSettings, LinkSection
 from firstline_edge.wiring import make_http_link, mqtt_settings
@@ -48,8 +49,8 @@ async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | 
             continue
         findings.append(await _probed(subject, far_side, settings))
         if section.kind == "http":
-            authorised, seen_s = await _authorised(f"{subject} token", section)
-            findings.append(authorised)
+            told, seen_s = await _authorised(subject, section, settings)
+            findings += told
             offset_s = seen_s if seen_s is not None else offset_s
     return findings, offset_s
 
@@ -144,8 +145,11 @@ async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Findi
     return Finding(subject, State.SLOW if slow else State.OK, f"answers in {p50_ms:.3g} ms (p50)", advice)
 
 
-async def _authorised(subject: str, section: LinkSection) -> tuple[Finding, float | None]:
-    """Whether the gateway takes this device's token, and how far this clock is ahead of its own (seconds)."""
+async def _authorised(subject: str, section: LinkSection, settings: EdgeSettings) -> tuple[list[Finding], float | None]:
+    """Whether the gateway takes this device's token and serves its bundles, and how far this clock is ahead (seconds).
+
+    Which bundles it serves, the gateway tells only those whose token it takes.
+    """
     token = read_secret(section.token_file, "links.token_file")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -157,23 +161,27 @@ async def _authorised(subject: str, section: LinkSection) -> tuple[Finding, floa
             trust_env=False,
         ) as client:
             response = await client.get(f"{section.url.rstrip('/')}/v2")
+            finding = _token_finding(f"{subject} token", token, response.status_code)
+            findings = [finding]
+            if finding.state is State.OK:
+                findings += await served_findings(subject, client, section.url, settings)
     except (httpx.HTTPError, OSError) as error:
-        return from_error(subject, f"the gateway did not answer: {error}"), None
+        return [from_error(f"{subject} token", f"the gateway did not answer: {error}")], None
     date = response.headers.get("date")
     try:
         offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
     except ValueError:  # not a date
         offset_s = None
-    if response.status_code in (401, 403):
-        said = "is refused" if token else "is missing, and the gateway wants one"
-        return (
-            from_error(
-                subject,
-                said,
-                "on the gateway: firstline-gateway token create NAME --kind device; then put it into token_file",
-            ),
-            offset_s,
+    return findings, offset_s
+
+
+def _token_finding(subject: str, token: str, status: int) -> Finding:
+    if status in (401, 403):
+        return from_error(
+            subject,
+            "is refused" if token else "is missing, and the gateway wants one",
+            "on the gateway: firstline-gateway token create NAME --kind device; then put it into token_file",
         )
-    if response.status_code != 200:
-        return from_error(subject, f"the gateway answers /v2 with status {response.status_code}"), offset_s
-    return Finding(subject, State.OK, "is accepted" if token else "is not needed"), offset_s
+    if status != 200:
+        return from_error(subject, f"the gateway answers /v2 with status {status}")
+    return Finding(subject, State.OK, "is accepted" if token else "is not needed")

@@ -89,13 +89,15 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
                 f"kept from a score of {model['threshold']:.3g}"
             )
+            if model["problem"]:
+                lines.append(f"problem {model['name']} {model['version']}: {model['problem']}")
             lines += [f"        passed over {reason}" for reason in model["passed_over"]]
             if (certificate := model.get("certificate")) is not None:
                 lines.append(f"        certified: {certificate['promise']}")
             elif model.get("uncertified"):
                 lines.append(f"        not certified: {model['uncertified']}")
     lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
-    lines += [f"link    {name}: {_LINK_WORDS.get(state, state)}" for name, state in status["links"].items()]
+    lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")
     lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
@@ -103,4 +105,9 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     return lines
 
 
-_LINK_WORDS = {"closed": "up", "open": "down", "half_open": "down, being tried"}
+_LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
+
+
+def _link_line(name: str, link: dict[str, str]) -> str:
+    problem = f". {link['problem']}" if link["problem"] else ""
+    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{problem}"

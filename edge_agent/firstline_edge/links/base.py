@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from firstline_core.errors import CapacityError, FirstlineError, LinkError, NotReadyError, RemoteTimeoutError
@@ -11,6 +13,30 @@ from firstline_core.types import Attempt, InferRequest, InferResponse
 
 class LinkBusyError(RemoteTimeoutError):
     """The link's own connections were all busy until the time was over: nothing was sent, the far side is unknown."""
+
+
+class LinkState(StrEnum):
+    """How a link is, for people."""
+
+    UNKNOWN = "unknown"  # nothing has been heard of it yet
+    UP = "up"
+    REFUSED = "refused"  # the gateway is there, and does not take this device's credentials
+    DOWN = "down"
+    PROBING = "probing"  # down, and being tried
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """How a link is.
+
+    Args:
+        address: where it leads.
+        problem: its last failure in a sentence, "" while nothing is wrong.
+    """
+
+    state: LinkState
+    address: str
+    problem: str = ""
 
 
 class Cloud(Protocol):
@@ -31,6 +57,11 @@ class Link(Protocol):
     @property
     def name(self) -> str:
         """For logs, metrics and `status`: "http", "mqtt"."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where it leads, for people: a URL, or a broker's host and port."""
         ...
 
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:

@@ -23,8 +23,8 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.links.base import Link, LinkBusyError, is_link_fault
-from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.base import Link, LinkBusyError, LinkReport, LinkState, is_link_fault
+from firstline_edge.links.breaker import CircuitBreaker, State
 
 log = logger(__name__)
 
@@ -56,12 +56,35 @@ class ChainSettings:
 
 @dataclass(slots=True)
 class _Way:
-    """A link, its breaker, and what wakes its prober."""
+    """A link, its breaker, what wakes its prober, and what was heard of it last."""
 
     link: Link
     breaker: CircuitBreaker
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     up: bool = True
+    heard: bool = False
+    refused: bool = False
+    problem: str = ""
+
+    def worked(self) -> None:
+        self.heard, self.refused, self.problem = True, False, ""
+
+    def failed(self, error: FirstlineError) -> None:
+        """A fault, or a refusal of this device."""
+        refused = isinstance(error, UnauthorizedError)
+        if refused and not self.refused:  # once, not for each request
+            log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
+        self.heard, self.refused, self.problem = True, refused, error.message
+
+    @property
+    def report(self) -> LinkReport:
+        if self.refused:
+            state = LinkState.REFUSED
+        elif self.breaker.state is not State.CLOSED:
+            state = LinkState.DOWN if self.breaker.state is State.OPEN else LinkState.PROBING
+        else:
+            state = LinkState.UP if self.heard else LinkState.UNKNOWN
+        return LinkReport(state, self.link.address, self.problem)
 
 
 class LinkChain:
@@ -107,6 +130,10 @@ class LinkChain:
     def states(self) -> dict[str, str]:
         """Each link's breaker: closed, open or half_open."""
         return {way.link.name: way.breaker.state.value for way in self._ways}
+
+    def reports(self) -> dict[str, LinkReport]:
+        """How each link is, by its name."""
+        return {way.link.name: way.report for way in self._ways}
 
     async def start(self) -> None:
         """Starts the links and probes them at once: a device that boots offline knows before its first request."""
@@ -170,6 +197,7 @@ class LinkChain:
             else:
                 attempts.append(self._attempt("ok", started_s))
                 way.breaker.succeeded()
+                way.worked()
                 self._note_states()
                 return response
         if error.retryable and error.retry_after_s is None:
@@ -183,10 +211,15 @@ class LinkChain:
             # A probe that fails opens the breaker at once, so that a dead link costs the first request only; the
             # count of failures is for a far side that answers probes and nothing else.
             way.wake.set()
+            way.failed(failure)
             if not isinstance(failure, RemoteTimeoutError) or granted_s >= self._settings.fair_s:
                 way.breaker.failed()
         else:
             way.breaker.succeeded()  # it brought us the gateway's words
+            if isinstance(failure, UnauthorizedError):
+                way.failed(failure)
+            else:
+                way.worked()
         self._note_states()
 
     def _attempt(self, outcome: str, started_s: float) -> Attempt:
@@ -203,7 +236,10 @@ class LinkChain:
                 way.up = up
                 if not up:
                     way.wake.set()
-                log.info("link up" if up else "link down", link=way.link.name)
+                if up:
+                    log.info("link up", link=way.link.name, address=way.link.address)
+                else:
+                    log.warning("link down", link=way.link.name, address=way.link.address, error=way.problem)
         usable, before = self.available, self._usable
         self._usable = usable
         if usable and not before:
@@ -227,10 +263,15 @@ class LinkChain:
             await way.link.probe(self._settings.probe_timeout_s)
         except FirstlineError as error:
             log.debug("link probe failed", link=way.link.name, error=error.message)
+            way.failed(error)
             way.breaker.probe_failed()
         except Exception:  # this task's outermost loop: without it the link would never come back
             log.exception("link probe broke", link=way.link.name)
+            way.heard, way.problem = True, "Its probe broke; the agent's log has the trace."
             way.breaker.probe_failed()
         else:
+            # A gateway takes probes without credentials; where a probe was refused, the next one proves them.
+            if not way.refused or not way.breaker.allows_requests:
+                way.worked()
             way.breaker.probe_succeeded()
         self._note_states()

@@ -31,8 +31,12 @@ from firstline_core.errors import (
 from firstline_core.protocol.http import header_length, headers_for, read_body
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Encoded, Limits, decode_response, encode_request
+from firstline_core.secrets_file import read_secret
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import LinkBusyError, ignore
+
+log = logger(__name__)
 
 # httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
 # timeout is a link that is down; anything that is merely late is late.
@@ -48,6 +52,7 @@ _FOREIGN: tuple[tuple[type[Exception], type[LinkError]], ...] = (
 # What a server that closed an idle connection, just as we used it, looks like.
 _STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError)
 _STALE_RETRIES = 2
+_UNAUTHORIZED = 401
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class HttpLinkSettings:
     Args:
         url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
         token: the device's bearer token, "" for none.
+        token_file: where to look for another one once the gateway refuses this one, "" for nowhere.
         ca_file: authorities that may sign the gateway's certificate; None for the usual ones.
         proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
         connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
@@ -66,6 +72,7 @@ class HttpLinkSettings:
 
     url: str
     token: str = field(default="", repr=False)
+    token_file: str = ""
     ca_file: Path | None = None
     proxy: str | None = None
     connect_timeout_s: float = 1.5
@@ -96,9 +103,8 @@ class HttpLink:
         self._clock = clock
         self._limits = limits
         self._base = _base_of(settings.url)
+        self._token = settings.token
         headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
-        if settings.token:
-            headers["Authorization"] = f"Bearer {settings.token}"
         tls = _tls_context(settings)  # one for both: loading the authorities takes 50 ms
 
         def client(connections: int) -> httpx.AsyncClient:
@@ -114,6 +120,11 @@ class HttpLink:
         self._client = client(settings.connections)
         self._probing_client = client(1)
 
+    @property
+    def address(self) -> str:
+        """Where it leads, for people."""
+        return self._settings.url
+
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
         """Nothing to do: connections are made when they are needed, and lost without a word."""
 
@@ -126,7 +137,13 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        status, headers, body = await self._exchange(_Call(self._client, "POST", f"{path}/infer", encoded), timeout_s)
+        call = _Call(self._client, "POST", f"{path}/infer", encoded)
+        sent_token = self._token
+        status, headers, body = await self._exchange(call, timeout_s)
+        if status == _UNAUTHORIZED and self._found_other_token(sent_token):
+            left_s = timeout_s - (self._clock.monotonic_s() - now_s)
+            if left_s > 0:
+                status, headers, body = await self._exchange(call, left_s)
         if status != 200:
             raise _refusal(status, body, headers)
         try:
@@ -148,6 +165,15 @@ class HttpLink:
     async def close(self) -> None:
         await self._client.aclose()
         await self._probing_client.aclose()
+
+    def _found_other_token(self, refused: str) -> bool:
+        """Whether there is another token than the refused one: somebody may have put a new one into the file."""
+        if self._token == refused and self._settings.token_file:
+            try:
+                self._token = read_secret(self._settings.token_file, "links.token_file")
+            except ConfigError as error:
+                log.warning("the token cannot be read again", link=self.name, error=error.message)
+        return self._token != refused
 
     async def _exchange(self, call: _Call, timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
         steps: list[str] = []
@@ -182,17 +208,20 @@ class HttpLink:
 
         # Where the whole is shorter than the time to connect, what ran out is the whole.
         connect_s = self._settings.connect_timeout_s
+        headers = {} if call.encoded is None else dict(headers_for(call.encoded))
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
         timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
         async with call.client.stream(
             call.method,
             self._base + call.path,
             content=None if call.encoded is None else call.encoded.body,
-            headers={} if call.encoded is None else headers_for(call.encoded),
+            headers=headers,
             timeout=timeout,
             extensions={"trace": trace},
         ) as response:
-            headers = dict(response.headers)
-            return response.status_code, headers, await read_body(response.aiter_raw(), headers, self._limits)
+            heard = dict(response.headers)
+            return response.status_code, heard, await read_body(response.aiter_raw(), heard, self._limits)
 
 
 def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> FirstlineError:

@@ -58,6 +58,11 @@ class MqttLink:
         )
 
     @property
+    def address(self) -> str:
+        """The broker's host and port."""
+        return self._address
+
+    @property
     def connected(self) -> bool:
         return self._client.connected
 

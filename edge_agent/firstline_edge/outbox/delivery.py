@@ -22,6 +22,7 @@ from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, 
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferResponse, Reason
 from firstline_core.waiting import first_of
+from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.item import OutboxItem, expire
@@ -30,7 +31,7 @@ from firstline_edge.outbox.store import Outbox
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
-OnCorrection = Callable[[InferResponse], None]
+OnCorrection = Callable[[InferResponse, str], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
@@ -83,7 +84,9 @@ class Delivery:
         clock: for waits and ages.
         rng: for jitter.
         max_age_s: after which a promise expires.
-        on_correction: told of each answer once it is stored, expired ones included.
+        on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
+            to correct it ("" where it did not).
+        complaints: gains what the gateway says against a model; None to keep that here.
         settings: patience.
     """
 
@@ -96,7 +99,8 @@ class Delivery:
         rng: random.Random,
         *,
         max_age_s: float,
-        on_correction: OnCorrection = lambda _: None,
+        on_correction: OnCorrection = lambda _answer, _cause: None,
+        complaints: Complaints | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -105,6 +109,7 @@ class Delivery:
         self._clock = clock
         self._rng = rng
         self._on_correction = on_correction
+        self._complaints = complaints if complaints is not None else Complaints()
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
@@ -113,6 +118,7 @@ class Delivery:
         self._items: Backoffs[str] = Backoffs(clock, rng, **patience)
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
+        self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
 
     async def run(self) -> None:
@@ -212,15 +218,24 @@ class Delivery:
         """Ends one promise; or makes it wait, and says why."""
         request_id = item.request.request_id
         try:
-            await self._end(item, await self._outcome(item))
+            final, cause = await self._outcome(item)
+            await self._end(item, final, cause)
         except FirstlineError as error:
-            log.info("outbox delivery refused", request_id=request_id, code=error.code, error=error.message)
+            self._tell(item, error)
             self._items.failed(request_id, error.retry_after_s or 0.0)
             return error
+        self._troubles.pop((item.request.model, item.request.version), None)
         return None
 
-    async def _outcome(self, item: OutboxItem) -> InferResponse:
-        """What ends the promise.
+    def _tell(self, item: OutboxItem, error: FirstlineError) -> None:
+        """Warns when a model's corrections begin to wait, or wait for another reason: not at each try of each item."""
+        model = (item.request.model, item.request.version)
+        write = log.debug if self._troubles.get(model) == error.code else log.warning
+        self._troubles[model] = error.code
+        write("corrections wait", model=item.request.model, waiting=self._outbox.depth, error=error.message)
+
+    async def _outcome(self, item: OutboxItem) -> tuple[InferResponse, str]:
+        """What ends the promise, and why the gateway refused to keep it, "" where it did not.
 
         Raises:
             FirstlineError: nothing yet; it is to be tried again.
@@ -234,7 +249,9 @@ class Delivery:
             answered = True
             if correction.answer is not None:
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
-            return self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            self._complaints.settle(item.request.model, item.request.version)
+            return merged, ""
         except FirstlineError as error:
             # A refused token is the operator's to mend, and no fault of the item's. What is wrong with an answer is
             # the gateway's fault, of whichever kind, and not the link's.
@@ -247,14 +264,12 @@ class Delivery:
         self._refused[request_id] = self._refused.get(request_id, 0) + 1
         if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
             raise refusal
-        log.info("outbox promise hopeless", request_id=request_id, code=refusal.code, error=refusal.message)
-        return expire(item.provisional, Reason.CLOUD_ERROR)
+        self._complaints.note(item.request.model, item.request.version, refusal)
+        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
 
-    async def _end(self, item: OutboxItem, final: InferResponse) -> None:
+    async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
         self._refused.pop(request_id, None)
-        status = final.answer.status.value if final.answer is not None else ""
-        log.info("outbox promise ended", request_id=request_id, status=status, waiting=self._outbox.depth)
-        self._on_correction(final)
+        self._on_correction(final, cause)

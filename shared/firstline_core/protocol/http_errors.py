@@ -56,7 +56,7 @@ def error_body(error: FirstlineError) -> bytes:
     """`{"error": sentence, "code": code}`, with `retry_after_s` and `request_id` where they are known."""
     body: dict[str, Any] = {"error": error.message, "code": error.code}
     if error.retry_after_s is not None:
-        body["retry_after_s"] = error.retry_after_s
+        body["retry_after_s"] = round(error.retry_after_s, 3)
     if error.request_id:
         body["request_id"] = error.request_id
     return orjson.dumps(body)

@@ -167,7 +167,7 @@ class MqttClient:
         attempts = 0
         while True:
             connection = Connection(
-                self._settings,
+                self._settings.renewed(),
                 will=self._will,
                 # Within this client's life a session is resumed; what an earlier process left is resumed too,
                 # if and only if the caller asked the broker to keep it.

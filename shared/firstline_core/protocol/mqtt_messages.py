@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from firstline_core.errors import ConfigError
+from firstline_core.secrets_file import read_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,7 @@ class MqttSettings:
         port: 1883 by custom, 8883 with TLS.
         client_id: unique at the broker, which ends an older connection of the same id.
         username: "" for none; the password is sent only with it.
+        password_file: where to read the password anew for each connection, None to keep the first.
         tls_ca_file: authorities that may sign the broker's certificate; TLS is on if and only if this is
             set ("system" takes the machine's own).
         tls_certificate_file: this client's own, where the broker asks for one, with `tls_key_file`.
@@ -31,6 +35,7 @@ class MqttSettings:
     client_id: str = ""
     username: str = ""
     password: str = field(default="", repr=False)
+    password_file: Path | None = None
     tls_ca_file: Path | None = None
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
@@ -43,6 +48,15 @@ class MqttSettings:
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def renewed(self) -> MqttSettings:
+        """With the password that the file holds now; the one before where it cannot be read."""
+        if self.password_file is None:
+            return self
+        try:
+            return replace(self, password=read_secret(str(self.password_file), "password_file"))
+        except ConfigError:  # it was read once; the broker says whether the old one still holds
+            return self
 
 
 @dataclass(frozen=True, slots=True)

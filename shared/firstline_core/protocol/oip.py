@@ -80,6 +80,7 @@ def decode_request(
 
     Raises:
         InvalidTensorError: the body does not say what V2 says that it must.
+        RequestError: a parameter has a value that it cannot take.
         PayloadTooLargeError: it asks for more than `limits` allow.
     """
     head, tail = framing.split(body, header_length, limits)
@@ -241,7 +242,7 @@ def _uuid(request_id: str) -> str:
     except ValueError:
         canonical = ""
     if canonical != request_id.lower():
-        raise InvalidTensorError(
+        raise RequestError(
             f"Parameter 'request_id' is {shown(request_id)}; use a UUID such as "
             "01890a5d-ac96-774b-bcce-b302099a8057, or leave it out."
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from firstline_core.errors import InvalidTensorError
+from firstline_core.errors import RequestError
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Privacy, Route, Wait
 
@@ -34,7 +34,7 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
         now_s: on this tier's monotonic clock; `timeout` counts from here.
 
     Raises:
-        InvalidTensorError: a known parameter has a value that it cannot take; the message lists those.
+        RequestError: a known parameter has a value that it cannot take; the message lists those.
     """
     return Preferences(
         route=_choice(parameters, "route", Route.AUTO),
@@ -51,12 +51,12 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     `privacy` must not let an image leave the device.
 
     Raises:
-        InvalidTensorError: a name that is not known.
+        RequestError: a name that is not known.
     """
     known = ("route", "privacy", "wait", "timeout")
     for name in query:
         if name not in known:
-            raise InvalidTensorError(f"Query parameter {shown(name)} is unknown; use {', '.join(known)}.")
+            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(known)}.")
     parameters: dict[str, object] = dict(query)
     timeout = query.get("timeout")
     # 20 digits hold every unsigned 64-bit number, and keep int() from work without end.
@@ -74,25 +74,25 @@ def flag(parameters: Mapping[str, object], key: str) -> bool | None:
     """A true or false parameter, None where it is absent.
 
     Raises:
-        InvalidTensorError: any other value.
+        RequestError: any other value.
     """
     value = parameters.get(key)
     if value is None or isinstance(value, bool):
         return value
-    raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use true or false.")
+    raise RequestError(f"Parameter '{key}' is {shown(value)}; use true or false.")
 
 
 def text(parameters: Mapping[str, object], key: str) -> str:
     """A string parameter, "" where it is absent.
 
     Raises:
-        InvalidTensorError: any other value.
+        RequestError: any other value.
     """
     value = parameters.get(key)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use a string.")
+        raise RequestError(f"Parameter '{key}' is {shown(value)}; use a string.")
     return value
 
 
@@ -104,7 +104,7 @@ def _choice(parameters: Mapping[str, object], key: str, default: _Choice) -> _Ch
     try:
         return kind(value)  # type: ignore[arg-type]  # any other type is a ValueError too
     except ValueError:
-        raise InvalidTensorError(f"Parameter '{key}' is {shown(value)}; use one of {', '.join(kind)}.") from None
+        raise RequestError(f"Parameter '{key}' is {shown(value)}; use one of {', '.join(kind)}.") from None
 
 
 def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
@@ -112,7 +112,5 @@ def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
     if value is None or (value == 0 and type(value) is int):
         return None
     if type(value) is not int or value < 0:
-        raise InvalidTensorError(
-            f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none."
-        )
+        raise RequestError(f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none.")
     return now_s + value / _US_PER_S

@@ -100,7 +100,8 @@ def request_from_file(
         limits: as for V2.
 
     Raises:
-        InvalidTensorError: the body or the query do not say what they must.
+        InvalidTensorError: the body does not say what it must.
+        RequestError: nor does the query.
         PayloadTooLargeError: the body is over `limits`.
     """
     if len(body) > limits.body_bytes:

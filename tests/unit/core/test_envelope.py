@@ -120,5 +120,5 @@ def test_what_is_no_answer_is_the_links_fault(message: Message) -> None:
 
 def test_a_request_id_that_is_none_is_refused() -> None:
     publication = published(replace(request(), request_id="../../etc"))
-    with pytest.raises(errors.InvalidTensorError, match="request_id"):
+    with pytest.raises(errors.RequestError, match="request_id"):
         envelope.read_request(delivered(publication), "digits", now_s=0.0, principal="cam")

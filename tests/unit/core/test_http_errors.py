@@ -19,7 +19,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.protocol.http import error_reply
-from firstline_core.protocol.http_errors import closing_response, error_from, status_of
+from firstline_core.protocol.http_errors import closing_response, error_body, error_from, status_of
 
 STATUSES = {
     "invalid_request": 400,
@@ -118,3 +118,7 @@ def test_a_closing_response_is_a_whole_one() -> None:
     body = response.read()
     assert len(body) == int(response.getheader("Content-Length") or 0)
     assert type(error_from(431, body)) is RequestError
+
+
+def test_a_wait_is_said_in_milliseconds_at_the_finest() -> None:
+    assert orjson.loads(error_body(QueueFullError("Full.", retry_after_s=0.123456789)))["retry_after_s"] == 0.123

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError, RequestError
 from firstline_core.protocol.oip import (
     Encoded,
     Limits,
@@ -186,7 +186,7 @@ class TestRequest:
         ],
     )
     def test_a_known_parameter_with_a_bad_value_is_refused(self, parameters: dict[str, object], says: str) -> None:
-        with pytest.raises(InvalidTensorError, match=f"'{next(iter(parameters))}'.*{says}"):
+        with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{says}"):
             decode_request("m", body(parameters=parameters), None, trust_request_id=True)
 
     @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ class TestRequest:
         ],
     )
     def test_a_malformed_body_is_refused_with_a_reason(self, sent: bytes, says: str) -> None:
-        with pytest.raises(InvalidTensorError, match=says):
+        with pytest.raises(RequestError, match=says):
             decode_request("m", sent, None)
 
     @pytest.mark.parametrize("length", [-1, 0, len(TRITON_BINARY) + 1, 10**17])

@@ -10,7 +10,13 @@ import orjson
 import pytest
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
+from firstline_core.errors import (
+    InferenceError,
+    InvalidTensorError,
+    PayloadTooLargeError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_core.protocol import framing
 from firstline_core.protocol import short as short_way
 from firstline_core.protocol.limits import Limits
@@ -136,8 +142,9 @@ def test_the_query() -> None:
     ],
 )
 def test_a_bad_query(query: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidTensorError, match=says):
+    with pytest.raises(RequestError, match=says) as refused:
         short(IMAGE, b"a", **query)
+    assert refused.value.code == "invalid_request"
 
 
 ANSWER = Answer(

@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.escalations import ScriptedLink, request, response, settle
+from support.logs import captured_lines
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy
-from firstline_edge.links.base import LinkBusyError
+from firstline_edge.links.base import LinkBusyError, LinkReport, LinkState
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import ChainSettings, LinkChain
 
@@ -363,3 +364,42 @@ async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert house.chain.states()["first"] == "closed"
+
+
+async def test_a_link_is_unknown_until_something_was_heard_of_it(house: House) -> None:
+    fresh = House()
+    assert fresh.chain.reports()["first"] == LinkReport(LinkState.UNKNOWN, "first.example")
+    assert house.chain.reports()["first"].state is LinkState.UP  # probed
+
+
+async def test_a_report_says_why_a_link_does_not_work(house: House) -> None:
+    house.cut()
+    await house.fail_until_open()
+    report = house.chain.reports()["first"]
+    assert (report.state, report.problem) == (LinkState.DOWN, "refused")
+
+
+async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_of_once(house: House) -> None:
+    house.first.error = house.second.error = errors.UnauthorizedError("The token is unknown.")
+    with captured_lines() as lines:
+        for _ in range(3):
+            with pytest.raises(errors.UnauthorizedError):
+                await house.infer()
+        house.first.on_lost()  # a probe shows no token, so it proves nothing about it
+        await settle()
+    assert [line["link"] for line in lines if line["level"] == "warning"] == ["first", "second"]
+    assert house.chain.reports()["first"] == LinkReport(LinkState.REFUSED, "first.example", "The token is unknown.")
+    house.mend()
+    await house.infer()
+    assert house.chain.reports()["first"] == LinkReport(LinkState.UP, "first.example")
+
+
+async def test_a_broker_that_refuses_probes_shows_as_refused_until_it_takes_one(house: House) -> None:
+    house.first.error = house.first.probe_error = errors.UnauthorizedError("Wrong password.")
+    house.first.on_lost()
+    await settle()
+    assert house.chain.reports()["first"] == LinkReport(LinkState.REFUSED, "first.example", "Wrong password.")
+    house.mend()
+    await house.clock.advance(1.0)
+    await settle()
+    assert house.chain.reports()["first"].state is LinkState.UP

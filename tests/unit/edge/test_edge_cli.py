@@ -74,6 +74,27 @@ def test_explain_tells_a_story() -> None:
     assert strange.startswith('{"request_id": "r"}') and "did not write this line" in strange
     (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error"})
     assert "refused to correct it" in refused
+    (refused,) = describe(LINE | {"event": "corrected", "status": "expired", "reason": "cloud_error", "cause": "Why."})
+    assert refused.endswith("the first answer stands. Why: Why.")
+
+
+def test_explain_names_a_refused_token() -> None:
+    tried = [{"tier": "cloud", "outcome": "unauthorized", "ms": 2.5}]
+    said = describe(LINE | {"attempts": tried, "cause": "The gateway refuses this device: The token is unknown."})
+    assert said[1] == "  the gateway refused this device's token (unauthorized) after 2.5 ms"
+    assert "refuses this device's token" in said[2] and "links.token_file" in said[2]
+    assert said[2].endswith("Why: The gateway refuses this device: The token is unknown.")
+
+
+def test_explain_knows_who_asked_not_to_wait() -> None:
+    said = describe(LINE | {"reason": "requested", "wait": "first"})
+    assert "asked not to wait for it (`wait=first`)" in said[3]
+    assert "`route` or `wait`" in describe(LINE | {"reason": "requested"})[3]
+
+
+def test_explain_speaks_of_no_certificate() -> None:
+    final = describe(LINE | {"status": "final", "durable": False, "tier": "cloud", "certified": True})
+    assert final[-1] == "  The answer is final. It is the full model's own."
 
 
 @pytest.mark.parametrize(
@@ -155,17 +176,26 @@ def test_status_of_something_else(
 def test_status_in_words() -> None:
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
+    other = model | {"problem": "Another bundle."}
     gone = model | {"edge": None, "problem": "No runtime."}
     proved = model | {"passed_over": [], "certificate": {"promise": "at most 5 %"}, "uncertified": None}
     void = model | {"passed_over": [], "certificate": None, "uncertified": "its certificate is void"}
     status = {
-        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, gone, proved, void],
-        "problems": [{"path": "/x", "message": "Broken."}], "links": {"http": "open"},
+        "device_id": "d", "version": "0", "ready": True, "uptime_s": 3, "models": [model, other, gone, proved, void],
+        "problems": [{"path": "/x", "message": "Broken."}],
+        "links": {
+            "http": {"state": "down", "address": "http://g", "problem": "Refused."},
+            "mqtt": {"state": "refused", "address": "b:1883", "problem": "Unknown token."},
+            "mqtt-2": {"state": "unknown", "address": "c:1883", "problem": ""},
+        },
         "outbox": {"items": 2, "size_bytes": 10}, "cache": {"entries": 1, "size_bytes": 5},
     }  # fmt: skip
     assert describe_status("http://h", status) == [
         "d 0 at http://h, ready, up 3 s",
         "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "        passed over better: no such provider.",
+        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "problem m 1: Another bundle.",
         "        passed over better: no such provider.",
         "model   m 1: all goes to the cloud. No runtime.",
         "model   m 1: e on CPU, not measured, kept from a score of 0.9",
@@ -173,7 +203,9 @@ def test_status_in_words() -> None:
         "model   m 1: e on CPU, not measured, kept from a score of 0.9",
         "        not certified: its certificate is void",
         "problem /x: Broken.",
-        "link    http: down",
+        "link    http http://g: down. Refused.",
+        "link    mqtt b:1883: refused: token or password. Unknown token.",
+        "link    mqtt-2 c:1883: unknown",
         "outbox  2 corrections to come, 10 bytes",
         "cache   1 results in memory, 5 bytes",
     ]

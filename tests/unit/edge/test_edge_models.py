@@ -14,6 +14,7 @@ import pytest
 from support.agent import DIGITS
 from support.bundles import images
 from support.edge import manifest
+from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
@@ -108,3 +109,14 @@ def test_rows_are_scored_one_by_one(workers: Workers) -> None:
     np.testing.assert_array_equal(one.probabilities, two.probabilities)
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
     models.close()
+
+
+def test_a_folder_without_a_bundle_is_warned_of(workers: Workers, tmp_path: Path) -> None:
+    with captured_lines() as lines:
+        models = open_models([tmp_path, tmp_path / "absent"], RuntimeOptions(), workers)
+    empty, absent = models.problems
+    assert "holds no bundle" in empty.message and "no such folder" in absent.message
+    assert [(line["level"], line["path"], line["error"]) for line in lines] == [
+        ("warning", str(empty.path), empty.message),
+        ("warning", str(absent.path), absent.message),
+    ]

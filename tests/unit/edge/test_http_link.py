@@ -286,3 +286,37 @@ def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_the_token_is_not_shown() -> None:
     assert "secret" not in repr(HttpLinkSettings("http://gateway", token="secret"))
+
+
+class TestReplacedToken:
+    async def by_token(self, reader: Reader, writer: Writer) -> None:
+        """Knows one token, the new one."""
+        while True:
+            _, headers, body = await read_request(reader)
+            if headers.get("authorization") != "Bearer new":
+                writer.write(reply(401, error_body(errors.UnauthorizedError("The token is unknown."))))
+                continue
+            asked = decode_request("digits", body, int(headers[wire.HEADER_LENGTH.lower()]), trust_request_id=True)
+            encoded = encode_response(asked, response(asked))
+            writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
+
+    async def test_the_file_is_read_again_once_the_gateway_refuses(self, server: Server, tmp_path: Path) -> None:
+        server.script = self.by_token
+        file = tmp_path / "token"
+        file.write_text("old")
+        link = HttpLink(HttpLinkSettings(server.url, token="old", token_file=str(file)))
+        with pytest.raises(errors.UnauthorizedError, match="unknown"):
+            await link.infer(request(), 5.0)
+        assert len(server.heads) == 1  # the same token again is not worth a journey
+        file.write_text("new\n")
+        for _ in range(2):
+            assert (await link.infer(request(), 5.0)).answer is not None
+        assert len(server.heads) == 4  # the old one once, then the new one and no other
+        await link.close()
+
+    async def test_a_file_that_is_gone_leaves_the_refusal(self, server: Server, tmp_path: Path) -> None:
+        server.script = self.by_token
+        link = HttpLink(HttpLinkSettings(server.url, token="old", token_file=str(tmp_path / "absent")))
+        with pytest.raises(errors.UnauthorizedError, match="unknown"):
+            await link.infer(request(), 5.0)
+        await link.close()

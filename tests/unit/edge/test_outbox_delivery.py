@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.escalations import ScriptedLink, request, response, row, settle
+from support.logs import captured_lines
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tensor
 from firstline_edge import rows
+from firstline_edge.complaints import Complaints
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
@@ -81,16 +83,23 @@ class House:
         self.chain = LinkChain([self.link], [breaker], self.clock)
         self.outbox = BusyOutbox(path, clock=self.clock)
         self.announced: list[InferResponse] = []
+        self.causes: list[str] = []
+        self.complaints = Complaints()
         self.delivery = Delivery(
             self.outbox,
             self.chain,
             rows.merge,
             self.clock,
             random.Random(2),
-            on_correction=self.announced.append,
+            on_correction=self.note,
+            complaints=self.complaints,
             max_age_s=3600.0,
             settings=DeliverySettings(concurrency=2, refusals=3),
         )
+
+    def note(self, answer: InferResponse, cause: str) -> None:
+        self.announced.append(answer)
+        self.causes.append(cause)
 
     def cut(self) -> None:
         self.link.error = self.link.probe_error = DOWN
@@ -436,3 +445,32 @@ def test_only_rows_that_waited_expire() -> None:
     assert answer is not None
     assert [row.status for row in answer.rows] == [Status.EXPIRED, Status.FINAL, Status.FINAL]
     assert [row.reason for row in answer.rows] == [Reason.CLOUD_ERROR, Reason.UNCERTAIN, Reason.UNCERTAIN]
+
+
+async def test_a_trouble_is_warned_of_when_it_begins_not_for_each_item_and_try(house: House) -> None:
+    house.link.error = errors.UnauthorizedError("The token is unknown.")
+    with captured_lines() as lines:
+        for _ in range(3):
+            await house.promise()
+        await house.pass_time(30.0)
+        assert len(house.link.calls) > 3
+        house.mend()
+        await house.until_empty()
+    told = [line for line in lines if line["level"] == "warning" and line["event"] == "corrections wait"]
+    assert [line["error"] for line in told] == ["The token is unknown."]
+    assert "outbox promise ended" not in {line["event"] for line in lines}
+
+
+async def test_a_mismatch_is_warned_of_once_and_comes_with_the_answer(house: House) -> None:
+    house.link.error = errors.ModelMismatchError("Other digests.")
+    with captured_lines() as lines:
+        promised = [await house.promise() for _ in range(3)]
+        await house.until_empty()
+    assert [await house.status(request_id) for request_id in promised] == [Status.EXPIRED] * 3
+    assert house.causes == ["Other digests."] * 3
+    assert [line["error"] for line in lines if line["level"] == "warning"] == ["Other digests."]
+    assert house.complaints.of("digits", "1") == "Other digests."
+    house.mend()
+    await house.promise()
+    await house.until_empty()
+    assert house.complaints.of("digits", "1") == ""

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import structlog
 from support.gateway import DIGITS, GatedExecutor, request_of
+from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -20,6 +22,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
 
@@ -138,3 +141,18 @@ async def test_a_gateway_without_models_is_live_and_not_ready() -> None:
     assert not plane.ready()
     with pytest.raises(UnknownModelError, match="it serves: none"):
         plane.model_ready("digits", "")
+
+
+async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
+    with captured_lines() as lines, structlog.contextvars.bound_contextvars():
+        asked = asyncio.create_task(logged_request(bench))
+        await until_held(bench.executor)
+        bench.executor.release()
+        await asked
+    [line] = [line for line in lines if line["event"] == "answered"]
+    assert (line["tier"], line["reason"], line["rows"]) == ("cloud", "requested", 2)
+
+
+async def logged_request(bench: Bench) -> None:
+    await bench.plane.infer(digits_request())
+    record(bench.metrics, transport="http", model="digits", principal="device:a", seconds=0.1)

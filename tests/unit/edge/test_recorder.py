@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from support.escalations import request, response
+from support.logs import captured_lines
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.telemetry.decisions import find
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import Status
+from firstline_edge.recorder import Recorder
+
+
+def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    recorder = Recorder(
+        metrics=RequestMetrics("edge"),
+        decisions_path=path,
+        decisions_limit_bytes=1 << 20,
+        log_requests=True,
+        clock=SimulatedClock(),
+    )
+    final = response(request())
+    assert final.answer is not None
+    expired = replace(final, answer=replace(final.answer, status=Status.EXPIRED))
+    with captured_lines() as lines:
+        recorder.corrected(final)
+        recorder.corrected(expired, "Other bundle.")
+    recorder.close()
+    request_id = final.answer.request_id
+    assert lines == [
+        {"event": "corrected", "level": "info", "request_id": request_id, "model": "digits"},
+        {
+            "event": "correction expired",
+            "level": "info",
+            "request_id": request_id,
+            "model": "digits",
+            "cause": "Other bundle.",
+        },
+    ]
+    kept, ended = find(path, request_id)
+    assert "cause" not in kept and ended["cause"] == "Other bundle."
