@@ -28,7 +28,7 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._server_port = port
         self._listener: asyncio.Server | None = None
-        self._carriers: set[asyncio.Task[None]] = set()
+        self._carriers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.port = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -54,8 +54,9 @@ class Wire:
         if listener is None:
             return
         listener.close()
-        for carrier in self._carriers:
+        for carrier, near in self._carriers.items():
             carrier.cancel()
+            near.transport.abort()  # a task that is cancelled before its first step closes nothing
         await asyncio.gather(*self._carriers, return_exceptions=True)
         await listener.wait_closed()
 
@@ -64,8 +65,8 @@ class Wire:
             near.transport.abort()
             return
         carrier = asyncio.create_task(self._carry(near_reader, near))
-        self._carriers.add(carrier)
-        carrier.add_done_callback(self._carriers.discard)
+        self._carriers[carrier] = near
+        carrier.add_done_callback(self._carriers.pop)
 
     async def _carry(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         """One connection, until both sides have said all; however it ends before, both are reset."""

@@ -60,3 +60,24 @@ async def test_a_server_that_is_gone_resets_the_caller() -> None:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await exchanged(reader, writer, b"anyone?")
         writer.close()
+
+
+async def test_what_was_accepted_in_the_moment_of_the_cut_is_closed(echo_port: int) -> None:
+    async with Wire(echo_port) as wire:
+        near = FakeWriter()
+        wire._accept(asyncio.StreamReader(), near)  # type: ignore[arg-type]
+        await wire.cut()
+        assert near.aborted
+
+
+class FakeWriter:
+    """The part of a `StreamWriter` that a wire needs of one it never writes to."""
+
+    aborted = False
+
+    @property
+    def transport(self) -> FakeWriter:
+        return self
+
+    def abort(self) -> None:
+        self.aborted = True
