@@ -38,6 +38,7 @@ from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.recorder import Recorder
+from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import Links, open_links
@@ -130,14 +131,15 @@ class EdgeAgent:
         self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
         resources.push_async_callback(self.links.close)
 
+        self._router = Router(min_threshold=settings.policy.min_threshold)
         self._cascade = Cascade(
             models=self.models,
             cache=self.cache,
             cloud=self.links.chain,
             promises=self.outbox,
+            router=self._router,
             options=CascadeOptions(
                 limit_bytes=settings.policy.limit_bytes,
-                min_threshold=settings.policy.min_threshold,
                 default_timeout_s=settings.policy.default_timeout_ms / 1000,
                 reserve_s=settings.policy.deadline_reserve_ms / 1000,
             ),
@@ -251,7 +253,7 @@ class EdgeAgent:
 
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
-        return self._cascade.threshold(held)
+        return self._router.threshold(held)
 
     def _open_outbox(self) -> Outbox:
         announcing = any(link.kind == "mqtt" for link in self.settings.links)

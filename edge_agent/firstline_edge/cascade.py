@@ -20,7 +20,6 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, InferenceError, InvalidTensorError, QueueFullError
 from firstline_core.routing import policy
-from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier, Wait
 from firstline_edge import keys
@@ -32,6 +31,7 @@ from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.router import Router
 from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
 
@@ -46,17 +46,15 @@ class Promises(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CascadeOptions:
-    """What this device adds to the bundles' policies.
+    """What this device asks of every request.
 
     Args:
         limit_bytes: the largest payload that this device takes on itself.
-        min_threshold: raises a bundle's threshold, never lowers it.
         default_timeout_s: for a request that brings no deadline.
         reserve_s: kept back of a deadline, to store the promise and write the edge answer in time.
     """
 
     limit_bytes: int
-    min_threshold: float
     default_timeout_s: float
     reserve_s: float
 
@@ -107,6 +105,7 @@ class Cascade:
 
     Args:
         cloud: None on a device without links: what the edge model says is then all there is.
+        router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
     """
 
@@ -117,6 +116,7 @@ class Cascade:
         cache: ResultCache,
         cloud: Cloud | None,
         promises: Promises,
+        router: Router,
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
@@ -125,6 +125,7 @@ class Cascade:
         self._cache = cache
         self._gateway = Gateway(cloud, cache, clock, complaints if complaints is not None else Complaints())
         self._promises = promises
+        self._router = router
         self._options = options
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
@@ -184,11 +185,10 @@ class Cascade:
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
         escalated: list[Row] = []
         for row in rows:
-            verdict = decision or self._verdict(model, row)
+            verdict = decision or self._router.verdict(model, row)
             row.reason = verdict.reason
             if verdict.tier is Tier.EDGE and edge is not None:
-                certified = policy.covered(verdict, self.threshold(model), edge.certificate)
-                row.keep(verdict.reason, edge.loaded.digest, certified=certified)
+                row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, verdict))
             elif not self._recall_full(case, row):
                 escalated.append(row)
         if not escalated:
@@ -211,17 +211,6 @@ class Cascade:
 
         # 5. The edge answer now; the correction later, where one may come.
         return await self._answer_for_now(case, edge, escalated, reason, promised=promised)
-
-    def threshold(self, model: HeldModel) -> float:
-        """The score from which an edge answer is kept; the device can only raise the bundle's."""
-        certificate = model.edge.certificate if model.edge is not None else None
-        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._options.min_threshold)
-
-    def _verdict(self, model: HeldModel, row: Row) -> Decision:
-        """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
-        if row.edge is None:
-            return Decision(Tier.CLOUD, Reason.HEAVY)
-        return policy.after(row.score, self.threshold(model))
 
     def _reserve_s(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> float:
         """What the edge answer needs of the deadline: to be stored and written, and computed if it was not yet."""

@@ -1,7 +1,7 @@
 """Fits the learned score and chooses the best one, on the selection part of the data alone.
 
-What is fitted here is applied by `firstline_core.routing.learned`, in plain numpy. scikit-learn comes with this
-repository's `recipes` dependencies.
+What is fitted here is applied by `firstline_core.routing.learned`, in plain numpy. scikit-learn comes with
+`firstline[analysis]`.
 """
 
 from __future__ import annotations
@@ -144,4 +144,4 @@ def _sklearn(module: str) -> Any:
 
         return import_module(f"sklearn.{module}")
     except ImportError as error:
-        raise ConfigError("A learned score is fitted with scikit-learn: pip install scikit-learn.") from error
+        raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.") from error

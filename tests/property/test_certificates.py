@@ -119,7 +119,7 @@ def test_no_row_is_both_kept_and_escalated_nor_served_below_a_tightened_threshol
                 scene.cloud.requests.clear()
                 answer = said(await scene.infer(*values, route=route, privacy=privacy))
                 rows = answer.rows or (answer,)
-                threshold = scene.cascade.threshold(scene.held)
+                threshold = scene.router.threshold(scene.held)
                 sent = [value for request in scene.sent_rows for value in request]
                 for value, row in zip(values, rows, strict=True):
                     at_edge = row.model_digest == scene.echo.digest

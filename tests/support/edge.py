@@ -34,6 +34,7 @@ from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
+from firstline_edge.router import Router
 from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
@@ -160,12 +161,14 @@ class Scene:
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         self.models = Models([self.held])
+        self.router = Router(min_threshold=min_threshold)
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
             cloud=self.cloud if linked else None,
             promises=self.promises,
-            options=CascadeOptions(limit_bytes=64, min_threshold=min_threshold, default_timeout_s=2, reserve_s=0.02),
+            router=self.router,
+            options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
             clock=clock,
         )
 
