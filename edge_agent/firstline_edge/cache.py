@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,12 @@ class ModelOutput:
     Args:
         probabilities: (classes,) float32.
         score: the edge model's confidence in [0, 1]; None for the full model.
+        value: P(edge wrong and full right), what asking the full model is worth; None where the bundle learned none.
     """
 
     probabilities: NDArray[np.float32]
     score: float | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +123,7 @@ class ResultCache:
             output: its probabilities are copied, for they may be a view of a whole batch or message.
             private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
-        output = ModelOutput(output.probabilities.copy(), output.score)
+        output = replace(output, probabilities=output.probabilities.copy())
         self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))
