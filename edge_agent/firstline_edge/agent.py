@@ -262,15 +262,17 @@ class EdgeAgent:
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
         outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self.links.chain or LinkChain([], [], self._clock)
         delivery = Delivery(
             outbox,
-            self.links.chain or LinkChain([], [], self._clock),
+            chain,
             rows.merge,
             self._clock,
             rng,
             max_age_s=self.settings.outbox.max_age_s,
             on_correction=self._recorder.corrected,
             complaints=self.complaints,
+            retries=chain.retries,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
