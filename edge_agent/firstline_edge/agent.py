@@ -37,6 +37,7 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
@@ -250,6 +251,11 @@ class EdgeAgent:
     def status(self) -> dict[str, Any]:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
+
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._cascade.punctuality
 
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""

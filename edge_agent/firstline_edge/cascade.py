@@ -32,6 +32,7 @@ from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
@@ -130,6 +131,11 @@ class Cascade:
         self._options = options
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
+
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._gateway.punctuality
 
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""

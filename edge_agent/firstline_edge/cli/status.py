@@ -108,6 +108,18 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
 _LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
 
 
-def _link_line(name: str, link: dict[str, str]) -> str:
+def _link_line(name: str, link: dict[str, Any]) -> str:
     problem = f". {link['problem']}" if link["problem"] else ""
-    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{problem}"
+    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{_pace(link)}{problem}"
+
+
+def _pace(link: dict[str, Any]) -> str:
+    """How long it takes of late, and how much of that is the gateway's."""
+    timing = link.get("timing")
+    if timing is None:
+        return ""
+    service = f", {timing['service_p50_ms']:.3g} of them in the gateway" if timing["service_p50_ms"] is not None else ""
+    return (
+        f", {timing['total_p50_ms']:.3g} ms (95 %: {timing['total_p95_ms']:.3g}) for {timing['typical_bytes']} bytes"
+        f"{service}"
+    )
