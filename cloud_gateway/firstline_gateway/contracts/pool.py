@@ -112,9 +112,7 @@ def promise_of(manifest: Manifest, note: AuditNote) -> tuple[PoolKey, bool] | No
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
         if certificate is not None and certificate.edge_digest == note.edge_digest:
-            # What audits can see is disagreement, and only some certificates bound that.
-            tested = certificate.epsilon if certificate.contract == "disagreement" else None
-            if note.epsilon != tested or note.threshold < certificate.threshold:
+            if note.epsilon != certificate.audit_epsilon or note.threshold < certificate.threshold:
                 return None
             # 0.0 and -0.0 are one threshold, and the sum has one way to write it.
             key = PoolKey(manifest.name, manifest.version, note.edge_digest, note.threshold + 0.0, note.epsilon)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 from support.audits import EPSILON, THRESHOLD, certified_digits, note_of
 
@@ -70,6 +71,7 @@ def test_the_bundle_makes_the_promise_and_a_device_may_only_tighten_it(served: S
     "changes",
     [
         {"epsilon": 1e-9},
+        {"epsilon": 0.045},
         {"epsilon": 0.5},
         {"threshold": THRESHOLD - 1e-9},
         {"threshold": -1e308},
@@ -84,6 +86,14 @@ def test_a_variant_without_a_certificate_promises_nothing(served: ServedModel) -
     bare = served.manifest.edge[2]
     assert bare.certificate is None
     assert promise_of(served.manifest, note_of(served, 3, edge_digest=bare.digest)) is None
+
+
+def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedModel) -> None:
+    variant = served.manifest.edge[0]
+    assert variant.certificate is not None
+    blind = msgspec.structs.replace(variant.certificate, audit_epsilon=None)
+    manifest = msgspec.structs.replace(served.manifest, edge=(msgspec.structs.replace(variant, certificate=blind),))
+    assert promise_of(manifest, note_of(served, 3)) is None
 
 
 def test_the_longest_unused_goes_first() -> None:
