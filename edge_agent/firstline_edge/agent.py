@@ -286,6 +286,7 @@ class EdgeAgent:
         certificate = held.edge.certificate if held.edge is not None else None
         return {
             "threshold": self.threshold(held),
+            "by": certificate.by if certificate is not None else "",
             "certificate": certificate and certificate.promise,
             "uncertified": held.edge.uncertified if held.edge is not None else "",
         }
