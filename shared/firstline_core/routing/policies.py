@@ -87,6 +87,9 @@ class Certified:
         return _KEEP if seen.score >= seen.threshold else _ESCALATE
 
 
+CERTIFIED = Certified()
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """Escalates what is worth its price, likeliest corrections first; a certificate's contract still comes before that.
