@@ -1,61 +1,85 @@
+"""The policy that the device chose, at work in the cascade."""
+
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import replace
-
-import msgspec
-import numpy as np
 import pytest
-from support.bundles import with_certificate
-from support.edge import Scene
+from support.edge import SURE, UNSURE, Scene, said
 
-from firstline_core.bundle.certificate import GroupCertificate
+from firstline_core.routing import policies
 from firstline_core.types import Reason, Tier
-from firstline_edge.cache import ModelOutput
-from firstline_edge.models import HeldModel
 from firstline_edge.router import Router
-from firstline_edge.rows import Row
-
-YES, NO = (0.75, 0.25), (0.25, 0.75)
-
-
-@pytest.fixture
-def held() -> Iterator[HeldModel]:
-    """Certified by class: yes is kept from 0.6 on, of no nothing is proved."""
-    held = Scene().held
-    groups = {"yes": GroupCertificate(0.6, 300, 0.8, 0.04), "no": GroupCertificate(None, 20, 0.0, None)}
-    said = with_certificate(held.manifest.edge[0], held.manifest, 0.6, by="class", groups=groups)
-    assert held.edge is not None
-    yield replace(held, edge=replace(held.edge, certificate=said.certificate))
-    held.edge.workers.close()
+from firstline_edge.settings import PolicySection
+from firstline_edge.wiring import make_policy
 
 
-def row(probabilities: tuple[float, float], score: float) -> Row:
-    return Row(0, b"", ModelOutput(np.array(probabilities, np.float32), score))
+def scene_with(chosen: policies.Policy, **arguments: float) -> Scene:
+    scene = Scene(**arguments)  # type: ignore[arg-type]
+    scene.router = Router(min_threshold=0.0, chosen=chosen)
+    scene.cascade._router = scene.router
+    return scene
 
 
-def decided(router: Router, held: HeldModel, seen: Row) -> tuple[Tier, bool]:
-    verdict = router.verdict(held, seen)
-    return verdict.tier, router.covers(held, seen, verdict)
+@pytest.mark.parametrize(
+    ("chosen", "value", "tier", "reason"),
+    [
+        (policies.make("certified"), SURE, Tier.EDGE, Reason.CONFIDENT),
+        (policies.make("threshold", threshold=0.99), SURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policies.make("edge_only"), UNSURE, Tier.EDGE, Reason.POLICY),
+        (policies.make("cloud_only"), SURE, Tier.CLOUD, Reason.POLICY),
+        (policies.make("sedna", threshold=0.1), UNSURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policies.make("value", least_value=0.2), UNSURE, Tier.CLOUD, Reason.VALUABLE),
+        (policies.make("value", least_value=0.2), SURE, Tier.EDGE, Reason.CONFIDENT),
+    ],
+)
+async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, tier: Tier, reason: Reason) -> None:
+    scene = scene_with(chosen)
+    answer = said(await scene.infer(value))
+    assert (answer.tier, answer.reason) == (tier, reason)
+    await scene.close()
 
 
-def test_each_class_has_its_threshold(held: HeldModel) -> None:
-    router = Router(min_threshold=0.0)
-    assert decided(router, held, row(YES, 0.6)) == (Tier.EDGE, True)
-    assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
-    assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
-    assert (router.threshold(held), router.threshold(held, "yes"), router.threshold(held, "no")) == (0.6, 0.6, math.inf)
-    assert router.verdict(held, Row(0, b"")).reason is Reason.HEAVY
+@pytest.mark.parametrize(
+    ("chosen", "covered"),
+    [
+        (policies.make("certified"), True),
+        (policies.make("value", least_value=0.3), True),
+        (policies.make("threshold", threshold=0.7), False),
+        (policies.make("groundlight", threshold=0.7), False),
+        (policies.make("edge_only"), False),
+    ],
+)
+async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
+    chosen: policies.Policy, *, covered: bool
+) -> None:
+    scene = scene_with(chosen, certified=0.7)
+    answer = said(await scene.infer(0.75))
+    assert (answer.tier, answer.certified) == (Tier.EDGE, covered)
+    await scene.close()
 
 
-def test_a_raised_threshold_covers_no_class(held: HeldModel) -> None:
-    router = Router(min_threshold=0.7)
-    assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
-    assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, False)
+async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
+    scene = scene_with(policies.make("groundlight", pause_s=60.0))
+    first, held = said(await scene.infer(UNSURE)), said(await scene.infer(UNSURE - 0.05))
+    assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
+    await scene.close()
 
 
-def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: HeldModel) -> None:
-    renamed = msgspec.structs.replace(held.manifest, labels=("yes", "maybe"))
-    held = replace(held, bundle=replace(held.bundle, manifest=renamed))
-    assert decided(Router(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)
+def test_settings_name_parameters_as_their_policies_do() -> None:
+    section = PolicySection(
+        threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
+    )
+    made = {kind: make_policy(PolicySection(**{**_fields(section), "kind": kind})) for kind in policies.KINDS}
+    assert made == {
+        "certified": policies.Certified(),
+        "value": policies.Value(0.1),
+        "threshold": policies.Threshold(0.6),
+        "edge_only": policies.EdgeOnly(),
+        "cloud_only": policies.CloudOnly(),
+        "random": policies.Random(0.2),
+        "sedna": policies.Sedna(0.4),
+        "groundlight": policies.Groundlight(0.6, 9.0),
+    }
+
+
+def _fields(section: PolicySection) -> dict[str, object]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}
