@@ -195,7 +195,7 @@ class Cascade:
             verdict = decision or self._router.verdict(model, row)
             row.reason = verdict.reason
             if verdict.tier is Tier.EDGE and edge is not None:
-                row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, verdict))
+                row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
             elif not self._recall_full(case, row):
                 escalated.append(row)
         if not escalated:

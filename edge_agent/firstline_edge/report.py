@@ -128,6 +128,8 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
         "delta": certificate.delta,
         "threshold": certificate.threshold,
         "promise": certificate.promise,
+        "by": certificate.by,
+        "thresholds": {label: group.threshold for label, group in certificate.groups.items()},
     }
 
 

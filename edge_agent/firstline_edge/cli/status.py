@@ -87,7 +87,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
             pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
             lines.append(
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
-                f"kept from a score of {model['threshold']:.3g}"
+                f"kept from a score of {model['threshold']:.3g}{_by(model.get('certificate'))}"
             )
             if model["problem"]:
                 lines.append(f"problem {model['name']} {model['version']}: {model['problem']}")
@@ -103,6 +103,14 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
     lines.append(f"cache   {status['cache']['entries']} results in memory, {status['cache']['size_bytes']} bytes")
     return lines
+
+
+def _by(certificate: dict[str, Any] | None) -> str:
+    """That thresholds differ, where a certificate promises by class."""
+    if certificate is None or not certificate.get("by"):
+        return ""
+    kept = sum(threshold is not None for threshold in certificate["thresholds"].values())
+    return f" or more: {kept} of {len(certificate['thresholds'])} classes are kept, each from a score of its own"
 
 
 _LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
