@@ -29,6 +29,7 @@ from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
 from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.hedge import Hedge, HedgeOptions, Hedging
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
@@ -89,6 +90,7 @@ class _Case:
         tensor: its input.
         rows: all of them, in order.
         deadline_s: on the monotonic clock.
+        hedge: the call to the gateway that was made before the edge model answered, if one was.
     """
 
     request: InferRequest
@@ -97,6 +99,7 @@ class _Case:
     rows: list[Row]
     deadline_s: float
     trail: Trail
+    hedge: Hedge | None = None
 
     def answer(self, *, durable: bool = False) -> InferResponse:
         return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)
@@ -109,6 +112,7 @@ class Cascade:
         cloud: None on a device without links: what the edge model says is then all there is.
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
+        hedge: when to ask the full model before the edge model has answered; None for never.
     """
 
     def __init__(
@@ -122,15 +126,22 @@ class Cascade:
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
+        hedge: HedgeOptions | None = None,
     ) -> None:
         self._models = models
         self._cache = cache
         self._gateway = Gateway(cloud, cache, clock, complaints if complaints is not None else Complaints())
+        self._hedging = Hedging(self._gateway, clock, hedge)
         self._promises = promises
         self._router = router
         self._options = options
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
+
+    @property
+    def hedging(self) -> Hedging:
+        """How often the full model was asked early."""
+        return self._hedging
 
     @property
     def punctuality(self) -> Punctuality:
@@ -139,6 +150,7 @@ class Cascade:
 
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""
+        await self._hedging.close()
         await self._flights.close()
         await self._gateway.close()
 
@@ -198,6 +210,7 @@ class Cascade:
                 row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
             elif not self._recall_full(case, row):
                 escalated.append(row)
+        self._hedging.settle(request, case.hedge, escalated, trail.attempts)
         if not escalated:
             return case.answer()
 
@@ -253,13 +266,15 @@ class Cascade:
         missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
-            return await edge.run_in_thread(case.tensor.take([missing[seat].position for seat in seats]))
+            tensor = case.tensor.take([missing[seat].position for seat in seats])
+            return await edge.run_in_thread(tensor, case.deadline_s)
 
         try:
             if edge.quick(case.request):
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
                 late = "This device's model was not done before the request's deadline; give it more time."
+                case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
                 outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
@@ -273,6 +288,8 @@ class Cascade:
     def _recall_full(self, case: _Case, row: Row) -> bool:
         """Answers the row with what this very full model said of it before, where that is known."""
         digest, attempts = case.model.manifest.full_digest, case.trail.attempts
+        if case.hedge is not None and case.hedge.take(row, attempts):
+            return True
         started_s = self._clock.monotonic_s()
         output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
         if output is None:
