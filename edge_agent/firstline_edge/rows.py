@@ -116,8 +116,9 @@ def merge(
 ) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
-    The answer has `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is `uncertain`: why the full model answered. What kept it away at first is told by the
-    provisional answer, which the decision log keeps.
+    The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
+    `uncertain`: why the full model answered. What kept it away at first is told by the provisional answer, which the
+    decision log keeps.
 
     Args:
         provisional: all rows, as they were first answered.

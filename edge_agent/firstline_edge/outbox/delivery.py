@@ -2,7 +2,8 @@
 
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
-under the same request id; nothing here polls.
+under the same request id; nothing here polls. What a caller waits for (`wait=first`) is sent as soon as it is
+promised, beside those that wait for their turn.
 
 What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
 room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
@@ -120,9 +121,40 @@ class Delivery:
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
+        self._sending: set[str] = set()  # request ids
+        self._hurried: asyncio.TaskGroup | None = None
+        self._hurried_now = 0
+        self._woken = asyncio.Event()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
+        async with asyncio.TaskGroup() as self._hurried:
+            await self._keep_working()
+
+    def hurry(self, item: OutboxItem) -> None:
+        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and the way is free.
+
+        Otherwise, and where it does not get through, it waits for its turn with the others.
+        """
+        request, answer = item.request, item.provisional.answer
+        waited_for = answer is not None and answer.reason is Reason.REQUESTED
+        free = self._chain.available and self._hurried_now < self._settings.concurrency
+        known = request.request_id in self._sending or (request.model, request.version) in self._models.failing()
+        if waited_for and free and not known and self._hurried is not None:
+            self._sending.add(request.request_id)
+            self._hurried_now += 1
+            self._hurried.create_task(self._hurry(item))
+
+    async def _hurry(self, item: OutboxItem) -> None:
+        try:
+            await self._deliver(item)
+        except Exception:  # the outermost loop of a task that must not end the others
+            log.exception("outbox delivery broke", request_id=item.request.request_id)
+        finally:
+            self._hurried_now -= 1
+            self._woken.set()
+
+    async def _keep_working(self) -> None:
         while True:
             await self._outbox.wait_pending()
             try:
@@ -140,10 +172,12 @@ class Delivery:
     async def _work(self) -> None:
         """One step: ends what is overdue, or sends a few, or waits for something to do."""
         arrival = self._outbox.arrival()
+        self._woken.clear()
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        for item in overdue:
+        ending = [item for item in overdue if item.request.request_id not in self._sending]
+        for item in ending:
             await self._end(item, expire(item.provisional))
-        if overdue:
+        if ending:
             return
         if self._chain.recoveries != self._recoveries:
             self._recoveries = self._chain.recoveries
@@ -154,7 +188,8 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        items = await self._choose(items_waiting, models_waiting)
+        found = await self._choose({*items_waiting, *self._sending}, models_waiting)
+        items = [item for item in found if item.request.request_id not in self._sending]
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
@@ -198,6 +233,7 @@ class Delivery:
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
             self._chain.wait_recovery(self._recoveries),
+            self._woken.wait(),
         ]
         if arrival is not None:
             waits.append(arrival.wait())
@@ -217,6 +253,7 @@ class Delivery:
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
         request_id = item.request.request_id
+        self._sending.add(request_id)
         try:
             final, cause = await self._outcome(item)
             await self._end(item, final, cause)
@@ -224,6 +261,8 @@ class Delivery:
             self._tell(item, error)
             self._items.failed(request_id, error.retry_after_s or 0.0)
             return error
+        finally:
+            self._sending.discard(request_id)
         self._troubles.pop((item.request.model, item.request.version), None)
         return None
 

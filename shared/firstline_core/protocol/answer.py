@@ -21,7 +21,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as plain JSON values; what is unknown (`confidence`, `changed`) or empty (`rows`, the notice) is left out."""
+    """The answer as plain JSON values; what is unknown (`confidence`, `changed`) or empty (`rows`) is left out."""
     record: dict[str, Any] = {
         "request_id": answer.request_id,
         "status": answer.status.value,
