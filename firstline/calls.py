@@ -98,7 +98,7 @@ def infer(
 
 def read_infer(response: httpx.Response) -> InferResponse:
     """The tensors and what the answer says of itself."""
-    check(response)
+    _check(response)
     try:
         return oip.decode_response(response.content, http.header_length(response.headers))
     except (ProtocolError, RequestError) as error:
@@ -171,7 +171,7 @@ def read_ready(response: httpx.Response) -> bool:
     """False while the server says so; any other refusal is raised."""
     if response.status_code == httpx.codes.BAD_REQUEST:
         return False
-    check(response)
+    _check(response)
     return True
 
 
@@ -232,12 +232,7 @@ def _spec(found: dict[str, Any]) -> TensorSpec:
     return TensorSpec(found["name"], found["datatype"], tuple(found["shape"]))
 
 
-def check(response: httpx.Response) -> None:
-    """Nothing, where the server answered.
-
-    Raises:
-        FirstlineError: the server's own, or `ProtocolError` where what answered is none.
-    """
+def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
     error = error_from(response.status_code, response.content, response.headers)
@@ -259,7 +254,7 @@ def _has_sentence(body: bytes) -> bool:
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
-    check(response)
+    _check(response)
     try:
         found = orjson.loads(response.content)
     except orjson.JSONDecodeError as error:

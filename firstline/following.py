@@ -55,6 +55,7 @@ class Following(Generic[T]):
     Args:
         form: of the answers, as `?form=` takes it.
         read: an event's data as that.
+        read_whole: the same for a server that does not stream.
         patience_s: after which an unreachable server is given up (seconds).
         request_id: of the answer; "" until the first event tells it.
         first: the call to begin with, where it is not the one that asks for the events.
@@ -64,6 +65,7 @@ class Following(Generic[T]):
         self,
         form: str,
         read: Callable[[bytes], T],
+        read_whole: Callable[[httpx.Response], T],
         patience_s: float,
         *,
         request_id: str = "",
@@ -71,6 +73,7 @@ class Following(Generic[T]):
     ) -> None:
         self._form = form
         self._read = read
+        self._read_whole = read_whole
         self._patience_s = patience_s
         self._request_id = request_id
         self._first = first
@@ -107,9 +110,9 @@ class Following(Generic[T]):
         self.done = response.status_code == httpx.codes.NO_CONTENT
         if self.done:
             return []
-        calls.check(response)
+        told = self._read_whole(response)
         self.done = True
-        return [self._read(response.content)]
+        return [told]
 
     def heard(self, piece: bytes) -> list[T]:
         """The answers that this piece of the stream completes, each once.
@@ -149,13 +152,13 @@ class Following(Generic[T]):
 
 def of_tensors(request_id: str, patience_s: float) -> Following[InferResponse]:
     """The answer under an id, as tensors."""
-    return Following("v2", _tensors, patience_s, request_id=request_id)
+    return Following("v2", _tensors, calls.read_infer, patience_s, request_id=request_id)
 
 
 def of_words(call: Call, patience_s: float) -> Following[Prediction]:
     """The answer to a call that goes the short way, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
-    return Following("short", _words, patience_s, first=first)
+    return Following("short", _words, calls.read_prediction, patience_s, first=first)
 
 
 def _tensors(data: bytes) -> InferResponse:

@@ -122,6 +122,7 @@ class Delivery:
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
         self._sending: set[str] = set()  # request ids
+        self._hurried_lately: set[str] = set()  # request ids of what was hurried during the present step
         self._hurried: asyncio.TaskGroup | None = None
         self._hurried_now = 0
         self._woken = asyncio.Event()
@@ -142,6 +143,7 @@ class Delivery:
         known = request.request_id in self._sending or (request.model, request.version) in self._models.failing()
         if waited_for and free and not known and self._hurried is not None:
             self._sending.add(request.request_id)
+            self._hurried_lately.add(request.request_id)
             self._hurried_now += 1
             self._hurried.create_task(self._hurry(item))
 
@@ -173,8 +175,9 @@ class Delivery:
         """One step: ends what is overdue, or sends a few, or waits for something to do."""
         arrival = self._outbox.arrival()
         self._woken.clear()
+        self._hurried_lately = set(self._sending)
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        ending = [item for item in overdue if item.request.request_id not in self._sending]
+        ending = self._left_alone(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
@@ -188,8 +191,8 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        found = await self._choose({*items_waiting, *self._sending}, models_waiting)
-        items = [item for item in found if item.request.request_id not in self._sending]
+        found = await self._choose({*items_waiting, *self._hurried_lately}, models_waiting)
+        items = self._left_alone(found)
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
@@ -238,6 +241,10 @@ class Delivery:
         if arrival is not None:
             waits.append(arrival.wait())
         await first_of(*waits)
+
+    def _left_alone(self, found: list[OutboxItem]) -> list[OutboxItem]:
+        """Without what was hurried: it may have ended since it was looked up."""
+        return [item for item in found if item.request.request_id not in self._hurried_lately]
 
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway is still to be left alone with the request that this promise stands for."""
