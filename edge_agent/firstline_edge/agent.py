@@ -42,7 +42,7 @@ from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, open_links
+from firstline_edge.wiring import Links, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -133,7 +133,9 @@ class EdgeAgent:
         self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
         resources.push_async_callback(self.links.close)
 
-        self._router = Router(min_threshold=settings.policy.min_threshold)
+        self._router = Router(
+            min_threshold=settings.policy.min_threshold, chosen=make_policy(settings.policy), clock=clock
+        )
         self._cascade = Cascade(
             models=self.models,
             cache=self.cache,

@@ -14,6 +14,8 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics
+from firstline_core.routing import policies
+from firstline_core.routing.policies import Policy
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
@@ -21,7 +23,7 @@ from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
-from firstline_edge.settings import EdgeSettings, LinkSection
+from firstline_edge.settings import EdgeSettings, LinkSection, PolicySection
 
 if TYPE_CHECKING:
     from firstline_edge.links.mqtt import MqttLink
@@ -171,6 +173,17 @@ def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
     )
     tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
     return found
+
+
+def make_policy(section: PolicySection) -> Policy:
+    """The policy that the settings choose, with its parameters under its own names."""
+    said = {
+        "least_value": section.least_value,
+        "threshold": section.threshold_cross_entropy if section.kind == "sedna" else section.threshold,
+        "rate": section.rate,
+        "pause_s": section.min_time_between_escalations_s,
+    }
+    return policies.make(section.kind, **{name: said[name] for name in policies.PARAMETERS.get(section.kind, ())})
 
 
 def _path(file: str) -> Path | None:

@@ -13,14 +13,22 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.output import Output, OutputOption, print_json, progress
+from firstline.cli.output import Output, OutputOption, print_json
 from firstline.cli.paths import require_bundle
+from firstline.cli.rows import (
+    FromAgentOption,
+    FullFromOption,
+    FullTokenFileOption,
+    Server,
+    TokenFileOption,
+    gathered,
+)
 from firstline.workbench.certify import certify_bundle, write_certified
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.placing import refuse_overwriting
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, certify
+from firstline_core.routing.certificate import Certificate, certify, check_share
 
 _STDIN = "-"
 
@@ -51,6 +59,10 @@ def certify_command(
         typer.Option(help="disagreement: the full model says otherwise; harm: the edge is wrong where it is right."),
     ] = Loss.DISAGREEMENT,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
+    from_agent: FromAgentOption = None,
+    token_file: TokenFileOption = "",
+    full_from: FullFromOption = None,
+    full_token_file: FullTokenFileOption = "",
     out: Annotated[
         Path | None, typer.Option(help="Where the certified bundle goes, as the next version; none is written without.")
     ] = None,
@@ -69,11 +81,15 @@ def certify_command(
     """
     if (bundle is None) == (scores is None):
         raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
+    check_share("epsilon", epsilon)  # before the models run for minutes
+    check_share("delta", delta)
+    if select:
+        check_share("the selection fraction", select)
     written = ""
     if bundle is None:
-        if data is not None or out is not None or edge or loss is not Loss.DISAGREEMENT:
+        if data is not None or out is not None or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT:
             raise ConfigError(
-                "--data, --loss, --edge and --out go with a bundle; a table has its scores and agreements."
+                "--data, --loss, --edge, --from-agent and --out go with a bundle; a table has scores and agreements."
             )
         rows = _read(scores or "")
         found = certify(
@@ -90,18 +106,13 @@ def certify_command(
         opened = open_bundle(require_bundle(bundle))
         if out is not None:
             refuse_overwriting(out, force)  # before the models run for minutes
-        with progress("Certifying") as told:
-            done = certify_bundle(
-                opened,
-                open_dataset(data),
-                epsilon=epsilon,
-                delta=delta,
-                contract=loss.value,
-                edge=edge,
-                seed=seed,
-                select_fraction=select,
-                progress=told,
-            )
+        dataset = open_dataset(data)
+        if loss is Loss.HARM:
+            dataset.check_labels(opened.manifest.labels)
+        evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
+        done = certify_bundle(
+            opened, evidence, epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select
+        )
         found = done.proof
         if done.certificate is not None and out is not None:
             made = write_certified(opened, done, out, force=force)

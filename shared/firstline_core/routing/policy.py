@@ -36,10 +36,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which tier answers, and why. `tier` is EDGE or CLOUD."""
+    """Which tier answers, and why.
+
+    Args:
+        tier: EDGE or CLOUD.
+        demanded: False for an escalation that is only to be made if it is worth its price.
+    """
 
     tier: Tier
     reason: Reason
+    demanded: bool = True
 
 
 def before(evidence: Evidence) -> Decision | None:
