@@ -38,6 +38,7 @@ from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
@@ -255,6 +256,11 @@ class EdgeAgent:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._cascade.punctuality
+
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
         return self._router.threshold(held)
@@ -272,15 +278,17 @@ class EdgeAgent:
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
         outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self.links.chain or LinkChain([], [], self._clock)
         delivery = Delivery(
             outbox,
-            self.links.chain or LinkChain([], [], self._clock),
+            chain,
             rows.merge,
             self._clock,
             rng,
             max_age_s=self.settings.outbox.max_age_s,
             on_correction=self._recorder.corrected,
             complaints=self.complaints,
+            retries=chain.retries,
         )
         self.outbox.on_put = delivery.hurry
         async with asyncio.TaskGroup() as tasks:
@@ -297,6 +305,7 @@ class EdgeAgent:
         certificate = held.edge.certificate if held.edge is not None else None
         return {
             "threshold": self.threshold(held),
+            "by": certificate.by if certificate is not None else "",
             "certificate": certificate and certificate.promise,
             "uncertified": held.edge.uncertified if held.edge is not None else "",
         }

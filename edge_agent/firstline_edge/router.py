@@ -30,10 +30,15 @@ class Router:
         self._clock = clock
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
 
-    def threshold(self, model: HeldModel) -> float:
-        """The score from which the bundle has an edge answer kept; the device can only raise it."""
+    def threshold(self, model: HeldModel, group: str | None = None) -> float:
+        """The score from which the bundle has an edge answer kept; the device can only raise it.
+
+        Args:
+            model: that answered.
+            group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
+        """
         certificate = model.edge.certificate if model.edge is not None else None
-        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold)
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
@@ -42,14 +47,15 @@ class Router:
         seen = Seen(
             score=row.score,
             value=row.value,
-            threshold=self.threshold(model),
+            threshold=self.threshold(model, model.group(row.edge)),
             certified=model.edge.certificate is not None,
             probabilities=row.edge.probabilities,
             now_s=self._clock.monotonic_s(),
         )
         return self.policy.decide(seen, self._states[model.edge.digest])
 
-    def covers(self, model: HeldModel, verdict: Decision) -> bool:
+    def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a valid certificate covers an edge answer that this verdict keeps."""
         certificate = model.edge.certificate if model.edge is not None else None
-        return self.policy.certifies and policy.covered(verdict, self.threshold(model), certificate)
+        group = model.group(row.edge)
+        return self.policy.certifies and policy.covered(verdict, self.threshold(model, group), certificate, group)

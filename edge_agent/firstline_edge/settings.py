@@ -180,6 +180,15 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class RetriesSection(Section, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
+    per_second: Annotated[float, Meta(gt=0)] = 1.0
+    """Retries beside those, so that a quiet device may retry too."""
+    burst: Annotated[float, Meta(ge=1)] = 10.0
+    """Retries that were not needed and are kept for later."""
+
+
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
     """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
@@ -217,6 +226,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
     log: LogSection = LogSection()
 

@@ -138,7 +138,8 @@ def _scores(line: dict[str, Any]) -> str:
     if line["confidence"] is None or line.get("threshold") is None:
         return ""
     lowest = "lowest score" if line["rows"] else "score"
-    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f})"
+    stricter = f" or more, by predicted {line['by']}" if line.get("by") else ""
+    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f}{stricter})"
 
 
 def _row(row: dict[str, Any]) -> str:

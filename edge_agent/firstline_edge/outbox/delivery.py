@@ -21,11 +21,13 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.types import Attempt, InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
+from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
+from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
@@ -88,6 +90,7 @@ class Delivery:
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
             to correct it ("" where it did not).
         complaints: gains what the gateway says against a model; None to keep that here.
+        retries: the budget for asking again; None for one of its own.
         settings: patience.
     """
 
@@ -102,6 +105,7 @@ class Delivery:
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause: None,
         complaints: Complaints | None = None,
+        retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -111,6 +115,7 @@ class Delivery:
         self._rng = rng
         self._on_correction = on_correction
         self._complaints = complaints if complaints is not None else Complaints()
+        self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
@@ -120,16 +125,13 @@ class Delivery:
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
+        self._over_budget: set[str] = set()  # request ids that wait for the budget
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
-        self._sending: set[str] = set()  # request ids
-        self._hurried_lately: set[str] = set()  # request ids of what was hurried during the present step
-        self._hurried: asyncio.TaskGroup | None = None
-        self._hurried_now = 0
-        self._woken = asyncio.Event()
+        self._express = Express(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        async with asyncio.TaskGroup() as self._hurried:
+        async with self._express:
             await self._keep_working()
 
     def hurry(self, item: OutboxItem) -> None:
@@ -137,24 +139,10 @@ class Delivery:
 
         Otherwise, and where it does not get through, it waits for its turn with the others.
         """
-        request, answer = item.request, item.provisional.answer
+        answer, model = item.provisional.answer, (item.request.model, item.request.version)
         waited_for = answer is not None and answer.reason is Reason.REQUESTED
-        free = self._chain.available and self._hurried_now < self._settings.concurrency
-        known = request.request_id in self._sending or (request.model, request.version) in self._models.failing()
-        if waited_for and free and not known and self._hurried is not None:
-            self._sending.add(request.request_id)
-            self._hurried_lately.add(request.request_id)
-            self._hurried_now += 1
-            self._hurried.create_task(self._hurry(item))
-
-    async def _hurry(self, item: OutboxItem) -> None:
-        try:
-            await self._deliver(item)
-        except Exception:  # the outermost loop of a task that must not end the others
-            log.exception("outbox delivery broke", request_id=item.request.request_id)
-        finally:
-            self._hurried_now -= 1
-            self._woken.set()
+        if waited_for and self._chain.available and model not in self._models.failing():
+            self._express.send(item)
 
     async def _keep_working(self) -> None:
         while True:
@@ -174,10 +162,9 @@ class Delivery:
     async def _work(self) -> None:
         """One step: ends what is overdue, or sends a few, or waits for something to do."""
         arrival = self._outbox.arrival()
-        self._woken.clear()
-        self._hurried_lately = set(self._sending)
+        self._express.begin_step()
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        ending = self._left_alone(overdue)
+        ending = self._express.left_alone(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
@@ -191,16 +178,17 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        found = await self._choose({*items_waiting, *self._hurried_lately}, models_waiting)
-        items = self._left_alone(found)
+        found = await self._choose({*items_waiting, *self._express.lately}, models_waiting)
+        items = self._express.left_alone(found)
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
-        await self._send([item for item in items if not self._is_early(item)])
+        await self._send([item for item in items if not self._is_early(item) and self._may_ask(item)])
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers all at once; a model waits where none of its items got through."""
+        self._express.under_way.update(item.request.request_id for item in items)
         failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
@@ -236,20 +224,17 @@ class Delivery:
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
             self._chain.wait_recovery(self._recoveries),
-            self._woken.wait(),
+            self._express.ended.wait(),
         ]
         if arrival is not None:
             waits.append(arrival.wait())
         await first_of(*waits)
 
-    def _left_alone(self, found: list[OutboxItem]) -> list[OutboxItem]:
-        """Without what was hurried: it may have ended since it was looked up."""
-        return [item for item in found if item.request.request_id not in self._hurried_lately]
-
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway is still to be left alone with the request that this promise stands for."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        if answer is None or answer.reason is not Reason.DEADLINE or request_id in self._items:
+        late = answer is not None and answer.reason is Reason.DEADLINE and _was_asked(item)
+        if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
         if wait_s <= 0:
@@ -257,10 +242,21 @@ class Delivery:
         self._items.hold(request_id, wait_s)
         return True
 
+    def _may_ask(self, item: OutboxItem) -> bool:
+        """Whether the budget allows to ask what was asked in vain before; if not, it waits."""
+        request_id = item.request.request_id
+        again = _was_asked(item) or request_id in self._items.failing()
+        if not again or self._retries.may_retry():
+            self._over_budget.discard(request_id)
+            return True
+        # One after the other: were they all to wait for the same moment, all but one would be read for nothing.
+        self._over_budget.add(request_id)
+        self._items.hold(request_id, max(_SHORTEST_WAIT_S, self._retries.wait_s) * len(self._over_budget))
+        return False
+
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
         request_id = item.request.request_id
-        self._sending.add(request_id)
         try:
             final, cause = await self._outcome(item)
             await self._end(item, final, cause)
@@ -269,7 +265,7 @@ class Delivery:
             self._items.failed(request_id, error.retry_after_s or 0.0)
             return error
         finally:
-            self._sending.discard(request_id)
+            self._express.under_way.discard(request_id)
         self._troubles.pop((item.request.model, item.request.version), None)
         return None
 
@@ -318,4 +314,11 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
         self._refused.pop(request_id, None)
+        self._over_budget.discard(request_id)
         self._on_correction(final, cause)
+
+
+def _was_asked(item: OutboxItem) -> bool:
+    """Whether the request itself was sent, before its promise was made."""
+    answer = item.provisional.answer
+    return answer is not None and any(tried.tier is Tier.CLOUD for tried in answer.attempts)
