@@ -37,11 +37,12 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, open_links
+from firstline_edge.wiring import Links, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -131,7 +132,9 @@ class EdgeAgent:
         self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
         resources.push_async_callback(self.links.close)
 
-        self._router = Router(min_threshold=settings.policy.min_threshold)
+        self._router = Router(
+            min_threshold=settings.policy.min_threshold, chosen=make_policy(settings.policy), clock=clock
+        )
         self._cascade = Cascade(
             models=self.models,
             cache=self.cache,
@@ -251,6 +254,11 @@ class EdgeAgent:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._cascade.punctuality
+
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
         return self._router.threshold(held)
@@ -262,15 +270,17 @@ class EdgeAgent:
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
         outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self.links.chain or LinkChain([], [], self._clock)
         delivery = Delivery(
             outbox,
-            self.links.chain or LinkChain([], [], self._clock),
+            chain,
             rows.merge,
             self._clock,
             rng,
             max_age_s=self.settings.outbox.max_age_s,
             on_correction=self._recorder.corrected,
             complaints=self.complaints,
+            retries=chain.retries,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
@@ -286,6 +296,7 @@ class EdgeAgent:
         certificate = held.edge.certificate if held.edge is not None else None
         return {
             "threshold": self.threshold(held),
+            "by": certificate.by if certificate is not None else "",
             "certificate": certificate and certificate.promise,
             "uncertified": held.edge.uncertified if held.edge is not None else "",
         }

@@ -7,14 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstline_core.routing.timing import TimingReport
 from firstline_edge.models import HeldModel
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
+    from firstline_edge.links.chain import LinkChain
 
 
 def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
     """What `GET /firstline/v1/status` says."""
+    timings = {name: found and asdict(found) for name, found in agent.links.timings().items()}
     return {
         "device_id": agent.settings.device_id,
         "version": agent.server_version,
@@ -25,7 +28,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
             for held in agent.models.all
         ],
         "problems": [{"path": str(path), "message": message} for path, message in _problems(agent)],
-        "links": {name: asdict(link) for name, link in agent.links.reports().items()},
+        "links": {name: asdict(link) | {"timing": timings[name]} for name, link in agent.links.reports().items()},
         "outbox": {"items": agent.outbox.depth, "size_bytes": agent.outbox.size_bytes},
         "cache": {"entries": len(agent.cache), "size_bytes": agent.cache.size_bytes},
     }
@@ -50,6 +53,44 @@ def add_gauges(agent: EdgeAgent) -> None:
     }
     for name, (description, read) in gauges.items():
         agent.metrics.gauge(name, description, read)
+    agent.metrics.readings(
+        "link_seconds",
+        "How long a link's calls take of late, for payloads of the usual size.",
+        ("link", "part", "quantile"),
+        lambda: _link_seconds(agent.links.timings()),
+    )
+    agent.metrics.readings(
+        "retries_total",
+        "What was asked again after a failure, and what the budget did not allow to be.",
+        ("outcome",),
+        lambda: _retries(agent.links.chain),
+        counts=True,
+    )
+    agent.metrics.readings(
+        "held_back_total",
+        "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
+        ("outcome",),
+        lambda: {
+            ("held_back",): agent.punctuality.held_back,
+            ("explored",): agent.punctuality.explored,
+        },
+        counts=True,
+    )
+
+
+def _link_seconds(timings: Mapping[str, TimingReport | None]) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
+    for link, timing in timings.items():
+        for part in ("total", "network", "service"):
+            for quantile, field in (("0.5", f"{part}_p50_ms"), ("0.95", f"{part}_p95_ms")):
+                ms = getattr(timing, field, None)
+                if ms is not None:
+                    found[link, part, quantile] = ms / 1000
+    return found
+
+
+def _retries(chain: LinkChain | None) -> dict[tuple[str, ...], float]:
+    return {("allowed",): chain.retries.retries, ("denied",): chain.retries.denied} if chain is not None else {}
 
 
 def _identity(held: HeldModel) -> dict[str, object]:
@@ -87,6 +128,8 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
         "delta": certificate.delta,
         "threshold": certificate.threshold,
         "promise": certificate.promise,
+        "by": certificate.by,
+        "thresholds": {label: group.threshold for label, group in certificate.groups.items()},
     }
 
 
