@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from firstline_core.errors import ConfigError
 
+Word = Literal["stable", "moderate", "large"]
+
+_MODERATE, _LARGE = 0.1, 0.25
+_HEAVIEST = 1e12  # of a new value, before all are made lighter
+_NOISE = 0.05  # what chance alone may make of an index that is told
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
 
@@ -37,3 +47,46 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
         raise ConfigError("A histogram holds counts: numbers of at least 0.")
     was, now = ((histogram + _UNSEEN) / (histogram + _UNSEEN).sum() for histogram in (expected, observed))
     return float(np.sum((now - was) * np.log(now / was)))
+
+
+
+def word(index: float) -> Word:
+    """How much a population stability index says has changed, in Siddiqi's words."""
+    return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"
+
+
+def counts_needed(bins: int, expected_total: float) -> float:
+    """How many counts there must be, since, for chance alone to make little of the index; infinite if none do."""
+    left = _NOISE / (bins - 1) - 1 / expected_total if expected_total > 0 else 0.0
+    return 1 / left if left > 0 else math.inf
+
+
+class RecentCounts:
+    """A histogram of the latest values, each newer one a little heavier than the one before.
+
+    Args:
+        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
+        memory: so many values, about, are remembered.
+        counts: (bins,) to begin with, such as those kept over a restart; None for none.
+    """
+
+    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
+        self._edges = tuple(inner_edges)
+        bins = len(self._edges) + 1
+        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
+        self._growth = 1 + 1 / memory
+        self._weight = 1.0  # grows, instead of all counts shrinking with each value
+
+    def add(self, value: float) -> None:
+        """Counts one; NaN is counted nowhere."""
+        if math.isnan(value):
+            return
+        self._counts[bisect_right(self._edges, value)] += self._weight
+        self._weight *= self._growth
+        if self._weight > _HEAVIEST:
+            self._counts, self._weight = self.counts, 1.0
+
+    @property
+    def counts(self) -> list[float]:
+        """(bins,) as if the next value weighed 1."""
+        return [count / self._weight for count in self._counts]
