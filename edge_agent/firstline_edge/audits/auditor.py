@@ -24,7 +24,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Tensor, Tier
+from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
 from firstline_edge import keys
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings, Watched
@@ -38,6 +38,7 @@ from firstline_edge.settings import AuditSection
 
 log = logger(__name__)
 
+_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN)
 _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
@@ -94,7 +95,7 @@ class Auditor:
         settings: what audits may cost.
         clock: for the budget and for deadlines.
         rng: draws.
-        on_drawn, on_finding: told of each audit when it is drawn and when it has ended.
+        on_finding: told of each audit when it has ended.
     """
 
     def __init__(
@@ -125,35 +126,35 @@ class Auditor:
         self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
         self._waiting_bytes = 0
 
-    def scored(self, request: InferRequest, model: HeldModel, score: float) -> None:
-        """Counts the score of an answer that the policy judges by it."""
-        watched = self._standings.find(model)
-        if watched is not None and watched.scores is not None and request.privacy is not Privacy.LOCAL_ONLY:
-            watched.scores.add(score)
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        """Looks at each row that the policy has judged by its score, before any of them is escalated.
 
-    def kept(self, request: InferRequest, model: HeldModel, row: Row) -> None:
-        """Draws, perhaps, an answer that was kept for its score, wherever it came from.
-
-        Args:
-            request: not bound to this device.
-            model: whose certificate covers the answer, or did until an alarm tightened it.
-            row: of the request.
+        Counts the scores. Of the answers that were kept under the certificate (or under the threshold to which an alarm
+        tightened it), wherever they came from, it draws some; of those that the full model gave before, it keeps some.
         """
         watched = self._standings.find(model)
-        if watched is None or row.edge is None or request.privacy is Privacy.LOCAL_ONLY:
+        if watched is None or request.privacy is Privacy.LOCAL_ONLY:
             return
-        share = self._share()
-        drawn = self._rng.random() < share
-        size_bytes = _row_bytes(request.inputs[0], row.position)
-        self._pace = sampling.counted(self._pace, size_bytes, audited=drawn)
-        if drawn:
-            self._draw(watched, request, model, row, share)
+        recalled: list[Row] = []
+        for row in rows:
+            if row.reason not in _BY_SCORE:
+                continue
+            if watched.scores is not None:
+                watched.scores.add(row.score)
+            said = row.said
+            if said is None or row.edge is None:
+                continue
+            if row.output is not row.edge:
+                recalled.append(row)
+            elif said.certified or (watched.standing.alarmed and said.reason is Reason.CONFIDENT):
+                self._kept(watched, request, row)
+        if recalled:
+            self.escalated(model, recalled)
 
-    def escalated(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
 
         Args:
-            request: not bound to this device.
             model: of both answers.
             rows: answered by the full model; what the edge model said of them may be known.
         """
@@ -189,32 +190,13 @@ class Auditor:
         self._pace = sampling.elapsed(self._pace, self._clock.monotonic_s(), self._allowance)
         return sampling.propensity(self._pace, self._allowance)
 
-    def _draw(self, watched: Watched, request: InferRequest, model: HeldModel, row: Row, share: float) -> None:
-        assert row.edge is not None  # noqa: S101 (`kept` looked)
-        certificate = watched.certificate
-        predicted = int(np.argmax(row.edge.probabilities))
-        # The gateway pools one threshold of a fleet: the certificate's. A tightened one is this device's own affair.
-        note = None
-        if not watched.standing.alarmed:
-            note = AuditNote(
-                predicted=predicted,
-                propensity=share,
-                floor=share,
-                epsilon=watched.epsilon,
-                threshold=certificate.threshold,
-                edge_digest=certificate.edge_digest,
-            )
-        escalation = escalation_of(request.take([row.position]), model.version, certificate.full_digest)
-        audit = Audit(
-            watched=watched,
-            request_id=request.request_id,
-            position=row.position,
-            sent=replace(escalation, request_id=new_request_id(), audit=note),
-            content=row.content,
-            score=row.score,
-            predicted=predicted,
-            propensity=share,
-        )
+    def _kept(self, watched: Watched, request: InferRequest, row: Row) -> None:
+        share = self._share()
+        drawn = self._rng.random() < share
+        self._pace = sampling.counted(self._pace, _row_bytes(request.inputs[0], row.position), audited=drawn)
+        if not drawn:
+            return
+        audit = _audit_of(watched, request, row, share)
         watched.record.drawn += 1
         self._standings.save()
         if self._available():
@@ -224,7 +206,8 @@ class Auditor:
             self._lose(audit, LinkDownError("No link to the gateway works at the moment."))
 
     async def _ask(self, audit: Audit) -> None:
-        assert self._cloud is not None  # noqa: S101 (nothing is drawn without)
+        if self._cloud is None:
+            raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.watched.model.manifest, list[Attempt]()
         response = await self._cloud.infer(audit.sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
         self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
@@ -248,7 +231,33 @@ class Auditor:
         return Sample(watched.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
 
 
+def _audit_of(watched: Watched, request: InferRequest, row: Row, share: float) -> Audit:
+    certificate, probabilities = watched.certificate, row.output.probabilities if row.output is not None else ()
+    predicted = int(np.argmax(probabilities))
+    # The gateway pools one threshold of a fleet: the certificate's. A tightened one is this device's own affair.
+    note = AuditNote(
+        predicted=predicted,
+        propensity=share,
+        floor=share,
+        epsilon=watched.epsilon,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
+    return Audit(
+        watched=watched,
+        request_id=request.request_id,
+        position=row.position,
+        sent=replace(escalation, request_id=new_request_id(), audit=None if watched.standing.alarmed else note),
+        content=row.content,
+        score=row.score,
+        predicted=predicted,
+        propensity=share,
+    )
+
+
 def _row_bytes(tensor: Tensor, position: int) -> int:
     if not tensor.array.dtype.hasobject:
         return tensor.array.nbytes // tensor.array.shape[0]
-    return sum(map(len, tensor.array[position : position + 1].flat))
+    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
+    return size_bytes

@@ -73,6 +73,8 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
     """sha256 over all that a record holds for.
 
     Args:
+        model, version: of the bundle.
+        certificate: what was proved.
         epsilon: what the audits test.
     """
     said = (

@@ -182,9 +182,7 @@ class Standings:
         # Its threshold may have been tightened while the audit was under way.
         if sample.score >= watched.threshold:
             record = watched.record
-            record.test = audit.update(
-                record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity
-            )
+            record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
             if audit.alarm(record.test, watched.certificate.delta / self._settings.fleet_devices):
                 answered = record.agreed + record.disagreed
                 self._alarm(watched, f"{record.disagreed} of {answered} audits on this device disagreed")

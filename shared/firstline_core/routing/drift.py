@@ -49,7 +49,6 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
     return float(np.sum((now - was) * np.log(now / was)))
 
 
-
 def word(index: float) -> Word:
     """How much a population stability index says has changed, in Siddiqi's words."""
     return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"

@@ -95,6 +95,8 @@ def counted(pace: Pace, size_bytes: int, *, audited: bool) -> Pace:
     """The pace after one more answer of so many bytes.
 
     Args:
+        pace: as it is now.
+        size_bytes: of its payload.
         audited: whether it was drawn, which costs an audit and its bytes.
     """
     at_s, rows, total_bytes, audits, audit_bytes = pace

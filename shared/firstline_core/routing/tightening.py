@@ -41,9 +41,7 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
     return int(np.argmax(np.cumsum(gains[::-1])[::-1]))
 
 
-def tightened(
-    scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float
-) -> float:
+def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float) -> float:
     """The loosest threshold above the one in use whose audited answers keep the promise, or `EVERYTHING`.
 
     Every audit stands for the answers that were not drawn: it weighs 1 / propensity. One loss of the heaviest weight
