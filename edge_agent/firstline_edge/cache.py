@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from firstline_core.clock import Clock
 from firstline_edge.disk_cache import DiskCache
 
-_FORMAT = 1
-_HEAD = struct.Struct("<Bf")  # format, score
+_FORMAT = 2
+_HEAD = struct.Struct("<Bff")  # format, score, value
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
@@ -48,18 +48,17 @@ class _Entry:
 
 
 def encode(output: ModelOutput) -> bytes:
-    """One byte of format, the score (NaN where there is none), the probabilities; little-endian."""
-    score = math.nan if output.score is None else output.score
-    return _HEAD.pack(_FORMAT, score) + output.probabilities.astype("<f4", copy=False).tobytes()
+    """One byte of format, score and value (NaN where there is none), the probabilities; little-endian."""
+    score, value = (math.nan if number is None else number for number in (output.score, output.value))
+    return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype("<f4", copy=False).tobytes()
 
 
-def decode(value: bytes) -> ModelOutput | None:
+def decode(stored: bytes) -> ModelOutput | None:
     """What `encode` wrote; None for another format or a length that cannot be."""
-    if len(value) < _HEAD.size or value[0] != _FORMAT or (len(value) - _HEAD.size) % 4:
+    if len(stored) < _HEAD.size or stored[0] != _FORMAT or (len(stored) - _HEAD.size) % 4:
         return None
-    _, score = _HEAD.unpack_from(value)
-    probabilities = np.frombuffer(value, dtype="<f4", offset=_HEAD.size)
-    return ModelOutput(probabilities, None if math.isnan(score) else score)
+    score, value = (None if math.isnan(number) else number for number in _HEAD.unpack_from(stored)[1:])
+    return ModelOutput(np.frombuffer(stored, dtype="<f4", offset=_HEAD.size), score, value)
 
 
 class ResultCache:

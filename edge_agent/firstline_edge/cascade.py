@@ -245,7 +245,9 @@ class Cascade:
         """Answers the row here and now, unless the full model has to be asked.
 
         Args:
-            decision: the policy's, where it needed no look at the edge model's answer.
+            case: of which it is a row.
+            row: by the policy's `decision`, where that needed no look at the edge model's answer, or by its score.
+            decision: None for the latter.
         """
         model, edge = case.model, case.model.edge
         verdict = decision or self._router.verdict(model, row)

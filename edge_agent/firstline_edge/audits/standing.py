@@ -81,11 +81,9 @@ class Watched:
         histogram = self.certificate.histogram
         if histogram is None or self.scores is None:
             return None
-        counts = self.scores.counts
-        if sum(counts) < drift.counts_needed(len(counts), self.certificate.n):
-            return None
-        expected = [share * self.certificate.n for share in histogram.shares]
-        return drift.population_stability_index(expected, counts)
+        counts, n = self.scores.counts, self.certificate.n
+        index = drift.population_stability_index([share * n for share in histogram.shares], counts)
+        return drift.beyond_chance(index, len(counts), n, sum(counts))
 
 
 class Standings:

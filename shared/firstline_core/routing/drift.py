@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from firstline_core.bundle.certificate import Histogram
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import between
 
 Word = Literal["stable", "moderate", "large"]
 
 _MODERATE, _LARGE = 0.1, 0.25
 _HEAVIEST = 1e12  # of a new value, before all are made lighter
-_NOISE = 0.05  # what chance alone may make of an index that is told
+_FEW = 200.0  # counts, of which an index says little
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
 
@@ -49,15 +51,41 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
     return float(np.sum((now - was) * np.log(now / was)))
 
 
+def histogram(scores: ArrayLike, bins: int = 20) -> Histogram | None:
+    """Bins of about equal shares; fewer where scores tie. None where no score is a number.
+
+    Edges lie between scores that occur, so that a score's last digit, which differs between processors, decides
+    nothing. NaN counts as lowest: such an answer is never kept.
+    """
+    found = np.asarray(scores, np.float64)
+    known = np.unique(found[~np.isnan(found)])
+    if not known.size:
+        return None
+    at = np.unique(np.quantile(found[~np.isnan(found)], np.arange(1, bins) / bins, method="higher"))
+    below = np.searchsorted(known, at) - 1
+    edges = tuple(
+        between(float(known[left]) if left >= 0 else None, float(edge)) for left, edge in zip(below, at, strict=True)
+    )
+    counts = np.bincount(bins_of(found, edges), minlength=len(edges) + 1)
+    return Histogram(edges, tuple(float(count) / len(found) for count in counts))
+
+
+def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:
+    """The bin of each score in a `Histogram` of these edges, 0 the lowest; that of NaN is 0."""
+    found = np.asarray(scores, np.float64)
+    return np.where(np.isnan(found), 0, np.searchsorted(np.asarray(edges, np.float64), found, side="right"))
+
+
 def word(index: float) -> Word:
     """How much a population stability index says has changed, in Siddiqi's words."""
     return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"
 
 
-def counts_needed(bins: int, expected_total: float) -> float:
-    """How many counts there must be, since, for chance alone to make little of the index; infinite if none do."""
-    left = _NOISE / (bins - 1) - 1 / expected_total if expected_total > 0 else 0.0
-    return 1 / left if left > 0 else math.inf
+def beyond_chance(index: float, bins: int, expected_total: float, observed_total: float) -> float | None:
+    """The index less what chance alone makes of it on average; None where there are too few counts to say anything."""
+    if observed_total < _FEW or expected_total <= 0:
+        return None
+    return max(0.0, index - (bins - 1) * (1 / expected_total + 1 / observed_total))
 
 
 class RecentCounts:
@@ -77,10 +105,8 @@ class RecentCounts:
         self._weight = 1.0  # grows, instead of all counts shrinking with each value
 
     def add(self, value: float) -> None:
-        """Counts one; NaN is counted nowhere."""
-        if math.isnan(value):
-            return
-        self._counts[bisect_right(self._edges, value)] += self._weight
+        """Counts one; NaN counts as lowest, as in `bins_of`."""
+        self._counts[0 if math.isnan(value) else bisect_right(self._edges, value)] += self._weight
         self._weight *= self._growth
         if self._weight > _HEAVIEST:
             self._counts, self._weight = self.counts, 1.0
