@@ -116,7 +116,7 @@ def measure(
             truth[i], sizes[i], seconds[:, i] = seen.label, seen.size_bytes, seen.seconds
             labels[:, i] = [int(rows.argmax()) for rows in seen.answers]
             for at, rows in enumerate(seen.answers[: len(edges)]):
-                scores[at, i] = score(rows)[0]
+                scores[at, i] = score(rows, seen.logits[at])[0]
                 probabilities[at, i] = temper(rows, manifest.policy.score.temperature).max()
             progress(i + 1, count)
 
