@@ -24,6 +24,7 @@ from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier, Wait
 from firstline_edge import keys
+from firstline_edge.audits.hooks import Audits, NoAudits
 from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
@@ -38,24 +39,6 @@ from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
 
 log = logger(__name__)
-
-
-class Audits(Protocol):
-    """Has answers checked; `audits/auditor.py` is it. Nothing here takes time that a caller would notice."""
-
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None: ...
-
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None: ...
-
-
-class _NoAudits:
-    """Nobody looks."""
-
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
-        pass
-
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
-        pass
 
 
 class Promises(Protocol):
@@ -157,7 +140,7 @@ class Cascade:
             heed=heed,
             traffic=traffic if traffic is not None else LiveTraffic(),
         )
-        self._audits = audits if audits is not None else _NoAudits()
+        self._audits = audits if audits is not None else NoAudits()
         self._promises = promises
         self._router = router
         self._options = options

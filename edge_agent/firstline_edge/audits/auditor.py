@@ -95,7 +95,8 @@ class Auditor:
         settings: what audits may cost.
         clock: for the budget and for deadlines.
         rng: draws.
-        on_finding: told of each audit when it has ended.
+        on_drawn: told when an answer is drawn.
+        on_finding: told how each audit ended.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Auditor:
         settings: AuditSection,
         clock: Clock,
         rng: random.Random,
+        on_drawn: Callable[[], None] = lambda: None,
         on_finding: Callable[[Finding], None] = lambda _: None,
     ) -> None:
         self._cloud = cloud
@@ -121,6 +123,7 @@ class Auditor:
         self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
         self._clock = clock
         self._rng = rng
+        self._on_drawn = on_drawn
         self._on_finding = on_finding
         self._pace = Pace(clock.monotonic_s())
         self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
@@ -198,6 +201,7 @@ class Auditor:
             return
         audit = _audit_of(watched, request, row, share)
         watched.record.drawn += 1
+        self._on_drawn()
         self._standings.save()
         if self._available():
             self._waiting_bytes += audit.sent.size_bytes
@@ -258,6 +262,6 @@ def _audit_of(watched: Watched, request: InferRequest, row: Row, share: float) -
 
 def _row_bytes(tensor: Tensor, position: int) -> int:
     if not tensor.array.dtype.hasobject:
-        return tensor.array.nbytes // tensor.array.shape[0]
+        return int(tensor.array.nbytes // tensor.array.shape[0])
     size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
     return size_bytes

@@ -70,10 +70,11 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -> str:
-    """sha256 over all that a record holds for.
+    """The sha256 of all that a record holds for.
 
     Args:
-        model, version: of the bundle.
+        model: the bundle's name.
+        version: the bundle's.
         certificate: what was proved.
         epsilon: what the audits test.
     """
