@@ -31,14 +31,15 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
         epsilon: the promise, above 0 and below 1.
 
     Returns:
-        A position below n; 0 for no audits.
+        A position below n; 0 where no start has won anything, as no change was seen.
     """
     lost, heavy = np.asarray(losses, np.float64), np.asarray(weights, np.float64)
     if not len(lost):
         return 0
     bet = (_ODDS - 1) / (1 + epsilon * (_ODDS - 1))
     gains = np.log1p(bet * heavy * (lost - epsilon))
-    return int(np.argmax(np.cumsum(gains[::-1])[::-1]))
+    won = np.cumsum(gains[::-1])[::-1]
+    return int(np.argmax(won)) if won.max() > 0 else 0
 
 
 def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float) -> float:
