@@ -55,7 +55,7 @@ class StateDirectory:
 
     @property
     def standing_path(self) -> Path:
-        return self.path / "audits" / "standing.json"
+        return standing_path(self.path)
 
     @property
     def samples_path(self) -> Path:
@@ -77,6 +77,11 @@ class StateDirectory:
 def decisions_path(state_dir: Path) -> Path:
     """The decision log."""
     return state_dir / "decisions.jsonl"
+
+
+def standing_path(state_dir: Path) -> Path:
+    """How each certificate stands in the field."""
+    return state_dir / "audits" / "standing.json"
 
 
 def samples_path(state_dir: Path) -> Path:

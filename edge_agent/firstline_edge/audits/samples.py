@@ -54,8 +54,12 @@ class SampleLog:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._lines = DecisionLog(path, limit_bytes)
         self._recent: dict[str, deque[Sample]] = {}
-        for sample in read(path):
-            self._remember(sample)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            for sample in read(path):
+                self._remember(sample)
+        except OSError as error:
+            log.warning("cannot read earlier audits' results", path=str(path), error=str(error))
 
     def add(self, sample: Sample) -> None:
         """Keeps one; a disk that refuses costs the sample its place after a restart."""
