@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from functools import partial
@@ -38,11 +39,12 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, open_links
+from firstline_edge.wiring import Links, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -139,7 +141,12 @@ class EdgeAgent:
             self.cache, self.links, on_drawn=self._recorder.drawn, on_finding=self._recorder.audited
         )
         standings = self.audits.standings
-        self._router = Router(min_threshold=settings.policy.min_threshold, standings=standings)
+        self._router = Router(
+            min_threshold=settings.policy.min_threshold,
+            chosen=make_policy(settings.policy),
+            standings=standings,
+            clock=clock,
+        )
         self._cascade = Cascade(
             models=self.models,
             cache=self.cache,
@@ -262,6 +269,11 @@ class EdgeAgent:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._cascade.punctuality
+
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
         return self._router.threshold(held)
@@ -280,9 +292,10 @@ class EdgeAgent:
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
         outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self.links.chain or LinkChain([], [], self._clock)
         delivery = Delivery(
             outbox,
-            self.links.chain or LinkChain([], [], self._clock),
+            chain,
             rows.merge,
             self._clock,
             rng,
@@ -290,6 +303,7 @@ class EdgeAgent:
             on_correction=self._recorder.corrected,
             complaints=self.complaints,
             heed=self._heed,
+            retries=chain.retries,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
@@ -308,8 +322,10 @@ class EdgeAgent:
         if held is None:
             return {"threshold": None}
         certificate = held.edge.certificate if held.edge is not None else None
+        threshold = self.threshold(held)
         return {
-            "threshold": self.threshold(held),
+            "threshold": threshold if math.isfinite(threshold) else None,
+            "by": certificate.by if certificate is not None else "",
             "certificate": certificate and certificate.promise,
             "uncertified": self.uncertified(held),
         }

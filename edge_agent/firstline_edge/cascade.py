@@ -3,7 +3,8 @@
     policy.before -> cache -> small model -> confidence -> policy.after
        EDGE   -> answer
        CLOUD  -> cache -> link (deadline) -> answer
-                 link down, or late -> the edge answer now, the sample in the outbox, the correction later
+                 link down, late, or as good as late -> the edge answer now, the sample in the outbox, the correction
+                                                        later
 
 `policy.before` looks at the request alone and says which evidence is worth reading, so it comes before the cache.
 A batch is decided row by row, and only escalated rows travel. The cache holds what models said of rows, never
@@ -34,6 +35,7 @@ from firstline_edge.gateway import Gateway, Heed, attempt, ignore_notice
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
@@ -147,6 +149,11 @@ class Cascade:
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._gateway.punctuality
+
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""
         await self._flights.close()
@@ -212,8 +219,10 @@ class Cascade:
             return case.answer()
         if request.wait is Wait.FIRST:
             return await self._answer_for_now(case, edge, escalated, Reason.REQUESTED, promised=True)
-        asked_until_s = deadline_s - self._reserve_s(case, edge, escalated)
+        reserve_s, has_answer = self._reserve(case, edge, escalated)
+        asked_until_s = deadline_s - reserve_s
         try:
+            self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
             await self._gateway.answer_rows(request, model, escalated, asked_until_s, trail.attempts)
             self._audits.escalated(model, escalated)
             return case.answer()
@@ -236,7 +245,7 @@ class Cascade:
         verdict = decision or self._router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is Tier.EDGE and edge is not None:
-            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, verdict))
+            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
             return True
         if self._recall_full(case, row):
             return True
@@ -245,8 +254,11 @@ class Cascade:
             return True
         return False
 
-    def _reserve_s(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> float:
-        """What the edge answer needs of the deadline: to be stored and written, and computed if it was not yet."""
+    def _reserve(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
+        """Seconds of the deadline that the edge answer needs, and whether there will be one in time.
+
+        It is to be stored and written, and computed if it was not yet.
+        """
         left_s = case.deadline_s - self._clock.monotonic_s()
         reserve_s = min(self._options.reserve_s, left_s / 4)
         unseen = sum(row.edge is None for row in waiting)
@@ -254,7 +266,7 @@ class Cascade:
         if math.isinf(run_s):  # never measured
             run_s = left_s / 2
         # Where it would not be ready in time anyhow, the full model gets that time.
-        return reserve_s + run_s if reserve_s + run_s < left_s else reserve_s
+        return (reserve_s + run_s, True) if reserve_s + run_s < left_s else (reserve_s, not unseen)
 
     async def _ask_edge(self, case: _Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
         """Fills in what the small model says of each row. Equal rows, of whichever request, are computed once."""

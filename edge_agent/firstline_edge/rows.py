@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from firstline_core.errors import ProtocolError
+from firstline_core.routing.policies import value_of
 from firstline_core.types import (
     PROBABILITIES,
     Answer,
@@ -61,6 +62,11 @@ class Row:
     def score(self) -> float:
         """The confidence as the policy takes it: not a number where there is none."""
         return math.nan if self.confidence is None else self.confidence
+
+    @property
+    def value(self) -> float:
+        """P(edge wrong and full right): what asking the full model is worth. 1 where the edge model has not run."""
+        return value_of(None if self.edge is None else self.edge.value, self.score)
 
     def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False) -> None:
         """Answers with what the small model said."""

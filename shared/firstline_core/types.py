@@ -115,7 +115,9 @@ class Reason(StrEnum):
     LOCAL_ONLY = "local_only"  # the caller's `privacy` said so
     LINK_DOWN = "link_down"
     DEADLINE = "deadline"  # the full model's answer would come, or came, too late
-    BUDGET = "budget"
+    BUDGET = "budget"  # the full model was to answer, and the device may not spend that much
+    VALUABLE = "valuable"  # the score reached the threshold, yet asking the full model was worth its price
+    POLICY = "policy"  # the device's policy sends all, none or a random part, whatever the score
     OUTBOX_FULL = "outbox_full"  # the link is down and no correction can be promised
     CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
 

@@ -108,6 +108,10 @@ class FakeCloud:
         self.notice: ContractNotice | None = None
         self.requests: list[InferRequest] = []
         self.deadlines_s: list[float | None] = []
+        self.p95_s: float | None = None
+
+    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
+        return self.p95_s
 
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         self.requests.append(request)

@@ -149,7 +149,7 @@ class Auditor:
                 continue
             if row.output is not row.edge:
                 recalled.append(row)
-            elif said.certified or (watched.standing.alarmed and said.reason is Reason.CONFIDENT):
+            elif said.certified or (watched.standing.alarmed and row.score >= watched.threshold):
                 self._kept(watched, request, row)
         if recalled:
             self.escalated(model, recalled)

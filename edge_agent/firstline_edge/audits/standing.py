@@ -136,15 +136,18 @@ class Standings:
         watched = self._watched.get((model.manifest.name, model.version))
         return CLEAR if watched is None else watched.standing
 
-    def grants(self, model: HeldModel, score: float) -> bool:
+    def grants(self, model: HeldModel, score: float, group: str | None = None) -> bool:
         """Whether an answer of this score may be escalated: what only an alarm escalates has a quota, and uses it up.
 
         Args:
             model: whose answer is not kept.
             score: the edge model's; NaN where there is none.
+            group: of the answer, see `HeldModel.group`.
         """
         watched = self.find(model)
-        if watched is None or not watched.standing.alarmed or not score >= watched.certificate.threshold:
+        if watched is None or not watched.standing.alarmed:
+            return True
+        if not score >= watched.certificate.threshold_for(group or ""):  # the certificate itself escalates it
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(watched)
         watched.quota = sampling.filled(watched.quota, now_s - watched.quota_at_s, per_hour)

@@ -25,6 +25,8 @@ _REASONS = {
     Reason.LOCAL_ONLY: "The caller's `privacy` kept the request on this device.",
     Reason.LINK_DOWN: "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
     Reason.DEADLINE: "The full model was to answer, but not before the deadline; this device's answer stood in.",
+    Reason.VALUABLE: "This device's model was sure enough{scores}, yet asking the full model was worth its price.",
+    Reason.POLICY: "The device's policy (policy.kind) decided without a look at the score.",
     Reason.BUDGET: "The full model was to answer, but the budget did not allow it; this device's answer stood in.",
     Reason.OUTBOX_FULL: "The full model could not answer, and no correction could be promised: the outbox was full.",
     Reason.CLOUD_ERROR: "The full model was to answer, but the gateway refused; this device's answer stands.",
@@ -149,7 +151,8 @@ def _scores(line: dict[str, Any]) -> str:
     if line["confidence"] is None or line.get("threshold") is None:
         return ""
     lowest = "lowest score" if line["rows"] else "score"
-    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f})"
+    stricter = f" or more, by predicted {line['by']}" if line.get("by") else ""
+    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f}{stricter})"
 
 
 def _row(row: dict[str, Any]) -> str:

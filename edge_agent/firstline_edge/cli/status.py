@@ -87,7 +87,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
             pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
             lines.append(
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
-                f"kept from a score of {model['threshold']:.3g}"
+                f"{_kept(model['threshold'])}{_by(model.get('certificate'))}"
             )
             if model["problem"]:
                 lines.append(f"problem {model['name']} {model['version']}: {model['problem']}")
@@ -105,6 +105,10 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
     lines.append(f"cache   {status['cache']['entries']} results in memory, {status['cache']['size_bytes']} bytes")
     return lines
+
+
+def _kept(threshold: float | None) -> str:
+    return "no answer is kept" if threshold is None else f"kept from a score of {threshold:.3g}"
 
 
 def _contract_lines(contract: dict[str, Any]) -> list[str]:
@@ -126,9 +130,29 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _by(certificate: dict[str, Any] | None) -> str:
+    """That thresholds differ, where a certificate promises by class."""
+    if certificate is None or not certificate.get("by"):
+        return ""
+    kept = sum(threshold is not None for threshold in certificate["thresholds"].values())
+    return f" or more: {kept} of {len(certificate['thresholds'])} classes are kept, each from a score of its own"
+
+
 _LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
 
 
-def _link_line(name: str, link: dict[str, str]) -> str:
+def _link_line(name: str, link: dict[str, Any]) -> str:
     problem = f". {link['problem']}" if link["problem"] else ""
-    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{problem}"
+    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{_pace(link)}{problem}"
+
+
+def _pace(link: dict[str, Any]) -> str:
+    """How long it takes of late, and how much of that is the gateway's."""
+    timing = link.get("timing")
+    if timing is None:
+        return ""
+    service = f", {timing['service_p50_ms']:.3g} of them in the gateway" if timing["service_p50_ms"] is not None else ""
+    return (
+        f", {timing['total_p50_ms']:.3g} ms (95 %: {timing['total_p95_ms']:.3g}) for {timing['typical_bytes']} bytes"
+        f"{service}"
+    )

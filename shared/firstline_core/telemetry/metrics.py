@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from firstline_core.errors import FirstlineError
@@ -16,23 +16,6 @@ from firstline_core.types import InferResponse
 LATENCY_BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
-
-
-class _Readings(Collector):
-    """A gauge for each of what is there when somebody asks."""
-
-    def __init__(
-        self, name: str, description: str, labels: Sequence[str], read: Callable[[], Mapping[tuple[str, ...], float]]
-    ) -> None:
-        self._known = (name, description)
-        self._labels = labels
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(*self._known, labels=self._labels)
-        for values, reading in self._read().items():
-            family.add_metric(values, reading)
-        return (family,)
 
 
 class RequestMetrics:
@@ -77,12 +60,6 @@ class RequestMetrics:
         """Adds a value that is read whenever somebody asks, e.g. the outbox's depth."""
         Gauge(f"{self._prefix}_{name}", description, registry=self.registry).set_function(read)
 
-    def gauges(
-        self, name: str, description: str, labels: Sequence[str], read: Callable[[], Mapping[tuple[str, ...], float]]
-    ) -> None:
-        """Adds values that are read whenever somebody asks, by labels from a closed list, such as the models held."""
-        self.registry.register(_Readings(f"{self._prefix}_{name}", description, labels, read))
-
     def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
         """Adds a counter; label values must come from a closed list."""
         return Counter(f"{self._prefix}_{name}", description, labels, registry=self.registry)
@@ -91,6 +68,48 @@ class RequestMetrics:
         """Adds a histogram."""
         return Histogram(f"{self._prefix}_{name}", description, buckets=buckets, registry=self.registry)
 
+    def readings(
+        self,
+        name: str,
+        description: str,
+        labels: Sequence[str],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Adds values that others keep, by their labels; those that are not known now are left out of what is read.
+
+        Args:
+            name: after the process's prefix.
+            description: for people.
+            labels: their names; values must come from a closed list.
+            read: asked whenever somebody asks.
+            counts: a counter, which only grows.
+        """
+        family = CounterMetricFamily if counts else GaugeMetricFamily
+        self.registry.register(_Readings(lambda: family(f"{self._prefix}_{name}", description, labels=labels), read))
+
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _Readings(Collector):
+    """Values that are asked for, and not kept."""
+
+    def __init__(
+        self,
+        family: Callable[[], CounterMetricFamily | GaugeMetricFamily],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        self._family = family
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._family()
+        for labels, value in self._read().items():
+            found.add_metric(labels, value)
+        return [found]
