@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from firstline_core.clock import Clock
 from firstline_core.routing.allowance import Allowance
 from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
-from firstline_core.types import Attempt, InferRequest, Privacy, Route, Tier, Wait
+from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
 from firstline_edge.cache import ModelOutput
 from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.models import EdgeModel, HeldModel
 from firstline_edge.rows import Row
-
-UNNEEDED = "hedge"
-"""The outcome, among an answer's attempts, of a call that was made early and was not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,7 @@ class Hedging:
         else:
             self.unneeded += 1
             hedge.call.cancel()
-            attempts.append(attempt(self._clock, Tier.CLOUD, UNNEEDED, hedge.started_s))
+            attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
     def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
         self._calls.discard(call)
