@@ -98,7 +98,7 @@ class EdgeModel:
         return await self.workers.run(self.run, tensor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldModel:
     """A bundle on this device.
 
