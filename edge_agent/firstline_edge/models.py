@@ -120,6 +120,13 @@ class HeldModel:
     def version(self) -> str:
         return str(self.manifest.version)
 
+    def group(self, output: ModelOutput | None) -> str | None:
+        """The predicted class, where the certificate promises by class; None where all answers are held alike."""
+        certificate = self.edge.certificate if self.edge is not None else None
+        if output is None or certificate is None or not certificate.by:
+            return None
+        return self.manifest.labels[int(output.probabilities.argmax())]
+
     def tensor(self, request: InferRequest) -> Tensor:
         """The bundle's one input.
 

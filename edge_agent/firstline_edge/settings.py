@@ -176,6 +176,15 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class RetriesSection(Section, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
+    per_second: Annotated[float, Meta(gt=0)] = 1.0
+    """Retries beside those, so that a quiet device may retry too."""
+    burst: Annotated[float, Meta(ge=1)] = 10.0
+    """Retries that were not needed and are kept for later."""
+
+
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
     """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
@@ -187,6 +196,23 @@ class OutboxSection(Section, frozen=True, kw_only=True):
     """Final answers kept for those who ask by request id; the oldest make room."""
     answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
     """Age at which a kept answer is forgotten."""
+
+
+class AuditSection(Section, frozen=True, kw_only=True):
+    per_hour: Annotated[float, Meta(ge=0)] = 60.0
+    """Kept answers that the full model checks in an hour, at most; 0 switches the audits off."""
+    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
+    """Payload that they may send in an hour."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Largest share of kept answers that is audited, however much the budgets allow."""
+    on_alarm: Literal["tighten", "escalate"] = "tighten"
+    """What an alarm does: keep fewer answers, those that the audits still find good, or keep none."""
+    escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
+    """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
+    fleet_devices: Positive = 1
+    """Devices that run the same bundle: each alarms by itself at the certificate's delta over this number."""
+    samples_limit_bytes: Positive = 2 * _MIB
+    """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
 
 
 class LogSection(Section, frozen=True, kw_only=True):
@@ -213,7 +239,9 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
+    audit: AuditSection = AuditSection()
     log: LogSection = LogSection()
 
     @property

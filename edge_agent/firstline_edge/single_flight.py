@@ -31,6 +31,10 @@ class SingleFlight(Generic[V]):
         self._flights: dict[bytes, _Flight[V]] = {}
         self._tasks: set[asyncio.Task[Sequence[V]]] = set()
 
+    def __contains__(self, key: object) -> bool:
+        """Whether somebody computes it now."""
+        return key in self._flights
+
     async def run(self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]]) -> list[V]:
         """One value for each key, in order.
 

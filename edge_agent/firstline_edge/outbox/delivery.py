@@ -20,10 +20,11 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
+from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
@@ -31,6 +32,7 @@ from firstline_edge.outbox.store import Outbox
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Heed = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -87,6 +89,8 @@ class Delivery:
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
             to correct it ("" where it did not).
         complaints: gains what the gateway says against a model; None to keep that here.
+        heed: takes up what the gateway says of a model's contract.
+        retries: the budget for asking again; None for one of its own.
         settings: patience.
     """
 
@@ -101,6 +105,8 @@ class Delivery:
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause: None,
         complaints: Complaints | None = None,
+        heed: Heed = lambda _request, _notice: None,
+        retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -110,6 +116,8 @@ class Delivery:
         self._rng = rng
         self._on_correction = on_correction
         self._complaints = complaints if complaints is not None else Complaints()
+        self._heed = heed
+        self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
@@ -119,6 +127,7 @@ class Delivery:
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
+        self._over_budget: set[str] = set()  # request ids that wait for the budget
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
 
     async def run(self) -> None:
@@ -159,7 +168,7 @@ class Delivery:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
-        await self._send([item for item in items if not self._is_early(item)])
+        await self._send([item for item in items if not self._is_early(item) and self._may_ask(item)])
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers all at once; a model waits where none of its items got through."""
@@ -206,13 +215,26 @@ class Delivery:
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway is still to be left alone with the request that this promise stands for."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        if answer is None or answer.reason is not Reason.DEADLINE or request_id in self._items:
+        late = answer is not None and answer.reason is Reason.DEADLINE and _was_asked(item)
+        if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
         if wait_s <= 0:
             return False
         self._items.hold(request_id, wait_s)
         return True
+
+    def _may_ask(self, item: OutboxItem) -> bool:
+        """Whether the budget allows to ask what was asked in vain before; if not, it waits."""
+        request_id = item.request.request_id
+        again = _was_asked(item) or request_id in self._items.failing()
+        if not again or self._retries.may_retry():
+            self._over_budget.discard(request_id)
+            return True
+        # One after the other: were they all to wait for the same moment, all but one would be read for nothing.
+        self._over_budget.add(request_id)
+        self._items.hold(request_id, max(_SHORTEST_WAIT_S, self._retries.wait_s) * len(self._over_budget))
+        return False
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
@@ -248,6 +270,7 @@ class Delivery:
             correction = await self._chain.infer(item.request, deadline_s, attempts)
             answered = True
             if correction.answer is not None:
+                self._heed(item.request, correction.answer.contract)
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
             merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
             self._complaints.settle(item.request.model, item.request.version)
@@ -272,4 +295,11 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
         self._refused.pop(request_id, None)
+        self._over_budget.discard(request_id)
         self._on_correction(final, cause)
+
+
+def _was_asked(item: OutboxItem) -> bool:
+    """Whether the request itself was sent, before its promise was made."""
+    answer = item.provisional.answer
+    return answer is not None and any(tried.tier is Tier.CLOUD for tried in answer.attempts)
