@@ -168,7 +168,6 @@ def _folds(losses: NDArray[np.bool_], seed: int) -> NDArray[np.intp] | None:
 
 
 def _sklearn(module: str) -> Any:
-    try:
-        return import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.") from error
+    if not can_learn():
+        raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.")
+    return import_module(f"sklearn.{module}")
