@@ -37,6 +37,7 @@ from firstline_edge.links.chain import LinkChain
 from firstline_edge.models import HeldModel, Models, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.punctuality import Punctuality
@@ -71,6 +72,7 @@ class EdgeAgent:
         )
         self.metrics = RequestMetrics("edge")
         self.complaints = Complaints()
+        self.endings = Endings()
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
@@ -287,7 +289,13 @@ class EdgeAgent:
 
     def _open_outbox(self) -> Outbox:
         announcing = any(link.kind == "mqtt" for link in self.settings.links)
-        return Outbox(self.state.outbox_path, self.settings.outbox, announcing=announcing, clock=self._clock)
+        return Outbox(
+            self.state.outbox_path,
+            self.settings.outbox,
+            announcing=announcing,
+            endings=self.endings,
+            clock=self._clock,
+        )
 
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
@@ -305,6 +313,7 @@ class EdgeAgent:
             heed=self._heed,
             retries=chain.retries,
         )
+        self.outbox.on_put = delivery.hurry
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
             if self.links.mqtt:

@@ -55,6 +55,10 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    streams_limit: Positive = 64
+    """Event streams that may be open at once; one more is answered with 503."""
+    stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds after which a silent event stream says that it is alive."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):

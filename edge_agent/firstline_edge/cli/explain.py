@@ -37,6 +37,7 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
+_CHANGED = {True: ", which says another class", False: ", which says the same class", None: ""}
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
@@ -94,7 +95,7 @@ def _described(line: dict[str, Any]) -> list[str]:
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
+        return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
     said.append(f"  {_why(line)}{_cause(line)}")
