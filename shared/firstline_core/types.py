@@ -157,7 +157,7 @@ class ContractNotice:
 
     Args:
         alarm: the audits of all devices together show that the contract is broken.
-        escalations_per_hour: the most that this device shall escalate for an alarm's sake; None where nothing bounds it.
+        escalations_per_hour: the most that this device shall escalate for an alarm's sake; None for no bound.
     """
 
     alarm: bool
