@@ -40,12 +40,11 @@ from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
-from firstline_edge.punctuality import Punctuality
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, make_policy, open_links
+from firstline_edge.wiring import Links, hedge_options, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -99,7 +98,7 @@ class EdgeAgent:
         self.state = StateDirectory(settings.state_dir)
         resources.callback(self.state.close)
 
-        workers = Workers(settings.models.workers, settings.models.queue_limit)
+        workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
             options,
@@ -162,6 +161,7 @@ class EdgeAgent:
             ),
             clock=clock,
             complaints=self.complaints,
+            hedge=hedge_options(settings),
             audits=auditor,
             heed=standings.heed,
             traffic=self.audits.traffic,
@@ -272,9 +272,9 @@ class EdgeAgent:
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
     @property
-    def punctuality(self) -> Punctuality:
-        """How often the full model was not asked for want of time."""
-        return self._cascade.punctuality
+    def cascade(self) -> Cascade:
+        """What answers, and counts what it did about deadlines."""
+        return self._cascade
 
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""

@@ -32,6 +32,7 @@ from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
 from firstline_edge.gateway import Gateway, Heed, attempt, ignore_notice
+from firstline_edge.hedge import Hedge, HedgeOptions, Hedging
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
@@ -92,6 +93,7 @@ class _Case:
         tensor: its input.
         rows: all of them, in order.
         deadline_s: on the monotonic clock.
+        hedge: the call to the gateway that was made before the edge model answered, if one was.
     """
 
     request: InferRequest
@@ -100,6 +102,7 @@ class _Case:
     rows: list[Row]
     deadline_s: float
     trail: Trail
+    hedge: Hedge | None = None
 
     def answer(self, *, durable: bool = False) -> InferResponse:
         return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)
@@ -112,6 +115,7 @@ class Cascade:
         cloud: None on a device without links: what the edge model says is then all there is.
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
+        hedge: when to ask the full model before the edge model has answered; None for never.
         audits: sees what the policy judged, and what the full model then said; None to audit nothing.
         heed: takes up what the gateway says of a model's contract.
         traffic: counts live escalations.
@@ -128,6 +132,7 @@ class Cascade:
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
+        hedge: HedgeOptions | None = None,
         audits: Audits | None = None,
         heed: Heed = ignore_notice,
         traffic: LiveTraffic | None = None,
@@ -142,6 +147,7 @@ class Cascade:
             heed=heed,
             traffic=traffic if traffic is not None else LiveTraffic(),
         )
+        self._hedging = Hedging(self._gateway, clock, hedge)
         self._audits = audits if audits is not None else NoAudits()
         self._promises = promises
         self._router = router
@@ -150,12 +156,18 @@ class Cascade:
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
     @property
+    def hedging(self) -> Hedging:
+        """How often the full model was asked early."""
+        return self._hedging
+
+    @property
     def punctuality(self) -> Punctuality:
         """How often the full model was not asked for want of time."""
         return self._gateway.punctuality
 
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""
+        await self._hedging.close()
         await self._flights.close()
         await self._gateway.close()
 
@@ -209,6 +221,7 @@ class Cascade:
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
         escalated = [row for row in rows if not self._settled(case, row, decision)]
         self._audits.judged(request, model, rows)
+        self._hedging.settle(request, case.hedge, escalated, trail.attempts)
         if not escalated:
             return case.answer()
 
@@ -286,13 +299,15 @@ class Cascade:
         missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
-            return await edge.run_in_thread(case.tensor.take([missing[seat].position for seat in seats]))
+            tensor = case.tensor.take([missing[seat].position for seat in seats])
+            return await edge.run_in_thread(tensor, case.deadline_s)
 
         try:
             if edge.quick(case.request):
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
                 late = "This device's model was not done before the request's deadline; give it more time."
+                case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
                 outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
@@ -306,6 +321,8 @@ class Cascade:
     def _recall_full(self, case: _Case, row: Row) -> bool:
         """Answers the row with what this very full model said of it before, where that is known."""
         digest, attempts = case.model.manifest.full_digest, case.trail.attempts
+        if case.hedge is not None and case.hedge.take(row, attempts):
+            return True
         started_s = self._clock.monotonic_s()
         output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
         if output is None:

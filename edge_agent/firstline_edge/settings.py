@@ -180,6 +180,17 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class HedgeSection(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    """Asks the full model while the edge model runs, where one after the other would miss the deadline."""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Of the requests that a slow edge model runs for, how many may be asked early."""
+    burst: Annotated[float, Meta(ge=1)] = 5.0
+    """Early calls that were not needed and are kept for later."""
+    min_escalation_rate: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Only for models of which at least this share was escalated of late."""
+
+
 class RetriesSection(Section, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
@@ -243,6 +254,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    hedge: HedgeSection = HedgeSection()
     retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
     audit: AuditSection = AuditSection()

@@ -9,7 +9,7 @@ from typing import Any
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Reason, Status, Wait
+from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.settings import load
@@ -143,6 +143,8 @@ def _cause(line: dict[str, Any]) -> str:
 
 def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    if attempt["outcome"] == HEDGED:
+        outcome = "was asked early and not needed,"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"
