@@ -21,14 +21,17 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, InferenceError, InvalidTensorError, QueueFullError
 from firstline_core.routing import policy
+from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier, Wait
 from firstline_edge import keys
+from firstline_edge.audits.hooks import Audits, NoAudits
+from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
-from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.gateway import Gateway, Heed, attempt, ignore_notice
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
@@ -109,6 +112,9 @@ class Cascade:
         cloud: None on a device without links: what the edge model says is then all there is.
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
+        audits: sees what the policy judged, and what the full model then said; None to audit nothing.
+        heed: takes up what the gateway says of a model's contract.
+        traffic: counts live escalations.
     """
 
     def __init__(
@@ -122,10 +128,21 @@ class Cascade:
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
+        audits: Audits | None = None,
+        heed: Heed = ignore_notice,
+        traffic: LiveTraffic | None = None,
     ) -> None:
         self._models = models
         self._cache = cache
-        self._gateway = Gateway(cloud, cache, clock, complaints if complaints is not None else Complaints())
+        self._gateway = Gateway(
+            cloud,
+            cache,
+            clock,
+            complaints if complaints is not None else Complaints(),
+            heed=heed,
+            traffic=traffic if traffic is not None else LiveTraffic(),
+        )
+        self._audits = audits if audits is not None else NoAudits()
         self._promises = promises
         self._router = router
         self._options = options
@@ -190,14 +207,8 @@ class Cascade:
                     raise
 
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
-        escalated: list[Row] = []
-        for row in rows:
-            verdict = decision or self._router.verdict(model, row)
-            row.reason = verdict.reason
-            if verdict.tier is Tier.EDGE and edge is not None:
-                row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
-            elif not self._recall_full(case, row):
-                escalated.append(row)
+        escalated = [row for row in rows if not self._settled(case, row, decision)]
+        self._audits.judged(request, model, rows)
         if not escalated:
             return case.answer()
 
@@ -213,6 +224,7 @@ class Cascade:
         try:
             self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
             await self._gateway.answer_rows(request, model, escalated, asked_until_s, trail.attempts)
+            self._audits.escalated(model, escalated)
             return case.answer()
         except FirstlineError as error:
             reason, promised = reason_for(error), may_come(error)
@@ -220,6 +232,27 @@ class Cascade:
 
         # 5. The edge answer now; the correction later, where one may come.
         return await self._answer_for_now(case, edge, escalated, reason, promised=promised)
+
+    def _settled(self, case: _Case, row: Row, decision: Decision | None) -> bool:
+        """Answers the row here and now, unless the full model has to be asked.
+
+        Args:
+            case: of which it is a row.
+            row: by the policy's `decision`, where that needed no look at the edge model's answer, or by its score.
+            decision: None for the latter.
+        """
+        model, edge = case.model, case.model.edge
+        verdict = decision or self._router.verdict(model, row)
+        row.reason = verdict.reason
+        if verdict.tier is Tier.EDGE and edge is not None:
+            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            return True
+        if self._recall_full(case, row):
+            return True
+        if decision is None and edge is not None and not self._router.grants(model, row):
+            row.keep(Reason.BUDGET, edge.loaded.digest)
+            return True
+        return False
 
     def _reserve(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
         """Seconds of the deadline that the edge answer needs, and whether there will be one in time.

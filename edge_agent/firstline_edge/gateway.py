@@ -5,7 +5,7 @@ What the gateway is for a request, and what its failure means for the caller, is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from firstline_core.clock import Clock
@@ -19,8 +19,9 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge import keys
+from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
@@ -33,7 +34,13 @@ from firstline_edge.single_flight import SingleFlight
 
 log = logger(__name__)
 
+Heed = Callable[[HeldModel, ContractNotice | None], None]
+
 _LATE = "The full model's answer did not come before the request's deadline."
+
+
+def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
+    """For those who keep no contract."""
 
 
 class Gateway:
@@ -43,13 +50,26 @@ class Gateway:
         cloud: None on a device without links.
         cache: keeps what a full model said under its digest.
         complaints: gains what the gateway says against a model.
+        heed: takes up what the gateway says of a model's contract.
+        traffic: counts the escalations under way.
     """
 
-    def __init__(self, cloud: Cloud | None, cache: ResultCache, clock: Clock, complaints: Complaints) -> None:
+    def __init__(
+        self,
+        cloud: Cloud | None,
+        cache: ResultCache,
+        clock: Clock,
+        complaints: Complaints,
+        *,
+        heed: Heed = ignore_notice,
+        traffic: LiveTraffic,
+    ) -> None:
         self._cloud = cloud
         self._cache = cache
         self._clock = clock
         self._complaints = complaints
+        self._heed = heed
+        self._traffic = traffic
         self.punctuality = Punctuality()
         # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
         self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
@@ -114,6 +134,7 @@ class Gateway:
                 self._complaints.note(model.manifest.name, model.version, error)
                 raise
             self._complaints.settle(model.manifest.name, model.version)
+            self._heed(model, response.answer.contract if response.answer is not None else None)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for seat, output in zip(seats, outputs, strict=True):
@@ -176,7 +197,8 @@ class Gateway:
                 "not help; add a [[links]] section to its configuration."
             )
         try:
-            return await self._cloud.infer(request, deadline_s, attempts)
+            with self._traffic:
+                return await self._cloud.infer(request, deadline_s, attempts)
         except UnauthorizedError as error:  # this device's token, not the caller's; it can be mended here
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 

@@ -198,6 +198,23 @@ class OutboxSection(Section, frozen=True, kw_only=True):
     """Age at which a kept answer is forgotten."""
 
 
+class AuditSection(Section, frozen=True, kw_only=True):
+    per_hour: Annotated[float, Meta(ge=0)] = 60.0
+    """Kept answers that the full model checks in an hour, at most; 0 switches the audits off."""
+    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
+    """Payload that they may send in an hour."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Largest share of kept answers that is audited, however much the budgets allow."""
+    on_alarm: Literal["tighten", "escalate"] = "tighten"
+    """What an alarm does: keep fewer answers, those that the audits still find good, or keep none."""
+    escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
+    """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
+    fleet_devices: Positive = 1
+    """Devices that run the same bundle: each alarms by itself at the certificate's delta over this number."""
+    samples_limit_bytes: Positive = 2 * _MIB
+    """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
+
+
 class LogSection(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important lines that are written."""
@@ -224,6 +241,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     breaker: BreakerSection = BreakerSection()
     retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
+    audit: AuditSection = AuditSection()
     log: LogSection = LogSection()
 
     @property

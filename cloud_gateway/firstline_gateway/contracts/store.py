@@ -192,6 +192,12 @@ class Store:
                 connection.execute("PRAGMA wal_checkpoint(FULL)")
 
 
+def is_writable(path: Path) -> bool:
+    """Whether the file can be made, or written where it is there."""
+    existing = next(found for found in (path, *path.absolute().parents) if found.exists())
+    return os.access(existing, os.W_OK)
+
+
 def _text(key: PoolKey) -> str:
     return msgspec.json.encode(key).decode()
 

@@ -86,6 +86,8 @@ def _described(line: dict[str, Any]) -> list[str]:
         name = " ".join(filter(None, [line["model"], line["version"]]))
         said = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
         return said + [_tried(attempt) for attempt in line["attempts"]]
+    if line.get("event") == "audited":
+        return [f"{at}  {_audited(line)}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     who = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
@@ -101,6 +103,18 @@ def _described(line: dict[str, Any]) -> list[str]:
     kept = "The promise is on the disk." if line["durable"] else ""
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
     return said
+
+
+_FOUND = {
+    "agreed": "the full model agreed",
+    "disagreed": "the full model disagreed",
+    "lost": "no answer came",
+}
+
+
+def _audited(line: dict[str, Any]) -> str:
+    drawn = f"drawn with probability {line['propensity']:.3g}, as {line['audit_id']}"
+    return f"Row {line['row']} was audited: {_FOUND[line['outcome']]} ({drawn}).{_cause(line)}"
 
 
 def _covered(line: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason, Tier
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
@@ -32,6 +32,7 @@ from firstline_edge.outbox.store import Outbox
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Heed = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -88,6 +89,7 @@ class Delivery:
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
             to correct it ("" where it did not).
         complaints: gains what the gateway says against a model; None to keep that here.
+        heed: takes up what the gateway says of a model's contract.
         retries: the budget for asking again; None for one of its own.
         settings: patience.
     """
@@ -103,6 +105,7 @@ class Delivery:
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause: None,
         complaints: Complaints | None = None,
+        heed: Heed = lambda _request, _notice: None,
         retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
@@ -113,6 +116,7 @@ class Delivery:
         self._rng = rng
         self._on_correction = on_correction
         self._complaints = complaints if complaints is not None else Complaints()
+        self._heed = heed
         self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
@@ -266,6 +270,7 @@ class Delivery:
             correction = await self._chain.infer(item.request, deadline_s, attempts)
             answered = True
             if correction.answer is not None:
+                self._heed(item.request, correction.answer.contract)
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
             merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
             self._complaints.settle(item.request.model, item.request.version)
