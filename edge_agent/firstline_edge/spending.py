@@ -1,37 +1,29 @@
 """What this device spends, held against its budgets, and kept across restarts.
 
-Whether a row is worth its price is asked once, where the cascade decides (`allows`). Money is spent where something
-leaves: `paid` stands at the gate of the links, so that live escalations, hedges, redeliveries and audits draw on the same
+Whether a row is worth its price is asked where the cascade decides (`denial`). It is paid where something leaves:
+`paid` stands at the gate of the links, so that live escalations, hedges, redeliveries and audits draw on the same
 budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
 
-What is spent is written down every few seconds, atomically: a process that is killed forgets at most the last
-`SAVE_EVERY_S` of spending.
+What is spent is written down every few seconds, and not for each request: a process that is killed forgets at most the
+last `SAVE_EVERY_S` of spending.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
 from firstline_core.routing.account import Account, Cost
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.conditions import Conditions, markup
-from firstline_core.routing.tariff import LinkTariff, Tariff, MIB
-from firstline_core.telemetry.logs import logger
+from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest
+from firstline_edge.ledgers import LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
-from firstline_edge.settings import EdgeSettings
-
-log = logger(__name__)
 
 SAVE_EVERY_S = 5.0
 
@@ -55,9 +47,14 @@ class Denial:
     cost: Cost
     short: str
 
-    def told(self) -> dict[str, Any]:
-        """For the decision log."""
-        return {"value": self.value, "price": self.price, "cost": self.cost._asdict(), "short": self.short}
+
+def denied(denials: Mapping[int, Denial]) -> dict[str, Any]:
+    """What the decision log keeps of denials, by row; empty where there are none."""
+    told = [
+        {"row": row, "value": denial.value, "price": denial.price, "cost": denial.cost._asdict(), "short": denial.short}
+        for row, denial in denials.items()
+    ]
+    return {"denied": told} if told else {}
 
 
 class Spending:
@@ -67,7 +64,7 @@ class Spending:
         account: its budgets.
         tariff: what things cost.
         clock: budgets are of hours and days by the wall.
-        path: where ledgers are kept; None to forget them.
+        file: keeps ledgers; None to forget them.
         link: name of the link that a request would take now, "" for none.
         sense: finds out battery and heat; may take milliseconds.
         metered_factor: how much dearer a metered link is.
@@ -79,7 +76,7 @@ class Spending:
         tariff: Tariff,
         clock: Clock,
         *,
-        path: Path | None = None,
+        file: LedgerFile | None = None,
         link: Callable[[], str] = lambda: "",
         sense: Callable[[], Conditions] = Conditions,
         metered_factor: float = 4.0,
@@ -88,16 +85,15 @@ class Spending:
         self.conditions = Conditions()
         self._tariff = tariff
         self._clock = clock
-        self._path = path
+        self._file = file
         self._link = link
         self._sense = sense
         self._metered_factor = metered_factor
         self._around_bytes = _AROUND_BYTES
         self._changed = False
-        self.problem = ""
 
-    def allows(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
-        """Whether an escalation is worth its price now; None where it is. Nothing is charged yet.
+    def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
+        """Why an escalation is not worth its price now; None where it is. Nothing is charged yet.
 
         Args:
             size_bytes: of its payload.
@@ -171,11 +167,17 @@ class Spending:
             await self._clock.sleep(SAVE_EVERY_S)
             if self._changed:
                 self._changed = False
-                await asyncio.to_thread(self._write, self._ledgers())
+                await asyncio.to_thread(self.save)
 
     def save(self) -> None:
-        """Writes down what was spent; a disk that refuses is told once."""
-        self._write(self._ledgers())
+        """Writes down what was spent."""
+        if self._file is not None and self.account.meters:
+            self._file.write(self.account.ledgers)
+
+    @property
+    def problem(self) -> str:
+        """Why what is spent is not written down, though it should be; or ""."""
+        return self._file.problem if self._file is not None else ""
 
     def status(self) -> list[dict[str, Any]]:
         """Each budget: what is spent and left of it, and what a unit is worth now."""
@@ -192,84 +194,3 @@ class Spending:
             }
             for name, meter in self.account.meters.items()
         ]
-
-    def _ledgers(self) -> bytes:
-        return msgspec.json.encode({name: asdict(ledger) for name, ledger in self.account.ledgers.items()})
-
-    def _write(self, ledgers: bytes) -> None:
-        if self._path is None or not self.account.meters:
-            return
-        fresh = self._path.with_name(self._path.name + ".new")
-        try:
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                stream.write(ledgers)
-                stream.flush()
-                os.fsync(stream.fileno())
-            fresh.replace(self._path)
-        except OSError as error:
-            if not self.problem:
-                log.error("cannot write down what is spent", path=str(self._path), error=str(error))
-            self.problem = f"What is spent cannot be written down ({error.strerror}); a restart would forget it."
-        else:
-            self.problem = ""
-
-
-def open_spending(
-    settings: EdgeSettings,
-    path: Path,
-    clock: Clock,
-    *,
-    link: Callable[[], str],
-    links: Mapping[str, LinkTariff],
-    sense: Callable[[], Conditions],
-) -> Spending | None:
-    """The purse that the settings ask for, with what it had spent before; None where nothing is limited or has a price.
-
-    Args:
-        settings: budgets and costs.
-        path: where ledgers are kept.
-        clock: see `Spending`.
-        link, sense: see `Spending`.
-        links: tariffs by the links' names.
-    """
-    budgets = {
-        f"{resource}/{name}": Budget(amount, period_s)
-        for resource in Cost._fields
-        for name, period_s in (("hour", HOUR_S), ("day", DAY_S))
-        if (amount := float(getattr(settings.budget, f"{resource}_per_{name}")))
-    }
-    costs = settings.costs
-    if not budgets and settings.policy.kind != "value":
-        return None
-    known = _read(path) if budgets else {}
-    account = Account(
-        {name: Meter(budget, known.get(name) or Ledger()) for name, budget in budgets.items()},
-        worth=costs.worth,
-        worths=Cost(joules=costs.money_per_joule, money=1.0),
-    )
-    tariff = Tariff(links, costs.money_per_request, costs.joules_per_run)
-    return Spending(account, tariff, clock, path=path, link=link, sense=sense, metered_factor=costs.metered_factor)
-
-
-def tariffs_of(settings: EdgeSettings, names: list[str]) -> dict[str, LinkTariff]:
-    """What each link's bytes take, by its name, in the order of the settings."""
-    return {
-        name: LinkTariff(
-            section.joules_per_mib_sent / MIB,
-            section.joules_per_mib_received / MIB,
-            settings.costs.money_per_mib / MIB if section.metered else 0.0,
-            section.metered,
-        )
-        for name, section in zip(names, settings.links, strict=True)
-    }
-
-
-def _read(path: Path) -> dict[str, Ledger]:
-    """The ledgers as they were written; none from a file that says nothing sensible, which is told."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Ledger])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning("what was spent before is not known", path=str(path), error=str(error))
-        return {}
