@@ -37,16 +37,16 @@ from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.models import HeldModel, Models, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
-from firstline_edge.punctuality import Punctuality
 from firstline_edge.purse import open_spending
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.spending import denied
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, link_names, make_policy, open_links
+from firstline_edge.wiring import Links, hedge_options, link_names, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -73,6 +73,7 @@ class EdgeAgent:
         )
         self.metrics = RequestMetrics("edge")
         self.complaints = Complaints()
+        self.endings = Endings()
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
@@ -99,7 +100,7 @@ class EdgeAgent:
         self.state = StateDirectory(settings.state_dir)
         resources.callback(self.state.close)
 
-        workers = Workers(settings.models.workers, settings.models.queue_limit)
+        workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
             options,
@@ -175,6 +176,7 @@ class EdgeAgent:
             clock=clock,
             complaints=self.complaints,
             spending=self.spending,
+            hedge=hedge_options(settings),
             audits=auditor,
             heed=standings.heed,
             traffic=self.audits.traffic,
@@ -288,9 +290,9 @@ class EdgeAgent:
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
     @property
-    def punctuality(self) -> Punctuality:
-        """How often the full model was not asked for want of time."""
-        return self._cascade.punctuality
+    def cascade(self) -> Cascade:
+        """What answers, and counts what it did about deadlines."""
+        return self._cascade
 
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
@@ -307,7 +309,13 @@ class EdgeAgent:
 
     def _open_outbox(self) -> Outbox:
         announcing = any(link.kind == "mqtt" for link in self.settings.links)
-        return Outbox(self.state.outbox_path, self.settings.outbox, announcing=announcing, clock=self._clock)
+        return Outbox(
+            self.state.outbox_path,
+            self.settings.outbox,
+            announcing=announcing,
+            endings=self.endings,
+            clock=self._clock,
+        )
 
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
@@ -325,6 +333,7 @@ class EdgeAgent:
             heed=self._heed,
             retries=chain.retries,
         )
+        self.outbox.on_put = delivery.hurry
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
             if self.links.mqtt:

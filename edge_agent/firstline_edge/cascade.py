@@ -32,6 +32,7 @@ from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
 from firstline_edge.gateway import Gateway, Heed, attempt, ignore_notice
+from firstline_edge.hedge import Hedge, HedgeOptions, Hedging
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
@@ -95,6 +96,7 @@ class _Case:
         tensor: its input.
         rows: all of them, in order.
         deadline_s: on the monotonic clock.
+        hedge: the call to the gateway that was made before the edge model answered, if one was.
     """
 
     request: InferRequest
@@ -103,6 +105,7 @@ class _Case:
     rows: list[Row]
     deadline_s: float
     trail: Trail
+    hedge: Hedge | None = None
 
     def answer(self, *, durable: bool = False) -> InferResponse:
         return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)
@@ -116,6 +119,7 @@ class Cascade:
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
         spending: says what is worth its price; None where nothing has one.
+        hedge: when to ask the full model before the edge model has answered; None for never.
         audits: sees what the policy judged, and what the full model then said; None to audit nothing.
         heed: takes up what the gateway says of a model's contract.
         traffic: counts live escalations.
@@ -133,6 +137,7 @@ class Cascade:
         clock: Clock,
         complaints: Complaints | None = None,
         spending: Spending | None = None,
+        hedge: HedgeOptions | None = None,
         audits: Audits | None = None,
         heed: Heed = ignore_notice,
         traffic: LiveTraffic | None = None,
@@ -147,6 +152,7 @@ class Cascade:
             heed=heed,
             traffic=traffic if traffic is not None else LiveTraffic(),
         )
+        self._hedging = Hedging(self._gateway, clock, hedge)
         self._audits = audits if audits is not None else NoAudits()
         self._promises = promises
         self._router = router
@@ -156,12 +162,18 @@ class Cascade:
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
     @property
+    def hedging(self) -> Hedging:
+        """How often the full model was asked early."""
+        return self._hedging
+
+    @property
     def punctuality(self) -> Punctuality:
         """How often the full model was not asked for want of time."""
         return self._gateway.punctuality
 
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""
+        await self._hedging.close()
         await self._flights.close()
         await self._gateway.close()
 
@@ -215,6 +227,7 @@ class Cascade:
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
         escalated = [row for row in rows if not self._settled(case, row, decision)]
         self._audits.judged(request, model, rows)
+        self._hedging.settle(request, case.hedge, escalated, trail.attempts)
         if not escalated:
             return case.answer()
 
@@ -298,13 +311,16 @@ class Cascade:
         missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
-            return await edge.run_in_thread(case.tensor.take([missing[seat].position for seat in seats]))
+            tensor = case.tensor.take([missing[seat].position for seat in seats])
+            return await edge.run_in_thread(tensor, case.deadline_s)
 
         try:
             if edge.quick(case.request):
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
                 late = "This device's model was not done before the request's deadline; give it more time."
+                if self._spending is None or self._spending.ample:
+                    case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
                 outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
@@ -320,6 +336,8 @@ class Cascade:
     def _recall_full(self, case: _Case, row: Row) -> bool:
         """Answers the row with what this very full model said of it before, where that is known."""
         digest, attempts = case.model.manifest.full_digest, case.trail.attempts
+        if case.hedge is not None and case.hedge.take(row, attempts):
+            return True
         started_s = self._clock.monotonic_s()
         output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
         if output is None:

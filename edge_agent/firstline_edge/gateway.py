@@ -82,6 +82,10 @@ class Gateway:
         """Ends the journeys of callers who left."""
         await self._flights.close()
 
+    def predicted_s(self, request: InferRequest, rows: int) -> float | None:
+        """Seconds within which most questions about so many of its rows are answered; None where nobody can tell."""
+        return self._cloud.predicted_s(request.size_bytes * rows // request.rows) if self._cloud is not None else None
+
     def check_time(self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float) -> None:
         """Holds back what would hardly be answered in time; what is on its way already may be waited for.
 
@@ -97,7 +101,7 @@ class Gateway:
         left_s = deadline_s - self._clock.monotonic_s()
         if self._cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
             return
-        predicted_s = self._cloud.predicted_s(request.size_bytes * len(rows) // request.rows)
+        predicted_s = self.predicted_s(request, len(rows))
         if not self.punctuality.worth_asking(predicted_s, left_s):
             raise DeadlineExceededError(
                 f"Asking the full model takes up to {(predicted_s or 0.0) * 1000:.0f} ms at the moment, and "
@@ -115,6 +119,33 @@ class Gateway:
             rows: to be answered, each for its own reason.
             deadline_s: on the monotonic clock.
             attempts: gains what was tried.
+
+        Raises:
+            FirstlineError: see `Cascade.infer`.
+        """
+        answers = await self.ask(request, model, rows, deadline_s, attempts)
+        for row, (output, ran) in zip(rows, answers, strict=True):
+            row.take(output, Tier.CLOUD, row.reason, ran)
+
+    async def ask(
+        self,
+        request: InferRequest,
+        model: HeldModel,
+        rows: Sequence[Row],
+        deadline_s: float,
+        attempts: list[Attempt],
+        *,
+        keep: bool = True,
+    ) -> list[tuple[ModelOutput, str]]:
+        """What the full model says of each row, and its digest.
+
+        Args:
+            request: of which these are rows.
+            model: the bundle that the gateway must run.
+            rows: to travel.
+            deadline_s: on the monotonic clock.
+            attempts: gains what was tried.
+            keep: whether to go on where the caller leaves and nobody else asked the same.
 
         Raises:
             FirstlineError: see `Cascade.infer`.
@@ -141,7 +172,7 @@ class Gateway:
                     self._cache.put(keys.result_key(digest, rows[seat].content), output)
             return [(output, full.digest) for output in outputs]
 
-        flight = self._flights.run(_flight_keys(model, rows), compute)
+        flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
         try:
             answers = await within(self._clock, deadline_s, flight, _LATE)
         except FirstlineError as error:
@@ -150,8 +181,7 @@ class Gateway:
             raise
         if len(attempts) == tried_before:  # another request was already asking the same
             attempts.append(attempt(self._clock, Tier.CLOUD, "ok", started_s))
-        for row, (output, ran) in zip(rows, answers, strict=True):
-            row.take(output, Tier.CLOUD, row.reason, ran)
+        return answers
 
     async def pass_on(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
         """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none.

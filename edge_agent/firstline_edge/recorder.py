@@ -123,7 +123,7 @@ class Recorder:
         if answer.status is Status.EXPIRED:
             log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
         else:
-            log.info("corrected", request_id=answer.request_id, model=response.model)
+            log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed)
         self._decide("corrected", response, **told)
 
     def drawn(self) -> None:

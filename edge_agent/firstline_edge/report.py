@@ -115,9 +115,16 @@ def add_gauges(agent: EdgeAgent) -> None:
         "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
         ("outcome",),
         lambda: {
-            ("held_back",): agent.punctuality.held_back,
-            ("explored",): agent.punctuality.explored,
+            ("held_back",): agent.cascade.punctuality.held_back,
+            ("explored",): agent.cascade.punctuality.explored,
         },
+        counts=True,
+    )
+    agent.metrics.readings(
+        "hedges_total",
+        "Calls to the full model that were made before the edge model had answered.",
+        ("outcome",),
+        lambda: {("used",): agent.cascade.hedging.used, ("unneeded",): agent.cascade.hedging.unneeded},
         counts=True,
     )
 

@@ -55,6 +55,10 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    streams_limit: Positive = 64
+    """Event streams that may be open at once; one more is answered with 503."""
+    stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds after which a silent event stream says that it is alive."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -176,6 +180,17 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class HedgeSection(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    """Asks the full model while the edge model runs, where one after the other would miss the deadline."""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Of the requests that a slow edge model runs for, how many may be asked early."""
+    burst: Annotated[float, Meta(ge=1)] = 5.0
+    """Early calls that were not needed and are kept for later."""
+    min_escalation_rate: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Only for models of which at least this share was escalated of late."""
+
+
 class RetriesSection(Section, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
@@ -239,6 +254,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    hedge: HedgeSection = HedgeSection()
     retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
     audit: AuditSection = AuditSection()

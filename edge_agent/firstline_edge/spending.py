@@ -104,6 +104,12 @@ class Spending:
         verdict = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
         return None if verdict.paid else Denial(value, verdict.price, cost, verdict.short)
 
+    @property
+    def ample(self) -> bool:
+        """Whether no budget has a price now: then something may be sent that will perhaps not be needed."""
+        now_s = self._clock.wall_s()
+        return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
+
     @contextmanager
     def paid(self, request: InferRequest) -> Iterator[None]:
         """Pays for one call over the links.

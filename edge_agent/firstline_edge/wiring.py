@@ -20,6 +20,7 @@ from firstline_core.routing.timing import TimingReport
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
+from firstline_edge.hedge import HedgeOptions
 from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain, Toll, free
@@ -98,6 +99,15 @@ def link_names(sections: Sequence[LinkSection]) -> list[str]:
         f"{kind}-{before + 1}" if (before := kinds[:position].count(kind)) else kind
         for position, kind in enumerate(kinds)
     ]
+
+
+def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
+    """When to ask the full model early; None for never."""
+    section = settings.hedge
+    if not section.enabled:
+        return None
+    reserve_s = settings.policy.deadline_reserve_ms / 1000
+    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
 
 
 async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock, toll: Toll = free) -> Links:

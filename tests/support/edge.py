@@ -43,6 +43,7 @@ from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.gateway import ignore_notice
+from firstline_edge.hedge import HedgeOptions
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
 from firstline_edge.router import Router
@@ -111,6 +112,7 @@ class FakeCloud:
         self.requests: list[InferRequest] = []
         self.deadlines_s: list[float | None] = []
         self.p95_s: float | None = None
+        self.cancelled = 0
 
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
         return self.p95_s
@@ -119,7 +121,11 @@ class FakeCloud:
         self.requests.append(request)
         self.deadlines_s.append(deadline_s)
         if self.gate is not None:
-            await self.gate.wait()
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
         if self.error is not None:
             raise self.error
         attempts.append(Attempt(Tier.CLOUD, "ok", 1.0))
@@ -166,6 +172,7 @@ class Scene:
         min_threshold: float = 0.0,
         cache: ResultCache | None = None,
         certified: float | None = None,
+        hedge: HedgeOptions | None = None,
         histogram: Histogram | None = None,
         audit: AuditSection | None = None,
         folder: Path = Path("never"),
@@ -177,7 +184,7 @@ class Scene:
         certificate = None
         if certified is not None:
             certificate = with_certificate(said.edge[0], said, certified, histogram=histogram).certificate
-        self.workers = Workers(1, queue_limit)
+        self.workers = Workers(1, queue_limit, clock)
         self.echo = Echo(said)
         edge = EdgeModel(
             self.echo,  # type: ignore[arg-type]
@@ -222,6 +229,7 @@ class Scene:
             promises=self.promises,
             router=self.router,
             options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
+            hedge=hedge,
             clock=clock,
             spending=spending,
             audits=self.auditor,

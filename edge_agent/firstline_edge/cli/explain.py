@@ -9,7 +9,7 @@ from typing import Any
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Reason, Status, Wait
+from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.settings import load
@@ -37,6 +37,7 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
+_CHANGED = {True: ", which says another class", False: ", which says the same class", None: ""}
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
@@ -94,7 +95,7 @@ def _described(line: dict[str, Any]) -> list[str]:
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
+        return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
     said.append(f"  {_why(line)}{_cause(line)}")
@@ -152,6 +153,8 @@ def _cause(line: dict[str, Any]) -> str:
 
 def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    if attempt["outcome"] == HEDGED:
+        outcome = "was asked early and not needed,"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"

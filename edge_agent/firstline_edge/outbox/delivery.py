@@ -2,7 +2,8 @@
 
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
-under the same request id; nothing here polls.
+under the same request id; nothing here polls. What a caller waits for (`wait=first`) is sent as soon as it is
+promised, beside those that wait for their turn.
 
 What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
 room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
@@ -26,6 +27,7 @@ from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
+from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
@@ -129,9 +131,24 @@ class Delivery:
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._over_budget: set[str] = set()  # request ids that wait for the budget
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
+        self._express = Express(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
+        async with self._express:
+            await self._keep_working()
+
+    def hurry(self, item: OutboxItem) -> None:
+        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and the way is free.
+
+        Otherwise, and where it does not get through, it waits for its turn with the others.
+        """
+        answer, model = item.provisional.answer, (item.request.model, item.request.version)
+        waited_for = answer is not None and answer.reason is Reason.REQUESTED
+        if waited_for and self._chain.available and model not in self._models.failing():
+            self._express.send(item)
+
+    async def _keep_working(self) -> None:
         while True:
             await self._outbox.wait_pending()
             try:
@@ -149,10 +166,12 @@ class Delivery:
     async def _work(self) -> None:
         """One step: ends what is overdue, or sends a few, or waits for something to do."""
         arrival = self._outbox.arrival()
+        self._express.begin_step()
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        for item in overdue:
+        ending = self._express.left_alone(overdue)
+        for item in ending:
             await self._end(item, expire(item.provisional))
-        if overdue:
+        if ending:
             return
         if self._chain.recoveries != self._recoveries:
             self._recoveries = self._chain.recoveries
@@ -163,7 +182,8 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        items = await self._choose(items_waiting, models_waiting)
+        found = await self._choose({*items_waiting, *self._express.lately}, models_waiting)
+        items = self._express.left_alone(found)
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
@@ -172,6 +192,7 @@ class Delivery:
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers all at once; a model waits where none of its items got through."""
+        self._express.under_way.update(item.request.request_id for item in items)
         failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
@@ -207,6 +228,7 @@ class Delivery:
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
             self._chain.wait_recovery(self._recoveries),
+            self._express.ended.wait(),
         ]
         if arrival is not None:
             waits.append(arrival.wait())
@@ -246,6 +268,8 @@ class Delivery:
             self._tell(item, error)
             self._items.failed(request_id, error.retry_after_s or 0.0)
             return error
+        finally:
+            self._express.under_way.discard(request_id)
         self._troubles.pop((item.request.model, item.request.version), None)
         return None
 

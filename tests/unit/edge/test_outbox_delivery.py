@@ -108,7 +108,9 @@ class House:
     def mend(self) -> None:
         self.link.error = self.link.probe_error = None
 
-    async def promise(self, reason: Reason = Reason.LINK_DOWN, *, asked_before: bool = False, **fields: Any) -> str:
+    async def promise(
+        self, reason: Reason = Reason.LINK_DOWN, *, asked_before: bool = False, hurried: bool = False, **fields: Any
+    ) -> str:
         asked = request(2, **fields)
         provisional = response(asked, Status.PROVISIONAL, rows=3)
         assert provisional.answer is not None
@@ -117,8 +119,15 @@ class House:
         if asked_before:
             said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, "remote_timeout", 500.0)))
         provisional = replace(provisional, answer=said)
-        await self.outbox.put(OutboxItem(asked, (0, 2), provisional, self.clock.wall_s()))
+        item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
+        await self.outbox.put(item)
+        if hurried:
+            self.delivery.hurry(item)
         return asked.request_id
+
+    def sent(self, request_id: str) -> int:
+        """How often it was sent."""
+        return sum(asked.request_id == request_id for asked, _ in self.link.calls)
 
     async def until_empty(self, step_s: float = 5.0, steps: int = 200) -> None:
         for _ in range(steps):
@@ -409,6 +418,62 @@ async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -
     assert max(waits) <= 5.2
     assert sum(wait > 0.5 for wait in waits) >= 6
     assert len({round(wait, 1) for wait in waits}) >= 5
+
+
+class TestHurry:
+    async def test_what_a_caller_waits_for_overtakes_what_is_slow(self, house: House) -> None:
+        gate = asyncio.Event()
+        slow = await house.promise()
+
+        async def answer(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            if asked.request_id == slow:
+                await gate.wait()
+            return response(asked)
+
+        house.link.answer = answer
+        await house.outbox.until_quiet()
+        waiting = await house.promise(Reason.REQUESTED)
+        hurried = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert await house.status(hurried) is Status.FINAL
+        assert (house.sent(slow), house.sent(waiting)) == (1, 0)
+        gate.set()
+        await house.until_empty()
+
+    async def test_it_is_sent_and_told_once(self, house: House) -> None:
+        promised = [await house.promise(Reason.REQUESTED, hurried=True) for _ in range(20)]
+        await house.until_empty()
+        assert [house.sent(request_id) for request_id in promised] == [1] * 20
+        told = [said.answer.request_id for said in house.announced if said.answer is not None]
+        assert sorted(told) == sorted(promised)
+
+    async def test_what_does_not_get_through_waits_with_the_others(self, house: House) -> None:
+        house.link.error = errors.QueueFullError("Full.", retry_after_s=2.0)
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 1
+        house.mend()
+        await house.pass_time(1.0)
+        assert house.sent(promised) == 1
+        await house.pass_time(3.0)
+        assert (house.sent(promised), await house.status(promised)) == (2, Status.FINAL)
+
+    async def test_a_dead_link_is_not_tried(self, house: House) -> None:
+        house.cut()
+        await house.promise()
+        await house.outbox.until_quiet()
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 0
+        house.mend()
+        await house.until_empty()
+        assert house.sent(promised) == 1
+
+    async def test_only_what_somebody_waits_for(self, house: House) -> None:
+        late = [await house.promise(Reason.DEADLINE, asked_before=True, hurried=True) for _ in range(4)]
+        await house.outbox.until_quiet()
+        assert sum(house.sent(request_id) for request_id in late) < 4  # they leave the gateway alone for a while
+        await house.until_empty()
 
 
 async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: House) -> None:

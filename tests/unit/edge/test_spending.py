@@ -145,6 +145,10 @@ class TestPaid:
         with purse(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
             pass
 
+    def test_only_an_ample_budget_pays_for_what_may_not_be_needed(self) -> None:
+        assert purse().ample
+        assert not purse(prices=(0.0, 0.01)).ample
+
     def test_the_links_state_decides_what_is_dear(self) -> None:
         tariff = Tariff({"http": LinkTariff(), "mqtt": LinkTariff(metered=True)})
         dear, cheap = purse(prices=(0.01, 0.01), tariff=tariff, link="mqtt"), purse(prices=(0.01, 0.01), tariff=tariff)
