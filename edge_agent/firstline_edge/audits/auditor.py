@@ -39,7 +39,7 @@ from firstline_edge.settings import AuditSection
 
 log = logger(__name__)
 
-_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN)
+_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
