@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from firstline.cli.contracts import ByOption, ContractOption, GroupsOption, Scope, Wish, print_groups, sentence
 from firstline.cli.output import Output, OutputOption, print_json
 from firstline.cli.paths import require_bundle
 from firstline.cli.rows import (
@@ -58,6 +60,9 @@ def certify_command(
         Loss,
         typer.Option(help="disagreement: the full model says otherwise; harm: the edge is wrong where it is right."),
     ] = Loss.DISAGREEMENT,
+    contract: ContractOption = Scope.KEPT,
+    by: ByOption = None,
+    groups: GroupsOption = None,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
     from_agent: FromAgentOption = None,
     token_file: TokenFileOption = "",
@@ -81,15 +86,15 @@ def certify_command(
     """
     if (bundle is None) == (scores is None):
         raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
-    check_share("epsilon", epsilon)  # before the models run for minutes
-    check_share("delta", delta)
-    if select:
-        check_share("the selection fraction", select)
-    written = ""
+    for name, share in {"epsilon": epsilon, "delta": delta, "the selection fraction": select or 0.5}.items():
+        check_share(name, share)  # before the models run for minutes
+    written, wish = "", Wish(contract, by, groups)
+    wish.check(loss.value, out)
     if bundle is None:
-        if data is not None or out is not None or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT:
+        others = (data, out, edge, from_agent, full_from, loss is not Loss.DISAGREEMENT, not wish.plain)
+        if any(others):
             raise ConfigError(
-                "--data, --loss, --edge, --from-agent and --out go with a bundle; a table has scores and agreements."
+                "--scores goes with --epsilon, --delta, --select and --seed; all others go with a bundle."
             )
         rows = _read(scores or "")
         found = certify(
@@ -107,12 +112,13 @@ def certify_command(
         if out is not None:
             refuse_overwriting(out, force)  # before the models run for minutes
         dataset = open_dataset(data)
-        if loss is Loss.HARM:
+        if loss is Loss.HARM or contract is Scope.STREAM:
             dataset.check_labels(opened.manifest.labels)
         evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
-        done = certify_bundle(
-            opened, evidence, epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select
+        prove = (
+            partial(certify_bundle, opened, evidence) if wish.plain else partial(wish.prove, opened, evidence, dataset)
         )
+        done = prove(epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select)
         found = done.proof
         if done.certificate is not None and out is not None:
             made = write_certified(opened, done, out, force=force)
@@ -120,11 +126,14 @@ def certify_command(
     if output is Output.JSON:
         print_json(asdict(found))
         return
-    typer.echo(_sentence(found, epsilon, delta, loss))
-    if written:
-        typer.echo(written)
-    elif bundle is not None:
-        typer.echo("No bundle was written." if not found.certified else "No bundle was written; name one with --out.")
+    typer.echo(
+        _sentence(found, epsilon, delta, loss)
+        if wish.plain
+        else sentence(found, epsilon=epsilon, delta=delta, contract=loss.value)
+    )
+    print_groups(found)
+    if bundle is not None:
+        typer.echo(written or f"No bundle was written{'; name one with --out' if found.certified else ''}.")
 
 
 def _read(source: str) -> list[tuple[float, int]]:

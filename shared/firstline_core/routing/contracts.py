@@ -28,6 +28,7 @@ class StreamCertificate:
         kept: share of the `n` rows that it keeps.
         given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None where none is certified.
         n: rows that were certified on.
+        n_needed: where nothing is certified, the fewest more rows that might be; 0 where a threshold is.
     """
 
     certified: bool
@@ -35,6 +36,7 @@ class StreamCertificate:
     kept: float
     given_up_upper: float | None
     n: int
+    n_needed: int
 
 
 def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.int8]:
@@ -84,8 +86,10 @@ def certify_stream(
     order = np.random.default_rng(seed).permutation(len(sure))
     sure, net = sure[order], net[order]
     numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
+    # Keeping answers that cost nothing is a loss of one half throughout.
+    needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(sure), 1)
     if not len(numbers) or not len(sure):
-        return StreamCertificate(False, None, 0.0, None, len(sure))
+        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
     shares = np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1
     thresholds = np.unique(numbers[shares])[::-1]
 
@@ -103,13 +107,13 @@ def certify_stream(
 
     rejected = last_rejected(len(thresholds), [(0, 1.0)], delta, p_values)
     if rejected is None:
-        return StreamCertificate(False, None, 0.0, None, len(sure))
+        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
     lowest = float(thresholds[rejected.position])
     kept = sure >= lowest
     below = sure[sure < lowest]
     upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(rejected.position), mean), delta) - 1
     threshold = between(float(below.max()) if below.size else None, lowest)
-    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure))
+    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure), 0)
 
 
 def certify_groups(
