@@ -89,13 +89,14 @@ class EdgeModel:
             for row, score, value in zip(probabilities, scores, values, strict=True)
         ]
 
-    async def run_in_thread(self, tensor: Tensor) -> list[ModelOutput]:
-        """As `run`, off the event loop.
+    async def run_in_thread(self, tensor: Tensor, deadline_s: float = math.inf) -> list[ModelOutput]:
+        """As `run`, off the event loop; not at all where the deadline comes before its turn.
 
         Raises:
             QueueFullError: too many runs wait already.
+            DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(self.run, tensor)
+        return await self.workers.run(self.run, tensor, deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,9 @@ def merge(
 ) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
-    A corrected row's reason is `uncertain`: why the full model answered. What kept it away at first is told by the
-    provisional answer, which the decision log keeps.
+    The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
+    `uncertain`: why the full model answered. What kept it away at first is told by the provisional answer, which the
+    decision log keeps.
 
     Args:
         provisional: all rows, as they were first answered.
@@ -140,6 +141,8 @@ def merge(
         raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
     probabilities = np.array(provisional.output(PROBABILITIES))
     full = checked(correction, len(rows), probabilities.shape[1], digest)
+    before = probabilities[list(rows)].argmax(axis=1)
+    changed = bool((before != full.probabilities.argmax(axis=1)).any())
     probabilities[list(rows)] = full.probabilities
     said = list(first.rows) or [
         RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
@@ -157,5 +160,5 @@ def merge(
     return replace(
         provisional,
         outputs=(Tensor(PROBABILITIES, probabilities),),
-        answer=summarise(first.request_id, said, attempts, durable=first.durable),
+        answer=replace(summarise(first.request_id, said, attempts, durable=first.durable), changed=changed),
     )

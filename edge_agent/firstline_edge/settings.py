@@ -55,6 +55,10 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    streams_limit: Positive = 64
+    """Event streams that may be open at once; one more is answered with 503."""
+    stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds after which a silent event stream says that it is alive."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -176,6 +180,26 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class HedgeSection(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    """Asks the full model while the edge model runs, where one after the other would miss the deadline."""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Of the requests that a slow edge model runs for, how many may be asked early."""
+    burst: Annotated[float, Meta(ge=1)] = 5.0
+    """Early calls that were not needed and are kept for later."""
+    min_escalation_rate: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Only for models of which at least this share was escalated of late."""
+
+
+class RetriesSection(Section, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
+    per_second: Annotated[float, Meta(gt=0)] = 1.0
+    """Retries beside those, so that a quiet device may retry too."""
+    burst: Annotated[float, Meta(ge=1)] = 10.0
+    """Retries that were not needed and are kept for later."""
+
+
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
     """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
@@ -187,6 +211,23 @@ class OutboxSection(Section, frozen=True, kw_only=True):
     """Final answers kept for those who ask by request id; the oldest make room."""
     answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
     """Age at which a kept answer is forgotten."""
+
+
+class AuditSection(Section, frozen=True, kw_only=True):
+    per_hour: Annotated[float, Meta(ge=0)] = 60.0
+    """Kept answers that the full model checks in an hour, at most; 0 switches the audits off."""
+    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
+    """Payload that they may send in an hour."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Largest share of kept answers that is audited, however much the budgets allow."""
+    on_alarm: Literal["tighten", "escalate"] = "tighten"
+    """What an alarm does: keep fewer answers, those that the audits still find good, or keep none."""
+    escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
+    """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
+    fleet_devices: Positive = 1
+    """Devices that run the same bundle: each alarms by itself at the certificate's delta over this number."""
+    samples_limit_bytes: Positive = 2 * _MIB
+    """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
 
 
 class LogSection(Section, frozen=True, kw_only=True):
@@ -213,7 +254,10 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    hedge: HedgeSection = HedgeSection()
+    retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
+    audit: AuditSection = AuditSection()
     log: LogSection = LogSection()
 
     @property

@@ -11,10 +11,18 @@ import typer
 
 from firstline.cli.output import print_table, table
 from firstline.workbench.certify import Certification
-from firstline.workbench.contracts import GroupsProof, KeptContract, certify_by, certify_classes, certify_stream_bundle
+from firstline.workbench.contracts import (
+    GroupsProof,
+    KeptContract,
+    Terms,
+    certify_by,
+    certify_classes,
+    certify_stream_bundle,
+)
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
+from firstline.workbench.selection import ScoreName
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
@@ -75,39 +83,21 @@ class Wish:
         epsilon: float,
         delta: float,
         contract: KeptContract,
+        score: ScoreName,
         seed: int,
-        select_fraction: float,
+        select_fraction: float | None,
     ) -> Certification:
         """What the rows prove of it.
 
         Raises:
             ConfigError: arguments out of range, or groups that do not fit the data.
         """
+        terms = Terms(epsilon, delta, contract, score, seed, select_fraction)
         if self.scope is Scope.STREAM:
-            return certify_stream_bundle(
-                bundle, evidence, epsilon=epsilon, delta=delta, seed=seed, select_fraction=select_fraction
-            )
+            return certify_stream_bundle(bundle, evidence, terms)
         if self.groups is None:
-            return certify_classes(
-                bundle,
-                evidence,
-                epsilon=epsilon,
-                delta=delta,
-                contract=contract,
-                seed=seed,
-                select_fraction=select_fraction,
-            )
-        proof = certify_by(
-            evidence,
-            read_groups(self.groups, dataset),
-            "group",
-            epsilon=epsilon,
-            delta=delta,
-            contract=contract,
-            seed=seed,
-            select_fraction=select_fraction,
-        )
-        return Certification(evidence.variant, proof, None)
+            return certify_classes(bundle, evidence, terms)
+        return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
 
 
 def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:

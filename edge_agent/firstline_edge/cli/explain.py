@@ -9,7 +9,7 @@ from typing import Any
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Reason, Status, Wait
+from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.settings import load
@@ -37,6 +37,7 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
+_CHANGED = {True: ", which says another class", False: ", which says the same class", None: ""}
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
@@ -86,13 +87,15 @@ def _described(line: dict[str, Any]) -> list[str]:
         name = " ".join(filter(None, [line["model"], line["version"]]))
         said = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
         return said + [_tried(attempt) for attempt in line["attempts"]]
+    if line.get("event") == "audited":
+        return [f"{at}  {_audited(line)}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     who = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
+        return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
     said.append(f"  {_why(line)}{_cause(line)}")
@@ -101,6 +104,18 @@ def _described(line: dict[str, Any]) -> list[str]:
     kept = "The promise is on the disk." if line["durable"] else ""
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
     return said
+
+
+_FOUND = {
+    "agreed": "the full model agreed",
+    "disagreed": "the full model disagreed",
+    "lost": "no answer came",
+}
+
+
+def _audited(line: dict[str, Any]) -> str:
+    drawn = f"drawn with probability {line['propensity']:.3g}, as {line['audit_id']}"
+    return f"Row {line['row']} was audited: {_FOUND[line['outcome']]} ({drawn}).{_cause(line)}"
 
 
 def _covered(line: dict[str, Any]) -> str:
@@ -128,6 +143,8 @@ def _cause(line: dict[str, Any]) -> str:
 
 def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    if attempt["outcome"] == HEDGED:
+        outcome = "was asked early and not needed,"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
-from firstline_core.routing.certificate import Certificate, between, certify, check_share, split
+from firstline_core.routing.certificate import Certificate, Start, between, certify, check_share, split
 from firstline_core.routing.fallback import last_rejected
 
 _STEPS = 100
@@ -52,6 +52,7 @@ def certify_stream(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
+    grid: ArrayLike | None = None,
 ) -> StreamCertificate:
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
@@ -69,6 +70,7 @@ def certify_stream(
         delta: probability that the promise is wrong, above 0 and below 1.
         select_fraction: share of the rows that only places the thresholds.
         seed: of the split and of the order of bets.
+        grid: scores that place the thresholds, instead of a selection part; they must not come from these rows.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
@@ -78,11 +80,12 @@ def certify_stream(
         raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
-    grid_scores = sure
+    grid_scores = sure if grid is None else np.asarray(grid, np.float64)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(sure), select_fraction, seed)
-        grid_scores, sure, net = sure[selection], sure[rest], net[rest]
+        grid_scores = sure[selection] if grid is None else grid_scores
+        sure, net = sure[rest], net[rest]
     order = np.random.default_rng(seed).permutation(len(sure))
     sure, net = sure[order], net[order]
     numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
@@ -125,6 +128,7 @@ def certify_groups(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
+    starts: Mapping[Group, Sequence[Start]] | None = None,
 ) -> dict[Group, Certificate]:
     """One certificate for each group (a class that the edge predicts, a site), true together with confidence 1 - delta.
 
@@ -139,6 +143,7 @@ def certify_groups(
         delta: probability that any of the promises is wrong.
         select_fraction: as for `certify`, within each group.
         seed: as for `certify`.
+        starts: of each group, as for `certify`; one that has none takes its rows'.
 
     Raises:
         ConfigError: as for `certify`.
@@ -151,7 +156,13 @@ def certify_groups(
         members.setdefault(group, []).append(row)
     return {
         group: certify(
-            sure[rows], lost[rows], epsilon, delta / len(members), select_fraction=select_fraction, seed=seed
+            sure[rows],
+            lost[rows],
+            epsilon,
+            delta / len(members),
+            select_fraction=select_fraction,
+            seed=seed,
+            starts=(starts or {}).get(group) or None,
         )
         for group, rows in members.items()
     }

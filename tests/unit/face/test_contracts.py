@@ -10,14 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.workbench.contracts import GroupsProof, certify_by, certify_classes, certify_stream_bundle
+from firstline.workbench.contracts import GroupsProof, Terms, certify_by, certify_classes, certify_stream_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certificate import certify, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
@@ -39,14 +39,18 @@ def rows() -> Evidence:
 
 @pytest.mark.parametrize("select", [0.0, 0.3])
 def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> None:
-    found = certify_classes(_BUNDLE, rows, epsilon=0.08, delta=0.1, select_fraction=select, seed=2)
+    terms = Terms(epsilon=0.08, delta=0.1, score="bundle", seed=2, select_fraction=select)
+    found = certify_classes(_BUNDLE, rows, terms)
     labels, proof = _BUNDLE.manifest.labels, found.proof
     assert isinstance(proof, GroupsProof) and set(proof.groups) == set(labels)
+    rest = found.selection.rest
+    assert len(rest) == 6000 * (1 - select)
+    part = np.setdiff1d(np.arange(6000), rest)
     for at, label in enumerate(labels):
-        mine = rows.edge == at
+        mine, placing = rest[rows.edge[rest] == at], part[rows.edge[part] == at]
         losses = (rows.edge != rows.full)[mine]
-        alone = certify(rows.scores[mine], losses, 0.08, 0.1 / 10, select_fraction=select, seed=2)
-        assert proof.groups[label] == alone
+        starts = starts_at(rows.scores[placing]) if select else None
+        assert proof.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
     assert not proof.groups["nine"].certified and proof.groups["three"].certified
 
     certificate = found.certificate
@@ -55,12 +59,10 @@ def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> No
     assert {label: group.threshold for label, group in certificate.groups.items()} == thresholds
     assert certificate.threshold == min(limit for limit in thresholds.values() if limit is not None)
     assert certificate.risk_upper == max(group.risk_upper or 0 for group in proof.groups.values()) <= 0.08
-    assert certificate.n == sum(group.n for group in proof.groups.values())
-    assert certificate.n == pytest.approx(6000 * (1 - select), abs=10)  # rounded in each class
-    kept = [
-        limit is not None and sure >= limit for sure, limit in zip(rows.scores, _limits(rows, thresholds), strict=True)
-    ]
-    assert certificate.kept == pytest.approx(np.mean(kept), abs=0.02 if select else 1e-9)
+    assert certificate.n == sum(group.n for group in proof.groups.values()) == len(rest)
+    limits = [thresholds[labels[at]] for at in rows.edge[rest]]
+    kept = [limit is not None and sure >= limit for sure, limit in zip(rows.scores[rest], limits, strict=True)]
+    assert certificate.kept == pytest.approx(np.mean(kept))
     assert certificate.audit_epsilon == 0.08
     assert certificate.threshold_for("nine") == np.inf
     model = msgspec.structs.replace(_BUNDLE.manifest.edge[0], certificate=certificate)
@@ -68,12 +70,8 @@ def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> No
     assert parse_manifest(encode_manifest(manifest)) == manifest
 
 
-def _limits(rows: Evidence, thresholds: dict[str, float | None]) -> list[float | None]:
-    return [thresholds[_BUNDLE.manifest.labels[at]] for at in rows.edge]
-
-
 def test_what_audits_test_of_harm_is_the_disagreement_seen(rows: Evidence) -> None:
-    certificate = certify_classes(_BUNDLE, rows, epsilon=0.08, delta=0.1, contract="harm").certificate
+    certificate = certify_classes(_BUNDLE, rows, Terms(0.08, 0.1, "harm", "bundle", select_fraction=0)).certificate
     assert certificate is not None and certificate.audit_epsilon is not None
     kept = [
         sure >= certificate.threshold_for(_BUNDLE.manifest.labels[at])
@@ -83,7 +81,7 @@ def test_what_audits_test_of_harm_is_the_disagreement_seen(rows: Evidence) -> No
 
 
 def test_the_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
-    found = certify_stream_bundle(_BUNDLE, rows, epsilon=0.03, delta=0.05, seed=1)
+    found = certify_stream_bundle(_BUNDLE, rows, Terms(0.03, 0.05, score="bundle", seed=1, select_fraction=0))
     costs = net_loss(rows.edge == rows.truth, rows.full == rows.truth)
     expected = certify_stream(rows.scores, costs, 0.03, 0.05, seed=1)
     certificate = found.certificate
@@ -96,16 +94,24 @@ def test_the_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
     assert certificate.histogram is not None
 
 
+def test_a_part_of_the_rows_places_the_streams_thresholds(rows: Evidence) -> None:
+    found = certify_stream_bundle(_BUNDLE, rows, Terms(0.03, 0.05, seed=1))
+    assert (found.selection.used, found.proof.n) == (600, 5400)
+    certificate = found.certificate
+    assert certificate is not None and certificate.score_digest == found.selection.score.digest
+
+
 def test_a_stream_of_too_few_rows_says_how_many_more(rows: Evidence) -> None:
     few = Evidence(rows.variant, rows.probabilities[:50], None, rows.scores[:50], rows.full[:50], rows.full[:50])
-    found = certify_stream_bundle(_BUNDLE, few, epsilon=0.02, delta=0.05)
+    found = certify_stream_bundle(_BUNDLE, few, Terms(0.02, 0.05))
     assert found.certificate is None and not found.proof.certified
     assert found.proof.n_needed > 100
 
 
 def test_known_groups(rows: Evidence) -> None:
     sites = ["north" if at % 3 else "south" for at in range(6000)]
-    proof = certify_by(rows, sites, "group", epsilon=0.3, delta=0.1)
+    proof = certify_by(_BUNDLE, rows, sites, "group", Terms(0.3, 0.1, score="bundle", select_fraction=0)).proof
+    assert isinstance(proof, GroupsProof)
     assert list(proof.groups) == ["north", "south"] and proof.certified and proof.n == 6000
     assert {site: group.n for site, group in proof.groups.items()} == {"north": 4000, "south": 2000}
 
@@ -154,7 +160,7 @@ def test_the_command_certifies_a_stream(tmp_path: Path) -> None:
 
 def test_the_command_tells_of_each_class_and_group(tmp_path: Path) -> None:
     found = json.loads(_run("--epsilon", 0.08, "--by", "class", "-o", "json").stdout)
-    assert list(found) == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed", "by", "groups"]
+    assert list(found)[:8] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed", "by", "groups"]
     assert found["by"] == "class" and found["groups"]["one"]["n_needed"] >= found["n_needed"] > 0
     file = tmp_path / "groups.csv"
     names = [sample.file for sample in open_dataset(_DIGITS / "heldout").samples]
