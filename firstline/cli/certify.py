@@ -30,7 +30,8 @@ from firstline.workbench.selection import Selection
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, certify, check_share
+from firstline_core.routing.certificate import Certificate, check_share
+from firstline_core.routing.weighted import certify_weighted
 
 
 class Loss(StrEnum):
@@ -114,9 +115,10 @@ def certify_command(
                 "--scores goes with --epsilon, --delta, --select and --seed; all others go with a bundle."
             )
         rows = read_table(scores or "")
-        found = certify(
-            [score for score, _ in rows],
-            [1 - agree for _, agree in rows],
+        found = certify_weighted(
+            [row.score for row in rows],
+            [1 - row.agree for row in rows],
+            [row.weight for row in rows],
             epsilon,
             delta,
             select_fraction=select or 0.0,
