@@ -16,7 +16,7 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, ContractNotice, InferRequest
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, to_give_up
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
 from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution, Store
 from firstline_gateway.executors.base import ModelKey
@@ -39,7 +39,6 @@ class Passed(StrEnum):
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
     SPACING = "spacing"  # another audit of the promise was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
-    NO_ROOM = "no_room"  # too many stricter thresholds
     DISK = "disk"  # what is not kept is not counted
     NO_ANSWER = "no_answer"  # the full model gave what is no probability
 
@@ -157,7 +156,10 @@ class Contracts:
         """
         ended = [key for key in self._pools if _model(key) == model]
         if ended:
-            self._give_up(ended)
+            self._store.give_up(ended)
+            for key in ended:
+                del self._pools[key]
+            self._note_alarms()
         return len(ended)
 
     def set_quota(self, model: ModelKey, per_hour: float | None) -> None:
@@ -174,12 +176,11 @@ class Contracts:
     def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Passed | None:
         note = request.audit
         assert note is not None  # noqa: S101 (the caller looked)
-        promise = promise_of(served.manifest, note)
-        if promise is None:
+        key = promise_of(served.manifest, note)
+        if key is None:
             return Passed.NOT_PROMISED
         if not np.isfinite(probabilities).all():
             return Passed.NO_ANSWER
-        key, certified = promise
         now_s = self._clock.wall_s()
         if self._store.counted(device, request.request_id):
             return Passed.REPEATED
@@ -187,9 +188,7 @@ class Contracts:
             return Passed.DEVICE_LIMIT
         pool = self._pools.get(key)
         if pool is None:
-            if not (certified or self._makes_room(device)):
-                return Passed.NO_ROOM
-            pool = opened(key, device, now_s)
+            pool = opened(key, now_s)
         elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
             return Passed.SPACING
         disagrees = int(np.argmax(probabilities[0])) != note.predicted
@@ -202,38 +201,6 @@ class Contracts:
             self._note_alarms()
             _tell(after, self._store.devices(key))
         return None
-
-    def _makes_room(self, device: str) -> bool:
-        """Whether one more stricter threshold may be tested; the longest unused is given up for it."""
-        stricter = [pool for key, pool in self._pools.items() if not self._is_certified(key)]
-        if sum(pool.opened_by == device for pool in stricter) >= self._settings.thresholds_per_device:
-            return False
-        if len(stricter) < self._settings.thresholds:
-            return True
-        # The alarm of a version that nobody can ask any more holds no room.
-        given_up = to_give_up(pool for pool in stricter if pool.alarmed_s is None or not self._serves(pool.key))
-        if given_up is None:
-            return False
-        self._give_up([given_up.key])
-        return True
-
-    def _give_up(self, keys: list[PoolKey]) -> None:
-        self._store.give_up(keys)
-        for key in keys:
-            del self._pools[key]
-        self._note_alarms()
-
-    def _is_certified(self, key: PoolKey) -> bool:
-        """Whether it is a certificate's own promise, of what is served."""
-        served = self._repository.models.get(_model(key))
-        return served is not None and any(
-            variant.certificate is not None
-            and (variant.digest, variant.certificate.threshold) == (key.edge_digest, key.threshold)
-            for variant in served.manifest.edge
-        )
-
-    def _serves(self, key: PoolKey) -> bool:
-        return _model(key) in self._repository.models
 
     def _note_alarms(self) -> None:
         self._alarms = {}

@@ -207,7 +207,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise CapacityError(f"contracts.state_file {path} refuses: {error}. Is the disk full?") from error
+        raise CapacityError(f"contracts.state_file {path} refuses: {error}. Is the disk full or failing?") from error
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -223,19 +223,25 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
         _migrate(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        why = (
-            "another gateway uses it; give each its own"
-            if "locked" in str(error)
-            else f"{error}; restore it, or remove it, and the audits begin anew"
-        )
-        raise ConfigError(f"contracts.state_file {path} cannot be used: {why}.") from error
+        raise ConfigError(f"contracts.state_file {path} cannot be used: {error}; {_remedy(error)}.") from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    if "locked" in str(error):
+        return "another gateway uses it; give each its own"
+    if isinstance(error, sqlite3.OperationalError):
+        return "let this user write it and the folder that it is in, on a disk with room"
+    return "restore it, or remove it, and the audits begin anew"
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
