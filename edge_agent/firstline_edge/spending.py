@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
@@ -31,8 +31,7 @@ _AROUND_BYTES = 700.0  # headers, the answer: until the first call tells
 _FORGET = 0.02  # how fast a call that was larger than usual is forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(NamedTuple):
     """Why the budgets denied an escalation, for `explain`.
 
     Args:
@@ -101,8 +100,8 @@ class Spending:
             demanded: the contract demands it.
         """
         cost = self._estimate(size_bytes)
-        verdict = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
-        return None if verdict.paid else Denial(value, verdict.price, cost, verdict.short)
+        paid, price, short = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
+        return None if paid else Denial(value, price, cost, short)
 
     @property
     def ample(self) -> bool:
@@ -142,17 +141,16 @@ class Spending:
             self._changed = True
 
     def _estimate(self, size_bytes: float) -> Cost:
-        link = self._link()
-        metered = self._tariff.of_link(link).metered
-        if metered is not self.conditions.metered:
-            self._take_up(replace(self.conditions, metered=metered))
-        return self._tariff.traffic(link, size_bytes, self._around_bytes)
+        tariff = self._tariff.of_link(self._link())
+        if tariff.metered is not self.conditions.metered:
+            self._take_up(replace(self.conditions, metered=tariff.metered))
+        return tariff.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _settle(self, reserved: Cost, traffic: Traffic, size_bytes: int, *, answered: bool) -> None:
         """Puts what was really spent in the place of the estimate; a link that counts nothing is taken at that."""
         if answered and not traffic.crossed:
             return
-        spent = [self._tariff.traffic(*crossed, requests=0) for crossed in traffic.crossed]
+        spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         total = Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
         if answered:
@@ -178,7 +176,7 @@ class Spending:
     def save(self) -> None:
         """Writes down what was spent."""
         if self._file is not None and self.account.meters:
-            self._file.write(self.account.ledgers)
+            self._file.write(self.account.ledgers(self._clock.wall_s()))
 
     @property
     def problem(self) -> str:
