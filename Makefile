@@ -29,7 +29,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm line decision fresh clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm decision timing line fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -95,6 +95,9 @@ certificate: .venv/test.stamp ## whether certified thresholds keep their word on
 
 alarm: .venv/test.stamp ## how often audits alarm falsely, and how soon they find a shift
 	$(BIN)/python bench/alarm.py
+
+timing: .venv/test.stamp ## how well a link's time is predicted, how soon a change is noticed, and what that costs
+	$(BIN)/python bench/timing.py
 
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py

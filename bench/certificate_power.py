@@ -3,10 +3,10 @@
     python bench/certificate_power.py [--data DIR] [--cache DIR] [--trials N]
 
 Each labelled pool of a real pair is taken as the population, so that the true risk of any threshold is known.
-Calibration samples are drawn from it with replacement, and the whole procedure is repeated on each: from 1,000 rows
-on a selection part chooses or fits the score and places the starts, below that the margin is taken as it is and every
-row certifies. Beside it the naive way: the loosest threshold whose risk on the sample is at most epsilon. Prints every
-figure, and writes them to bench/results/certificate.json. Some minutes on one core.
+Calibration samples are drawn from it with replacement, and the whole procedure of `firstline certify` is repeated on
+each, for a bundle whose own score is the margin. Beside it the naive way: the loosest threshold whose risk on the data
+is at most epsilon; and a plain walk, from strict to loose over fixed margins, until the first that is not shown. Prints
+every figure, and writes them to bench/results/certificate.json. Some minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from figures import Figure, report
 from numpy.typing import NDArray
 from pools import Pool, collect
 
-from firstline.workbench.scores import choose_score
+from firstline.workbench.selection import select
+from firstline_core.bundle.manifest import Score
+from firstline_core.bundle.scorer import scorer
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Start, certify, split, starts_at
-from firstline_core.routing.confidence import Probabilities, Scores, score
+from firstline_core.routing.certificate import certify
+from firstline_core.routing.confidence import Scores
 
 _PAIRS = (("cifar10-cascade", "resnet8-int8"), ("imagenet-cascade", "v1-160"))
 _SIZES = (650, 2500)
 _PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
-_SELECT_FROM, _SELECT_FRACTION = 1000, 0.1
+_PLAIN_GRID = np.arange(0.99, 0, -0.01)
+_OWN = Score("margin")
 _AIMS = {650: 0.7, 2500: 0.9}  # of the oracle's share, on the CIFAR pair at epsilon 5 %
 _SURE = 0.01  # a promise counts as broken when so many violations have less than this probability
 _SEED = 20261121
@@ -69,6 +72,7 @@ class Tally:
     broken: int = 0
     naive_broken: int = 0
     shares: float = 0.0
+    plain_shares: float = 0.0
     own_oracle: float = 0.0
     ceiling: float = 0.0
     certified: int = 0
@@ -77,23 +81,36 @@ class Tally:
 def measure(pool: Pool, loss: str, n: int, trials: int) -> Iterator[Figure]:
     """Repeats the procedure; every promise on the same samples."""
     losses = pool.losses()[loss]
-    margin = score("margin", pool.edge)
+    truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
+    margin = scorer(_OWN)(pool.edge)
+    own_scores = margin.astype(np.float64)
     plain = Population.of(margin, losses)
     tallies = {promise: Tally() for promise in _PROMISES}
     learned = 0
     for rows in np.random.default_rng(_SEED).integers(0, len(losses), (trials, n)):
-        scores, starts, rest, was_learned = _chosen(pool.edge, losses, margin, rows)
-        learned += was_learned
-        truth = plain if scores is margin else Population.of(scores, losses)
+        chosen = select(
+            pool.edge[rows],
+            losses[rows],
+            truths[rows],
+            own=_OWN,
+            own_scores=own_scores[rows],
+            seed=_SEED,
+        )
+        learned += chosen.score.learned is not None
+        truth = plain if chosen.score == _OWN else Population.of(scorer(chosen.score)(pool.edge), losses)
         sample = Population.of(margin[rows], losses[rows])
+        certifying = rows[chosen.rest]
         for (epsilon, delta), tally in tallies.items():
-            found = certify(scores[rest], losses[rest], epsilon, delta, starts=starts)
+            found = certify(
+                chosen.scores[chosen.rest], losses[certifying], epsilon, delta, starts=chosen.starts, seed=_SEED
+            )
             if found.threshold is not None:
                 share, risk = truth.at(found.threshold)
                 tally.certified += 1
                 tally.shares += share
                 tally.broken += risk > epsilon
             tally.own_oracle += truth.oracle(epsilon)
+            tally.plain_shares += plain.at(_plain_walk(sample, n, epsilon, delta))[0]
             passing = sample.risks <= epsilon
             tally.naive_broken += _breaks(sample, passing, plain, epsilon)[1]
             kept = np.round(sample.shares[passing] * n)
@@ -109,16 +126,13 @@ def measure(pool: Pool, loss: str, n: int, trials: int) -> Iterator[Figure]:
         yield Figure(f"{what}: learned score chosen", learned / trials, "share of calibrations")
 
 
-def _chosen(
-    edge: Probabilities, losses: NDArray[np.bool_], margin: Scores, rows: NDArray[np.intp]
-) -> tuple[Scores, tuple[Start, ...] | None, NDArray[np.intp], bool]:
-    """Section by section what a user's data goes through: scores of the population, starts, certification rows."""
-    if len(rows) < _SELECT_FROM:
-        return margin, None, rows, False
-    selection, rest = split(len(rows), _SELECT_FRACTION, _SEED)
-    choice = choose_score(edge[rows[selection]], losses[rows[selection]], seed=_SEED)
-    scores = choice.score(edge)
-    return scores, starts_at(scores[rows[selection]]), rows[rest], choice.learned is not None
+def _plain_walk(sample: Population, n: int, epsilon: float, delta: float) -> float:
+    """The threshold that fixed-sequence testing over a fixed grid of margins certifies; infinite where none."""
+    shares, risks = np.array([sample.at(threshold) for threshold in _PLAIN_GRID]).T
+    kept = np.round(shares * n)
+    failed = binomial.cdf(np.round(risks * kept), kept, epsilon) > delta
+    passed = int(failed.argmax()) if failed.any() else len(_PLAIN_GRID)
+    return float(_PLAIN_GRID[passed - 1]) if passed else np.inf
 
 
 def _breaks(sample: Population, passing: NDArray[np.bool_], truth: Population, epsilon: float) -> tuple[float, bool]:
@@ -152,6 +166,8 @@ def _power(what: str, tally: Tally, trials: int, oracle: float, aim: float | Non
         None if aim is None else f">= {aim}",
         None if aim is None else value >= aim,
     )
+    plain = tally.plain_shares / trials / oracle
+    yield Figure(f"{what}: kept by a plain walk over fixed margins, of what the margin's oracle keeps", plain, "ratio")
     yield Figure(f"{what}: kept, of what the chosen score's oracle keeps", tally.shares / tally.own_oracle, "ratio")
     ceiling = tally.ceiling / trials / oracle
     yield Figure(f"{what}: ceiling: every threshold of the margin at full delta, which is not valid", ceiling, "ratio")

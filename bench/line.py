@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import statistics
 import sys
 import tempfile
@@ -154,6 +155,11 @@ async def measure_outbox(repeats: int, requests: int, measured: Measured) -> Non
         measured.note("outbox: promises at once, fsynced in groups", 5 * requests / (grouped_s - serial_s))
 
 
+def load() -> float:
+    """Processes that wanted to run in the last minute, for each processor; some 1 where these two tiers are alone."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def figures(measured: Measured, transports: list[Transport]) -> list[Figure]:
     """In the order in which a reader asks for them."""
     names = [{"http": "HTTP", "mqtt": "MQTT QoS 1"}[transport] for transport in transports]
@@ -165,13 +171,15 @@ def figures(measured: Measured, transports: list[Transport]) -> list[Figure]:
         measured.figure("outbox: promises at once, fsynced in groups", "/s"),
         measured.figure("agent: from its start to the first answer", "s"),
         *(measured.figure(f"agent: resident memory with a link over {name}", "MB") for name in names),
+        # A machine that does other work besides makes every time above longer.
+        Figure("load of this machine meanwhile, for each processor", round(load(), 2), ""),
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="of everything; the figures are medians")
-    parser.add_argument("--requests", type=int, default=200, help="of each kind in a repetition")
+    parser.add_argument("--requests", type=int, default=100, help="of each kind in a repetition")
     arguments = parser.parse_args()
     transports: list[Transport] = ["http", *(["mqtt"] if mosquitto() else [])]
     if "mqtt" not in transports:

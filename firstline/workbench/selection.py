@@ -107,7 +107,9 @@ def select(
         own=(own, own_scores[part].astype(np.float32)),
         seed=seed,
     )
-    value = fit_logistic(probabilities[part], losses[part]) if can_learn() and choice.aurocs else None
+    value = choice.learned  # the same fit, where it is the score
+    if value is None and choice.aurocs and can_learn():
+        value = fit_logistic(probabilities[part], losses[part])
     if name == LEARNED:
         score = Score(LEARNED, temperature, learned=value or fit_logistic(probabilities[part], losses[part]))
     else:
