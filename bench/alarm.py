@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from figures import Figure, report
 from numpy.typing import NDArray
 
+from figures import Figure, report
 from firstline_core.routing import audit, binomial
 
 Floats = NDArray[np.float64]
