@@ -12,6 +12,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import (
     Answer,
     Attempt,
+    ContractNotice,
     InferResponse,
     ModelMetadata,
     Privacy,
@@ -30,6 +31,7 @@ __all__ = [
     "AsyncClient",
     "Attempt",
     "Client",
+    "ContractNotice",
     "FirstlineError",
     "InferResponse",
     "ModelMetadata",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from firstline_core.clock import Clock
 from firstline_edge.disk_cache import DiskCache
 
-_FORMAT = 1
-_HEAD = struct.Struct("<Bf")  # format, score
+_FORMAT = 2
+_HEAD = struct.Struct("<Bff")  # format, score, value
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
@@ -30,10 +30,12 @@ class ModelOutput:
     Args:
         probabilities: (classes,) float32.
         score: the edge model's confidence in [0, 1]; None for the full model.
+        value: P(edge wrong and full right), what asking the full model is worth; None where the bundle learned none.
     """
 
     probabilities: NDArray[np.float32]
     score: float | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +48,17 @@ class _Entry:
 
 
 def encode(output: ModelOutput) -> bytes:
-    """One byte of format, the score (NaN where there is none), the probabilities; little-endian."""
-    score = math.nan if output.score is None else output.score
-    return _HEAD.pack(_FORMAT, score) + output.probabilities.astype("<f4", copy=False).tobytes()
+    """One byte of format, score and value (NaN where there is none), the probabilities; little-endian."""
+    score, value = (math.nan if number is None else number for number in (output.score, output.value))
+    return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype("<f4", copy=False).tobytes()
 
 
-def decode(value: bytes) -> ModelOutput | None:
+def decode(stored: bytes) -> ModelOutput | None:
     """What `encode` wrote; None for another format or a length that cannot be."""
-    if len(value) < _HEAD.size or value[0] != _FORMAT or (len(value) - _HEAD.size) % 4:
+    if len(stored) < _HEAD.size or stored[0] != _FORMAT or (len(stored) - _HEAD.size) % 4:
         return None
-    _, score = _HEAD.unpack_from(value)
-    probabilities = np.frombuffer(value, dtype="<f4", offset=_HEAD.size)
-    return ModelOutput(probabilities, None if math.isnan(score) else score)
+    score, value = (None if math.isnan(number) else number for number in _HEAD.unpack_from(stored)[1:])
+    return ModelOutput(np.frombuffer(stored, dtype="<f4", offset=_HEAD.size), score, value)
 
 
 class ResultCache:
@@ -121,7 +122,7 @@ class ResultCache:
             output: its probabilities are copied, for they may be a view of a whole batch or message.
             private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
-        output = ModelOutput(output.probabilities.copy(), output.score)
+        output = replace(output, probabilities=output.probabilities.copy())
         self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))

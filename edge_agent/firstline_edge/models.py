@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from firstline_core.bundle.certificate import Certificate, certificate_problem, valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
+from firstline_core.bundle.scorer import Scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateError
 from firstline_core.protocol.tensors import shown
+from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
@@ -34,8 +34,6 @@ log = logger(__name__)
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
 _MEASURED_RUNS = 5
-
-Scorer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,7 @@ class EdgeModel:
         workers: for runs that would hold up the event loop.
         certificate: the variant's, where it is valid for this bundle.
         uncertified: why there is none, as part of a sentence; "" where there is one.
+        value: the bundle's learned value of asking the full model; None where it has none.
     """
 
     loaded: LoadedModel
@@ -61,6 +60,7 @@ class EdgeModel:
     workers: Workers
     certificate: Certificate | None = None
     uncertified: str = "its bundle carries no certificate for it"
+    value: Logistic | None = None
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
         """What so many of the request's rows will take; infinite where nothing was measured.
@@ -81,9 +81,13 @@ class EdgeModel:
             InvalidTensorError: a row that is not what the bundle takes; the message names it.
             InferenceError: the runtime failed.
         """
-        probabilities = self.loaded.predict(tensor)
-        scores = self.score(probabilities)
-        return [ModelOutput(row, float(score)) for row, score in zip(probabilities, scores, strict=True)]
+        probabilities, logits = self.loaded.predict_with_logits(tensor)
+        scores = self.score(probabilities, logits)
+        values = [None] * len(probabilities) if self.value is None else self.value.losses(probabilities).tolist()
+        return [
+            ModelOutput(row, float(score), value)
+            for row, score, value in zip(probabilities, scores, values, strict=True)
+        ]
 
     async def run_in_thread(self, tensor: Tensor) -> list[ModelOutput]:
         """As `run`, off the event loop.
@@ -229,7 +233,9 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
     try:
         loaded = load_edge(bundle, options)
         score = load_scorer(bundle, options)
-        measured = median_ms(bundle.manifest, loaded, lambda tensor: score(loaded.predict(tensor)), _MEASURED_RUNS)
+        measured = median_ms(
+            bundle.manifest, loaded, lambda tensor: score(*loaded.predict_with_logits(tensor)), _MEASURED_RUNS
+        )
         row_ms, sample_bytes = measured or (math.inf, 1)
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
@@ -243,6 +249,7 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         workers=workers,
         certificate=valid_certificate(bundle.manifest, loaded.model),
         uncertified=certificate_problem(bundle.manifest, loaded.model),
+        value=bundle.manifest.policy.value,
     )
     log.info(
         "model loaded",
@@ -257,5 +264,6 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
 
 
 def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
-    """A change of the score makes old scores worthless, just as a change of the model does."""
-    return hashlib.sha256(msgspec.json.encode([loaded.digest, manifest.policy.score])).hexdigest()
+    """A change of score or value makes old ones worthless, just as a change of the model does."""
+    policy = manifest.policy
+    return hashlib.sha256(msgspec.json.encode([loaded.digest, policy.score, policy.value])).hexdigest()

@@ -17,10 +17,11 @@ from firstline.cli.output import Output, OutputOption, print_json, progress
 from firstline.cli.paths import require_bundle
 from firstline.workbench.certify import certify_bundle, write_certified
 from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evidence import gather
 from firstline.workbench.placing import refuse_overwriting
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, certify
+from firstline_core.routing.certificate import Certificate, certify, check_share
 
 _STDIN = "-"
 
@@ -69,6 +70,10 @@ def certify_command(
     """
     if (bundle is None) == (scores is None):
         raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
+    check_share("epsilon", epsilon)  # before the models run for minutes
+    check_share("delta", delta)
+    if select:
+        check_share("the selection fraction", select)
     written = ""
     if bundle is None:
         if data is not None or out is not None or edge or loss is not Loss.DISAGREEMENT:
@@ -90,18 +95,14 @@ def certify_command(
         opened = open_bundle(require_bundle(bundle))
         if out is not None:
             refuse_overwriting(out, force)  # before the models run for minutes
+        dataset = open_dataset(data)
+        if loss is Loss.HARM:
+            dataset.check_labels(opened.manifest.labels)
         with progress("Certifying") as told:
-            done = certify_bundle(
-                opened,
-                open_dataset(data),
-                epsilon=epsilon,
-                delta=delta,
-                contract=loss.value,
-                edge=edge,
-                seed=seed,
-                select_fraction=select,
-                progress=told,
-            )
+            evidence = gather(opened, dataset, edge=edge, progress=told)
+        done = certify_bundle(
+            opened, evidence, epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select
+        )
         found = done.proof
         if done.certificate is not None and out is not None:
             made = write_certified(opened, done, out, force=force)

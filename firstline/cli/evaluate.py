@@ -10,7 +10,9 @@ import typer
 from firstline.cli.output import Output, OutputOption, print_json, print_table, progress, table
 from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import Evaluation, Latency, evaluate
+from firstline.workbench.evaluate import Evaluation, Latency, figures
+from firstline.workbench.measure import measure
+from firstline.workbench.report import require_drawing, write_report
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 
@@ -27,6 +29,10 @@ def evaluate_bundle(
         typer.Option(help="Edge variant by id, or 'all'; may be repeated. Default: the first that loads."),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    plots: Annotated[
+        Path | None,
+        typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Measure edge-only, full-only and tiered: accuracy, share at the edge, bytes, latency.
@@ -36,12 +42,18 @@ def evaluate_bundle(
     """
     opened = open_bundle(require_bundle(bundle))
     dataset = open_dataset(data, limit)
+    if plots is not None:
+        require_drawing(plots)  # before the models run for minutes
     with progress("Evaluating") as told:
-        found = evaluate(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=told)
+        measured = measure(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=told)
+    found = figures(measured)
+    drawn = write_report(measured, plots) if plots is not None else None
     if output is Output.JSON:
         print_json(found)
-    else:
-        _print_text(found)
+        return
+    _print_text(found)
+    if drawn is not None:
+        typer.echo(f"Drawn: {drawn}")
 
 
 def _print_text(found: Evaluation) -> None:

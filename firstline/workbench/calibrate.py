@@ -16,7 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.evaluate import Progress
+from firstline.workbench.measure import Progress
 from firstline.workbench.observe import observe
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.pipeline import load_model, load_scorer

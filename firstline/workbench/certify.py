@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from firstline.workbench.dataset import Dataset
-from firstline.workbench.evaluate import Progress
-from firstline.workbench.observe import observe
+from firstline.workbench.evidence import Evidence
 from firstline.workbench.placing import put_in_place, refuse_overwriting
 from firstline_core.bundle.certificate import Certificate, Contract
 from firstline_core.bundle.manifest import MANIFEST_NAME, Model, encode_manifest
-from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import certify, check_share
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.routing.certificate import certify
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,61 +36,31 @@ class Certification:
 
 def certify_bundle(
     bundle: Bundle,
-    dataset: Dataset,
+    evidence: Evidence,
     *,
     epsilon: float,
     delta: float,
     contract: Contract = "disagreement",
-    edge: str = "",
     seed: int = 0,
     select_fraction: float = 0.0,
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-    progress: Progress = lambda done, total: None,
 ) -> Certification:
-    """Runs the variant and the full model over the data, and tests the bundle's own score as it stands.
+    """Tests the bundle's own score as it stands.
 
     Args:
-        bundle: with edge and full model.
-        dataset: images drawn at random from what will be asked, none of them used to choose model, score or
-            temperature. Labels matter to "harm" alone.
+        bundle: that the evidence is of.
+        evidence: of images drawn at random from what will be asked, none of them used to choose model, score or
+            temperature.
         epsilon: share of the kept answers that may break the contract.
         delta: probability that the promise is wrong.
         contract: what counts as a loss.
-        edge: id of a variant; "" takes the one that a device would: the first that loads.
         seed: of the split.
         select_fraction: share of the data that only chooses where testing starts.
-        options: how the models run.
-        progress: told how many samples are done, of how many.
 
     Raises:
-        ConfigError: the bundle has not both tiers or no such variant, or data or arguments do not fit.
-        ModelLoadError: a model does not load here.
+        ConfigError: arguments out of range.
     """
-    manifest = bundle.manifest
-    if not manifest.edge or manifest.full is None:
-        raise ConfigError("A certificate compares edge and full model; the bundle needs both.")
-    known = {model.id: model for model in manifest.edge}
-    if edge and edge not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(known)}.")
-    check_share("epsilon", epsilon)
-    check_share("delta", delta)
-    if select_fraction:
-        check_share("the selection fraction", select_fraction)
-    if contract == "harm":
-        dataset.check_labels(manifest.labels)
-    score = load_scorer(bundle, options)
-    scores, losses = np.empty(len(dataset), np.float64), np.empty(len(dataset), np.bool_)
-    with ExitStack() as stack:
-        small = load_model(bundle, known[edge], options) if edge else load_edge(bundle, options)
-        stack.callback(small.close)
-        full = load_model(bundle, manifest.full, options)
-        stack.callback(full.close)
-        for i, seen in enumerate(observe((small, full), manifest.input, dataset)):
-            near, far = (int(rows.argmax()) for rows in seen.answers)
-            scores[i] = score(seen.answers[0])[0]
-            losses[i] = near != far and (contract == "disagreement" or far == seen.label)
-            progress(i + 1, len(dataset))
-    proof = certify(scores, losses, epsilon, delta, select_fraction=select_fraction, seed=seed)
+    manifest, losses = bundle.manifest, evidence.losses(contract)
+    proof = certify(evidence.scores, losses, epsilon, delta, select_fraction=select_fraction, seed=seed)
     certificate = None
     if proof.threshold is not None and proof.risk_upper is not None:
         certificate = Certificate(
@@ -107,11 +71,11 @@ def certify_bundle(
             n=proof.n,
             kept=proof.kept,
             risk_upper=proof.risk_upper,
-            edge_digest=small.model.digest,
+            edge_digest=evidence.variant.digest,
             full_digest=manifest.full_digest,
             score_digest=manifest.policy.score.digest,
         )
-    return Certification(small.model, proof, certificate)
+    return Certification(evidence.variant, proof, certificate)
 
 
 def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: bool = False) -> Bundle:

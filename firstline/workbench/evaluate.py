@@ -6,26 +6,19 @@ queues are not part of it; `firstline demo` shows those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.observe import observe
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import Model, Policy
-from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_model, load_scorer
+from firstline.workbench.measure import ALL_VARIANTS, EdgeRun, Measured, ModelRun, Progress, measure
+from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
-from firstline_core.routing import policy
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tier
 
-Progress = Callable[[int, int], None]
-ALL_VARIANTS = "all"
+__all__ = ["ALL_VARIANTS", "Evaluation", "Latency", "ModelFigures", "Progress", "TieredFigures", "Variant", "evaluate"]
 
 
 class Latency(Struct, frozen=True):
@@ -87,13 +80,6 @@ class Evaluation(Struct, frozen=True):
     variants: tuple[Variant, ...]
 
 
-class _Trace(Struct):
-    """One model's answers over the data set: (n,) each."""
-
-    labels: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-
-
 def evaluate(
     bundle: Bundle,
     dataset: Dataset,
@@ -102,92 +88,43 @@ def evaluate(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
-    """Runs the models over the data set.
+    """Runs the models over the data set and counts; arguments and errors are those of `measure`."""
+    return figures(measure(bundle, dataset, variants=variants, options=options, progress=progress))
 
-    Args:
-        bundle: what is evaluated.
-        dataset: labelled images that no model was trained on.
-        variants: ids of edge variants, or "all"; empty takes the one that a device would: the first that loads.
-        options: how the models run.
-        progress: told how many samples are done, of how many.
 
-    Raises:
-        ConfigError: an unknown variant, or data that does not fit the bundle.
-        ModelLoadError: a model does not load here.
-    """
-    manifest = bundle.manifest
-    dataset.check_labels(manifest.labels)
-    score = load_scorer(bundle, options)
-    with ExitStack() as stack:
-        edges = _load_edges(bundle, variants, options)
-        full = load_model(bundle, manifest.full, options) if manifest.full is not None else None
-        models = [*edges, full] if full is not None else edges
-        for model in models:
-            stack.callback(model.close)
-
-        thresholds = [
-            policy.threshold_in_use(manifest.policy.threshold, valid_certificate(manifest, edge.model))
-            for edge in edges
-        ]
-        count = len(dataset)
-        answers = np.empty((len(models), count), np.int64)
-        seconds = np.empty((len(models), count), np.float64)
-        kept = np.zeros((len(edges), count), np.bool_)
-        truth, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
-        for i, seen in enumerate(observe(models, manifest.input, dataset)):
-            truth[i], sizes[i], seconds[:, i] = seen.label, seen.size_bytes, seen.seconds
-            answers[:, i] = [int(rows.argmax()) for rows in seen.answers]
-            for variant in range(len(edges)):
-                sure = float(score(seen.answers[variant])[0])
-                kept[variant, i] = policy.after(sure, thresholds[variant]).tier is Tier.EDGE
-            progress(i + 1, count)
-
-    traces = [_Trace(answers[m], seconds[m]) for m in range(len(models))]
-    far = traces[-1] if full is not None else None
+def figures(measured: Measured) -> Evaluation:
+    """Counts what the models said."""
+    full, truth, sizes = measured.full, measured.truth, measured.sizes
     return Evaluation(
-        bundle=manifest.name,
-        version=manifest.version,
-        data=dataset.folder.name,
-        samples=count,
-        policy=manifest.policy,
-        full=_model_figures(full, traces[-1], truth) if full is not None else None,
+        bundle=measured.manifest.name,
+        version=measured.manifest.version,
+        data=measured.data,
+        samples=len(truth),
+        policy=measured.manifest.policy,
+        full=_model_figures(full, truth) if full is not None else None,
         variants=tuple(
             Variant(
-                edge=_model_figures(edge, traces[position], truth),
-                threshold=thresholds[position],
-                tiered=_tiered(traces[position], far, kept[position], truth, sizes) if far is not None else None,
+                edge=_model_figures(edge, truth),
+                threshold=edge.threshold,
+                tiered=_tiered(edge, full, truth, sizes) if full is not None else None,
             )
-            for position, edge in enumerate(edges)
+            for edge in measured.edges
         ),
     )
 
 
-def _load_edges(bundle: Bundle, variants: Sequence[str], options: RuntimeOptions) -> list[LoadedModel]:
-    known: dict[str, Model] = {model.id: model for model in bundle.manifest.edge}
-    if not variants:
-        return [load_edge(bundle, options)] if known else []
-    names = list(known) if ALL_VARIANTS in variants else list(variants)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {', '.join(known) or 'none'}."
-        )
-    return [load_model(bundle, known[name], options) for name in names]
-
-
-def _model_figures(model: LoadedModel, trace: _Trace, truth: NDArray[np.int64]) -> ModelFigures:
+def _model_figures(run: ModelRun, truth: NDArray[np.int64]) -> ModelFigures:
     return ModelFigures(
-        id=model.model.id,
-        provider=model.runtime.provider,
-        size_bytes=model.model.artefact.size_bytes,
-        accuracy=float((trace.labels == truth).mean()),
-        latency_ms=_latency(trace.seconds),
+        id=run.model.id,
+        provider=run.provider,
+        size_bytes=run.model.artefact.size_bytes,
+        accuracy=float((run.labels == truth).mean()),
+        latency_ms=_latency(run.seconds),
     )
 
 
-def _tiered(
-    edge: _Trace, full: _Trace, kept: NDArray[np.bool_], truth: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> TieredFigures:
+def _tiered(edge: EdgeRun, full: ModelRun, truth: NDArray[np.int64], sizes: NDArray[np.int64]) -> TieredFigures:
+    kept = edge.kept
     answers = np.where(kept, edge.labels, full.labels)
     differs = edge.labels != full.labels
     return TieredFigures(

@@ -148,12 +148,13 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
 
 
 def _verified_score(bundle: Bundle, options: RuntimeOptions) -> Check:
-    kind = bundle.manifest.policy.score.kind
-    graph = bundle.manifest.policy.score.graph
+    kind, graph = bundle.manifest.policy.score.kind, bundle.manifest.policy.score.graph
     if graph is not None and not bundle.file(graph).is_file():
         return Check("score", "absent", f"{graph.file} is not here")
     try:
         score = load_scorer(bundle, options)
+        if kind == "energy":
+            return Check("score", "ok", "energy of the logits, which the softmax step is given")
         classes = len(bundle.manifest.labels)
         sure, unsure = score(np.stack([np.eye(1, classes)[0], np.full(classes, 1 / classes)]).astype(np.float32))
     except FirstlineError as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.pipeline import LoadedModel, Prediction
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.types import Tensor
@@ -23,12 +23,14 @@ class Observation:
     Args:
         size_bytes: of the encoded image.
         answers: (1, classes) each.
+        logits: likewise, None of a model that shows none: see `Model.shows_logits`.
         seconds: decoding and processing included.
     """
 
     label: int
     size_bytes: int
     answers: tuple[Probabilities, ...]
+    logits: tuple[Probabilities | None, ...]
     seconds: tuple[float, ...]
 
 
@@ -65,10 +67,11 @@ def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) ->
             raise ConfigError(
                 f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}"
             ) from error
-        yield Observation(label, len(encoded), tuple(rows for rows, _ in timed), tuple(s for _, s in timed))
+        answers, logits = zip(*(said for said, _ in timed), strict=True)
+        yield Observation(label, len(encoded), answers, logits, tuple(seconds for _, seconds in timed))
 
 
-def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Probabilities, float]:
+def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:
     start_s = time.perf_counter()
-    answer = model.predict(tensor)
+    answer = model.predict_with_logits(tensor)
     return answer, time.perf_counter() - start_s

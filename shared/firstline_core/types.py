@@ -129,6 +129,40 @@ class RequestedOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditNote:
+    """What a device says of a kept answer that it has the full model check: one row, whose loss the gateway computes.
+
+    Args:
+        predicted: the class that the edge model gave.
+        propensity: the probability with which this answer was drawn for an audit, in (0, 1].
+        floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
+        epsilon: the share of disagreement that the audits test, in (0, 1).
+        threshold: the score that kept the answer reached at least this.
+        edge_digest: `Model.digest` of the edge variant, as its certificate names it.
+    """
+
+    predicted: int
+    propensity: float
+    floor: float
+    epsilon: float
+    threshold: float
+    edge_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContractNotice:
+    """What a gateway tells a device of its bundle version's contract.
+
+    Args:
+        alarm: the audits of all devices together show that the contract is broken.
+        escalations_per_hour: the most that this device shall escalate; None where nothing bounds it.
+    """
+
+    alarm: bool
+    escalations_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class InferRequest:
     """One inference request, already free of its transport.
 
@@ -143,6 +177,7 @@ class InferRequest:
         deadline_s: on the receiving tier's monotonic clock; None means no deadline.
         full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
         principal: who asked, as the transport authenticated them.
+        audit: on a device's request that audits a kept answer; None elsewhere.
     """
 
     model: str
@@ -158,6 +193,7 @@ class InferRequest:
     deadline_s: float | None = None
     full_model_digest: str = ""
     principal: str = ""
+    audit: AuditNote | None = None
 
     @property
     def rows(self) -> int:
@@ -208,6 +244,7 @@ class Answer:
         tier: of a batch, the farthest that answered a row.
         confidence: the edge score in [0, 1], the lowest of a batch; None where the edge model did not run.
         model_digest: of the model that answered (of a batch, the farthest tier's).
+        contract: from a gateway to a device, where the contract of the bundle's version is broken or bounded.
     """
 
     request_id: str
@@ -220,6 +257,7 @@ class Answer:
     model_digest: str
     attempts: tuple[Attempt, ...] = ()
     rows: tuple[RowAnswer, ...] = ()
+    contract: ContractNotice | None = None
 
 
 @dataclass(frozen=True, slots=True)

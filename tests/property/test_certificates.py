@@ -15,6 +15,7 @@ from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
+from firstline_core.routing.learned import Logistic
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -39,8 +40,11 @@ def models(name: str) -> st.SearchStrategy[Model]:
     )
 
 
-SCORES = st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy"]), st.floats(0.01, 100)) | st.builds(
-    Score, st.just("graph"), st.floats(0.01, 100), ARTEFACTS
+WEIGHTS: Any = st.lists(st.floats(-9, 9), min_size=6, max_size=6).map(tuple)
+SCORES = (
+    st.builds(Score, st.sampled_from(["max_probability", "margin", "entropy"]), st.floats(0.01, 100))
+    | st.builds(Score, st.just("graph"), st.floats(0.01, 100), ARTEFACTS)
+    | st.builds(Score, st.just("learned"), st.just(1.0), st.none(), st.builds(Logistic, WEIGHTS, st.floats(-9, 9)))
 )
 MANIFESTS = st.builds(
     Manifest,

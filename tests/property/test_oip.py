@@ -20,6 +20,8 @@ from firstline_core.types import (
     Answer,
     Array,
     Attempt,
+    AuditNote,
+    ContractNotice,
     InferRequest,
     InferResponse,
     Reason,
@@ -85,6 +87,29 @@ def test_requests_come_back(data: st.DataObject, binary: bool, rows: int) -> Non
     assert got.request_id == REQUEST_ID
 
 
+shares = st.floats(0, 1, exclude_min=True)
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+notes = st.builds(
+    lambda predicted, bounds, epsilon, threshold, digest: AuditNote(
+        predicted, max(bounds), min(bounds), epsilon, threshold, digest
+    ),
+    st.integers(0, 2**31 - 1),
+    st.tuples(shares, shares),
+    st.floats(0, 1, exclude_min=True, exclude_max=True),
+    st.floats(allow_nan=False, allow_infinity=False),
+    digests,
+)
+notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9))
+
+
+@given(notes, st.booleans())
+def test_notes_of_audits_come_back_from_those_who_may_audit(note: AuditNote, binary: bool) -> None:
+    sent = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), REQUEST_ID, audit=note)
+    encoded = encode_request(sent, binary=binary)
+    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).audit == note
+    assert decode_request("m", encoded.body, encoded.header_length).audit is None
+
+
 @given(st.data(), st.booleans())
 def test_responses_come_back(data: st.DataObject, binary: bool) -> None:
     outputs = data.draw(tensor_lists(binary, None))
@@ -140,6 +165,7 @@ answers = st.builds(
     model_digest=names,
     attempts=st.lists(st.builds(Attempt, st.sampled_from(Tier), names, st.floats(0, 1e9)), max_size=3).map(tuple),
     rows=st.lists(rows_answered, max_size=3).map(tuple),
+    contract=st.none() | notices,
 )
 
 
@@ -221,6 +247,14 @@ parameters = st.fixed_dictionaries(
             "status",
             "attempts",
             "rows",
+            "audit_predicted",
+            "audit_propensity",
+            "audit_floor",
+            "audit_epsilon",
+            "audit_threshold",
+            "audit_edge_digest",
+            "contract_alarm",
+            "escalations_per_hour",
         ),
         json_values,
     ),

@@ -15,6 +15,7 @@ from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
+from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
@@ -77,6 +78,9 @@ class Echo:
         if (values > 1).any():
             raise InferenceError("The runtime failed.")
         return np.stack([values, 1 - values], axis=1).astype(np.float32)
+
+    def predict_with_logits(self, tensor: Tensor) -> Prediction:
+        return Prediction(self.predict(tensor), None)
 
     def close(self) -> None:
         pass
@@ -149,7 +153,7 @@ class Scene:
         self.echo = Echo(said)
         edge = EdgeModel(
             self.echo,  # type: ignore[arg-type]
-            lambda p: p.max(axis=1),
+            lambda p, logits=None: p.max(axis=1),
             "evidence",
             row_ms,
             4,

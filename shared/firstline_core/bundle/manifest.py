@@ -1,9 +1,7 @@
-"""What a bundle declares: `manifest.json`, format 2. Structure and digests only; files are `bundle/store.py`'s.
+"""What a bundle declares: `manifest.json`, format 3. Structure and digests only; files are `bundle/store.py`'s.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
-because a change of any of them changes what may be trusted.
-
-Format 1, which knew no certificates, is still read.
+because a change of any of them changes what may be trusted. Older formats are read by `bundle/upgrade.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from msgspec import Meta, Struct
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import Certificate
-from firstline_core.bundle.steps import Graph, PostStep, PreStep
+from firstline_core.bundle.steps import Graph, PostStep, PreStep, Softmax
+from firstline_core.bundle.upgrade import FORMAT, OLDEST_FORMAT, upgraded
 from firstline_core.errors import IntegrityError
 from firstline_core.names import Name
+from firstline_core.routing.learned import Logistic, feature_count
 from firstline_core.types import PROBABILITIES, TensorSpec
 
-FORMAT = 2
-_OLDEST_FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
@@ -63,6 +61,12 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         return (self.artefact, *(step.artefact for step in steps if isinstance(step, Graph)))
 
     @property
+    def shows_logits(self) -> bool:
+        """Whether the postprocessing has a softmax step to find logits at; a graph beside it may hide them."""
+        kinds = {type(step) for step in self.postprocess}
+        return Softmax in kinds and Graph not in kinds
+
+    @property
     def digest(self) -> str:
         """sha256 over everything that can change this model's outputs: its bytes and its processing."""
         said = msgspec.json.encode(
@@ -82,20 +86,30 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
     """How sure the edge model is: higher means keep. `graph` scores by an ONNX graph of the bundle's own.
 
     Attributes:
-        kind: see `routing/confidence.py`.
-        temperature: divides the logarithms of the probabilities before scoring; 1 leaves them as they are. Its bounds
-            keep the quotients well inside FP32.
+        kind: see `routing/confidence.py`; "energy" looks at what the postprocessing's softmax step is given.
+        temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 leaves them as they
+            are. Its bounds keep the quotients well inside FP32. A learned score does not look at it.
         graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
+        learned: for kind "learned": P(loss), of which the score is the complement.
     """
 
-    kind: Literal["max_probability", "margin", "entropy", "graph"] = "max_probability"
+    kind: Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"] = "max_probability"
     temperature: Annotated[float, Meta(ge=TEMPERATURES[0], le=TEMPERATURES[1])] = 1.0
     graph: Artefact | None = None
+    learned: Logistic | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "graph") != (self.graph is not None):
+            raise ValueError("policy.score.graph goes with kind 'graph', and only with it")
+        if (self.kind == "learned") != (self.learned is not None):
+            raise ValueError("policy.score.learned goes with kind 'learned', and only with it")
 
     @property
     def digest(self) -> str:
-        """sha256 over everything that can change a score, given the probabilities."""
+        """sha256 over everything that can change a score, given the model's output."""
         said = [self.kind, float(self.temperature), self.graph.sha256 if self.graph is not None else None]
+        if self.learned is not None:
+            said += [*self.learned.weights, self.learned.bias]
         return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
@@ -103,10 +117,15 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """When an edge answer is kept: if and only if its score is at least `threshold`.
 
     For a variant with a valid certificate, that one's threshold takes its place.
+
+    Attributes:
+        value: P(edge wrong and full right): what asking the full model is worth. Where budgets forbid to ask for all
+            that the threshold sends on, the most valuable go first. No certificate depends on it.
     """
 
     score: Score = Score()
     threshold: float = 1.0
+    value: Logistic | None = None
 
 
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,8 +169,16 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"model ids must differ, got {', '.join(ids)}")
         if len(self.labels) < 2:
             raise ValueError("a classifier needs at least two labels")
-        if (self.policy.score.kind == "graph") != (self.policy.score.graph is not None):
-            raise ValueError("policy.score.graph goes with kind 'graph', and only with it")
+        if self.policy.score.kind == "energy":
+            for model in self.edge:
+                if not model.shows_logits:
+                    raise ValueError(f"score 'energy' needs logits; '{model.id}' declares no softmax, or a graph too")
+        for name, learned in (("score.learned", self.policy.score.learned), ("value", self.policy.value)):
+            wanted = feature_count(len(self.labels))
+            if learned is not None and len(learned.weights) != wanted:
+                raise ValueError(
+                    f"policy.{name} has {len(learned.weights)} weights, but {len(self.labels)} labels give {wanted}"
+                )
         if self.full is not None and self.full.certificate is not None:
             raise ValueError("a certificate belongs to an edge variant; the full model needs none")
 
@@ -184,7 +211,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     """Reads a manifest strictly: unknown fields and a format newer than ours are refused.
 
-    Format 1 becomes format 2 without certificates, which is what it said.
+    What an older format said is said in the newest one.
 
     Args:
         text: the file's bytes.
@@ -197,20 +224,15 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
-        found = _OLDEST_FORMAT if raw is None else msgspec.json.decode(raw)
-        if found not in range(_OLDEST_FORMAT, FORMAT + 1):
+        found = OLDEST_FORMAT if raw is None else msgspec.json.decode(raw)
+        if found not in range(OLDEST_FORMAT, FORMAT + 1):
             raise IntegrityError(
                 f"{where} has format {bytes(raw or b'').decode()}; this version of Firstline reads formats "
-                f"{_OLDEST_FORMAT} to {FORMAT}."
+                f"{OLDEST_FORMAT} to {FORMAT}."
             )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return upgraded(msgspec.json.decode(text, type=Manifest), found)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
-    if found == FORMAT:
-        return manifest
-    if any(model.certificate is not None for model in manifest.models):
-        raise IntegrityError(f"{where} is not a manifest: format {found} knows no certificates.")
-    return msgspec.structs.replace(manifest, format=FORMAT)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.bundle.processing import Step, compile_postprocess, compile_preprocess
-from firstline_core.bundle.steps import Decode, Graph
+from firstline_core.bundle.scorer import Scorer, scorer
+from firstline_core.bundle.steps import Decode, Graph, Softmax
 from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trial import trial_input
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
@@ -25,9 +26,15 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, Tensor
 
 Probabilities = NDArray[np.float32]
-Scorer = Callable[[Probabilities], NDArray[np.float32]]
 
 log = logger(__name__)
+
+
+class Prediction(NamedTuple):
+    """What a model says of rows, (n, classes) float32; `logits` is None unless `Model.shows_logits`."""
+
+    probabilities: Probabilities
+    logits: Probabilities | None
 
 
 class LoadedModel:
@@ -50,6 +57,7 @@ class LoadedModel:
         runtime: Runtime,
         pre: Callable[[Tensor], Array],
         post: Step,
+        to_logits: Step | None,
         resources: ExitStack[None],
     ) -> None:
         self.model = model
@@ -58,7 +66,7 @@ class LoadedModel:
         self.runtime = runtime
         self._spec = manifest.input
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
-        self._pre, self._post = pre, post
+        self._pre, self._post, self._to_logits = pre, post, to_logits
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
         self._output = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         self._resources = resources
@@ -96,16 +104,27 @@ class LoadedModel:
             InvalidTensorError: rows that `prepare` did not make.
             InferenceError: the runtime failed, or gave something else than a finite probability a label and row.
         """
-        probabilities = self.compute(rows)
-        finite = np.isfinite(probabilities)
+        return self._run(rows).probabilities
+
+    def predict(self, tensor: Tensor) -> Probabilities:
+        """`run(prepare(tensor))`: (n, classes) float32."""
+        return self.run(self.prepare(tensor))
+
+    def predict_with_logits(self, tensor: Tensor) -> Prediction:
+        """As `predict`, with the logits where the postprocessing has its softmax step."""
+        return self._run(self.prepare(tensor))
+
+    def _run(self, rows: Array) -> Prediction:
+        found = self.compute(rows)
+        finite = np.isfinite(found.probabilities)
         if not finite.all():
             raise InferenceError(
                 f"Model '{self.model.id}' gave NaN or infinity for {len(rows) - int(finite.all(axis=1).sum())} of "
                 f"{len(rows)} rows; such an input is outside of what it computes."
             )
-        return probabilities
+        return found
 
-    def compute(self, rows: Array) -> Probabilities:
+    def compute(self, rows: Array) -> Prediction:
         """As `run`, whatever the numbers: an input of zeros may well have no finite answer."""
         found = self.runtime.run({self.input.name: rows})[self._output]
         probabilities = self._post(found)
@@ -114,11 +133,8 @@ class LoadedModel:
                 f"Model '{self.model.id}' gave {list(probabilities.shape)} for {len(rows)} rows, but the bundle has "
                 f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
             )
-        return cast(Probabilities, probabilities)
-
-    def predict(self, tensor: Tensor) -> Probabilities:
-        """`run(prepare(tensor))`: (n, classes) float32."""
-        return self.run(self.prepare(tensor))
+        logits = self._to_logits(found) if self._to_logits is not None else None
+        return Prediction(cast(Probabilities, probabilities), logits)
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -174,6 +190,11 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
             runtime=runtime,
             pre=compile_preprocess(model.preprocess, bundle.manifest.input, load_graph),
             post=compile_postprocess(model.postprocess, load_graph),
+            to_logits=compile_postprocess(
+                [step for step in model.postprocess if not isinstance(step, Softmax)], load_graph
+            )
+            if model.shows_logits
+            else None,
             resources=resources,
         )
         _warm_up(loaded, bundle.manifest.input)
@@ -207,22 +228,21 @@ def load_edge(bundle: Bundle, options: RuntimeOptions) -> LoadedModel:
 
 
 def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
-    """The bundle's score: probabilities (n, classes) to (n,) float32, higher means keep.
+    """The bundle's score.
 
     Raises:
         ModelLoadError: a score graph that is absent, does not load, or does not give one score a row.
     """
     declared = bundle.manifest.policy.score
-    if declared.kind != "graph" or declared.graph is None:
-        kind = cast(confidence.Kind, declared.kind)
-        return lambda probabilities: confidence.score(kind, probabilities, declared.temperature)
+    if declared.graph is None:
+        return scorer(declared)
     file = bundle.file(declared.graph)
     if not file.is_file():
         raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
     graph = OnnxRuntime(file, providers=options.providers, threads=options.threads)
     step = _graph_step(graph, declared.graph.file)
 
-    def score(probabilities: Probabilities) -> NDArray[np.float32]:
+    def score(probabilities: Probabilities, logits: Probabilities | None = None, /) -> NDArray[np.float32]:
         if declared.temperature != 1.0:
             probabilities = confidence.temper(probabilities, declared.temperature)
         found = step(probabilities)

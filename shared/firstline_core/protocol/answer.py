@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from firstline_core.errors import InvalidTensorError
+from firstline_core.protocol.contract import notice_values, read_notice
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Answer, Attempt, Reason, RowAnswer, Status, Tier
 
@@ -20,7 +21,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as plain JSON values; `confidence` is left out where unknown, `rows` where there are none."""
+    """The answer as plain JSON values; what is unknown (`confidence`) or empty (`rows`, the notice) is left out."""
     record: dict[str, Any] = {
         "request_id": answer.request_id,
         "status": answer.status.value,
@@ -37,7 +38,7 @@ def to_dict(answer: Answer) -> dict[str, Any]:
         record["confidence"] = answer.confidence
     if answer.rows:
         record["rows"] = [_row_to_dict(row) for row in answer.rows]
-    return record
+    return record | notice_values(answer.contract)
 
 
 def to_parameters(answer: Answer) -> dict[str, str | float | bool]:
@@ -94,6 +95,7 @@ def from_dict(parameters: Mapping[str, object]) -> Answer:
             )
             for record in _records(parameters, "rows")
         ),
+        contract=read_notice(parameters),
     )
 
 

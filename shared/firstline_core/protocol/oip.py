@@ -22,7 +22,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import framing
+from firstline_core.protocol import contract, framing
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
@@ -75,7 +75,7 @@ def decode_request(
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: who asks, as the transport authenticated them.
         trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise,
-            and where there is none, a new one is minted.
+            and where there is none, a new one is minted. The same callers may audit; another's note is passed over.
         limits: held against the declared sizes before anything is allocated.
 
     Raises:
@@ -103,6 +103,7 @@ def decode_request(
         deadline_s=wishes.deadline_s,
         full_model_digest=asked.text(parameters, "full_model_digest"),
         principal=principal,
+        audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
     )
 
 
@@ -117,7 +118,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     Raises:
         InvalidTensorError: an input cannot travel in this form.
     """
-    parameters: dict[str, str | int | bool] = {}
+    parameters: dict[str, str | float | bool] = {}
     if request.request_id:
         parameters["request_id"] = request.request_id
     if request.full_model_digest:
@@ -132,6 +133,8 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
         parameters["wait"] = request.wait.value
     if request.deadline_s is not None:
         parameters["timeout"] = asked.timeout_us(request.deadline_s, now_s)
+    if request.audit is not None:
+        parameters |= contract.note_parameters(request.audit)
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     if parameters:
         head["parameters"] = parameters

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from firstline_core.bundle.certificate import Histogram
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import between
 
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
@@ -37,3 +39,28 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
         raise ConfigError("A histogram holds counts: numbers of at least 0.")
     was, now = ((histogram + _UNSEEN) / (histogram + _UNSEEN).sum() for histogram in (expected, observed))
     return float(np.sum((now - was) * np.log(now / was)))
+
+
+def histogram(scores: ArrayLike, bins: int = 20) -> Histogram | None:
+    """Bins of about equal shares; fewer where scores tie. None where no score is a number.
+
+    Edges lie between scores that occur, so that a score's last digit, which differs between processors, decides
+    nothing. NaN counts as lowest: such an answer is never kept.
+    """
+    found = np.asarray(scores, np.float64)
+    known = np.unique(found[~np.isnan(found)])
+    if not known.size:
+        return None
+    at = np.unique(np.quantile(found[~np.isnan(found)], np.arange(1, bins) / bins, method="higher"))
+    below = np.searchsorted(known, at) - 1
+    edges = tuple(
+        between(float(known[left]) if left >= 0 else None, float(edge)) for left, edge in zip(below, at, strict=True)
+    )
+    counts = np.bincount(bins_of(found, edges), minlength=len(edges) + 1)
+    return Histogram(edges, tuple(float(count) / len(found) for count in counts))
+
+
+def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:
+    """The bin of each score in a `Histogram` of these edges, 0 the lowest; that of NaN is 0."""
+    found = np.asarray(scores, np.float64)
+    return np.where(np.isnan(found), 0, np.searchsorted(np.asarray(edges, np.float64), found, side="right"))

@@ -1,4 +1,4 @@
-"""The learned score: P(edge wrong and cloud right | features), applied. Fitting it is the workbench's.
+"""What was learned of a model's answers: P(edge wrong and cloud right | features), applied. Fitting is the workbench's.
 
 Plain numpy, so that the device needs no learning library.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError
@@ -19,6 +20,11 @@ MEASURES = 4
 _CLASSES_AT_MOST = 64  # beyond, no selection part has enough rows of each class
 
 _SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax: its zeros are no smaller than that
+
+
+def feature_count(classes: int) -> int:
+    """Columns of `features` for so many classes."""
+    return MEASURES + (classes if classes <= _CLASSES_AT_MOST else 0)
 
 
 def features(probabilities: Probabilities) -> NDArray[np.float32]:
@@ -42,11 +48,10 @@ def features(probabilities: Probabilities) -> NDArray[np.float32]:
     return np.column_stack(found).astype(np.float32, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Logistic:
-    """Logistic regression over `features`.
+class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
+    """Logistic regression over `features`; the manifest holds it as it is.
 
-    Args:
+    Attributes:
         weights: (features,); what the fit subtracted and divided by is folded in.
         bias: log-odds of a loss at features of 0.
     """
@@ -54,8 +59,8 @@ class Logistic:
     weights: tuple[float, ...]
     bias: float
 
-    def score(self, probabilities: Probabilities) -> Scores:
-        """1 - P(loss), (n,) float32 in [0, 1]; higher means keep.
+    def losses(self, probabilities: Probabilities) -> Scores:
+        """P(loss), (n,) float32 in [0, 1].
 
         Raises:
             ConfigError: fitted for another number of classes.
@@ -67,8 +72,12 @@ class Logistic:
                 f"{found.shape[1]} features; fit it for this model."
             )
         odds = found.astype(np.float64) @ np.asarray(self.weights) + self.bias
-        kept: Scores = (1 / (1 + np.exp(np.clip(odds, -700, 700)))).astype(np.float32)
-        return kept
+        lost: Scores = (1 / (1 + np.exp(np.clip(-odds, -700, 700)))).astype(np.float32)
+        return lost
+
+    def score(self, probabilities: Probabilities) -> Scores:
+        """1 - P(loss), (n,) float32 in [0, 1]; higher means keep."""
+        return 1 - self.losses(probabilities)
 
 
 @dataclass(frozen=True, slots=True)

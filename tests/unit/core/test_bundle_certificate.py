@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import certificate_problem, valid_certificate
+from firstline_core.bundle.certificate import GroupCertificate, Histogram, certificate_problem, valid_certificate
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.types import Reason, Tier
@@ -46,6 +48,34 @@ def test_it_says_its_promise_in_words() -> None:
     )
     harm = msgspec.structs.replace(EDGE.certificate, contract="harm")
     assert "are wrong where it is right" in harm.promise
+
+
+def test_a_promise_by_class_has_a_threshold_for_each() -> None:
+    assert EDGE.certificate is not None
+    groups = {"a": GroupCertificate(0.7, 100, 0.5, 0.04), "b": GroupCertificate(None, 9, 0.0, None)}
+    by_class = msgspec.structs.replace(EDGE.certificate, threshold=0.7, by="class", groups=groups)
+    assert [by_class.threshold_for(label) for label in ("a", "b", "c")] == [0.7, math.inf, math.inf]
+    assert EDGE.certificate.threshold_for("b") == EDGE.certificate.threshold
+    assert "in each predicted class, with confidence" in by_class.promise
+    with pytest.raises(ValueError, match="if and only if it says by what"):
+        msgspec.structs.replace(by_class, by="")
+
+
+def test_a_promise_on_the_stream_is_about_accuracy() -> None:
+    assert EDGE.certificate is not None
+    stream = msgspec.structs.replace(EDGE.certificate, contract="stream")
+    assert stream.promise == "the tiered accuracy is at most 5 % below the full model's, with confidence 90 %"
+
+
+@pytest.mark.parametrize(
+    ("edges", "shares", "says"),
+    [((0.5,), (1.0,), "1 edges make 2 bins"), ((0.5, 0.5), (0.2, 0.2, 0.6), "ascend")],
+)
+def test_a_histogram_that_makes_no_sense_is_refused(
+    edges: tuple[float, ...], shares: tuple[float, ...], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Histogram(edges, shares)
 
 
 def test_it_cannot_promise_less_risk_than_was_shown() -> None:

@@ -4,9 +4,33 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.drift import population_stability_index
+from firstline_core.routing.drift import bins_of, histogram, population_stability_index
+
+SCORES = st.lists(st.integers(0, 30).map(lambda step: step / 30), min_size=1, max_size=200)
+
+
+@given(SCORES, st.integers(2, 20))
+def test_the_bins_of_a_histogram_hold_the_shares_that_it_says(scores: list[float], bins: int) -> None:
+    found = histogram(scores, bins)
+    assert found is not None
+    assert 1 <= len(found.edges) < bins
+    counts = np.bincount(bins_of(scores, found.edges), minlength=len(found.shares))
+    np.testing.assert_allclose(counts / len(scores), found.shares)
+    assert not set(found.edges[1:]) & set(scores)  # a last digit moves no score over an edge
+
+
+def test_scores_that_differ_make_bins_of_equal_share_and_nan_counts_as_lowest() -> None:
+    found = histogram(np.random.default_rng(0).random(1000))
+    assert found is not None
+    np.testing.assert_allclose(found.shares, 0.05, atol=0.0011)
+    assert bins_of([math.nan, -1, 2], found.edges).tolist() == [0, 0, 19]
+    assert histogram([math.nan]) is None
+    half = histogram([math.nan, 1.0])
+    assert half is not None and half.shares == (0.5, 0.5)
 
 
 def test_the_same_shares_have_not_drifted() -> None:

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -219,6 +220,28 @@ PROBABILITIES = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
 def test_the_declared_score(tmp_path: Path) -> None:
     score = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
     np.testing.assert_array_equal(score(PROBABILITIES), confidence.score("margin", PROBABILITIES, 2.0))
+
+
+def test_energy_looks_at_what_the_softmax_is_given(tmp_path: Path) -> None:
+    bundle = number_bundle(tmp_path, policy=Policy(Score("energy", temperature=2.0)))
+    score = load_scorer(bundle, OPTIONS)
+    rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
+    found = load_edge(bundle, OPTIONS).predict_with_logits(Tensor("x", rows))
+    np.testing.assert_allclose(score(*found), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6)
+    with pytest.raises(InvalidTensorError, match="needs logits"):
+        score(found.probabilities)
+
+
+def test_a_label_offset_holds_for_logits_too_and_a_graph_hides_them(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", np.eye(2, 3, dtype=np.float32))
+    steps = (Softmax(), LabelOffset())
+    bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], input=NUMBERS)
+    found = load_edge(bundle, OPTIONS).predict_with_logits(Tensor("x", np.array([[3.0, 1.0]], np.float32)))
+    np.testing.assert_allclose(found.logits, [[1, 0]])
+    (edge,) = bundle.manifest.edge
+    assert edge.shows_logits
+    assert not msgspec.structs.replace(edge, postprocess=(Softmax(), Graph(edge.artefact))).shows_logits
+    assert not msgspec.structs.replace(edge, postprocess=()).shows_logits
 
 
 def score_graph(path: Path, classes: int) -> Path:

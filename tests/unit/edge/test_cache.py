@@ -30,7 +30,19 @@ def test_the_encoded_form_comes_back(score: float | None) -> None:
     np.testing.assert_array_equal(found.probabilities, output().probabilities)
 
 
-@pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\0\0\0", b"\x02" + encode(output())[1:], encode(output())[:-1]])
+def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
+    learned = ModelOutput(np.zeros(3, np.float32), 0.5, 0.25)
+    assert (found := decode(encode(learned))) is not None and found.value == 0.25
+    assert (bare := decode(encode(output()))) is not None and bare.value is None
+    for limit_bytes in (1 << 20, 0):
+        disk = DiskCache(tmp_path / str(limit_bytes), limit_bytes=1 << 20, ttl_s=60)
+        cache = ResultCache(limit_bytes=limit_bytes, ttl_s=60, disk=disk, clock=SimulatedClock())
+        cache.put(b"k", learned)
+        assert (kept := cache.get(b"k")) is not None and kept.value == 0.25
+        cache.close()
+
+
+@pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\0\0\0", b"\x01" + encode(output())[1:], encode(output())[:-1]])
 def test_what_this_version_did_not_write_is_nothing(value: bytes) -> None:
     assert decode(value) is None
 

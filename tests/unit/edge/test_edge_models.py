@@ -16,8 +16,10 @@ from support.bundles import images
 from support.edge import manifest
 from support.logs import captured_lines
 
-from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
+from firstline_core.routing import confidence
+from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.models import HeldModel, Models, bundle_paths, open_models
@@ -43,6 +45,27 @@ def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
     assert held.edge.loaded.passed_over == ()
     assert models.find("digits", "1") is held
     assert models.find("digits", "2") is None and models.find("other") is None
+    models.close()
+
+
+def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, workers: Workers) -> None:
+    shutil.copytree(DIGITS, tmp_path / "digits")
+    learned = Logistic((-3.0, *[0.0] * 13), 1.0)  # of the margin alone
+    found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
+    found = msgspec.structs.replace(found, version=2, policy=Policy(Score("learned", learned=learned), 0.5, learned))
+    (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
+    models = open_models([DIGITS, tmp_path], RuntimeOptions(), workers)
+    plain, taught = models.find("digits", "1"), models.find("digits", "2")
+    assert plain is not None and plain.edge is not None
+    assert taught is not None and taught.edge is not None
+    assert taught.edge.digest != plain.edge.digest
+    tensor = sample_input(taught.manifest, taught.edge.loaded)
+    assert tensor is not None
+    (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
+    margin = confidence.margin(one.probabilities[None])[0]
+    assert one.value == pytest.approx(1 / (1 + np.exp(3 * margin - 1)), rel=1e-5)
+    assert one.score == pytest.approx(1 - (one.value or 0))
+    assert other.value is None
     models.close()
 
 

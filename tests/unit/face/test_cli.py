@@ -37,8 +37,9 @@ def test_from_model_files_to_figures(tmp_path: Path) -> None:
     made = _json(*_CREATE, "--out", out, "--score", "margin", "--threshold", 0.5, "--bundle-version", 4)
     assert (made["bundle"]["name"], made["bundle"]["version"], made["warnings"]) == ("mine", 4, [])
     assert made["bundle"]["policy"] == {
-        "score": {"kind": "margin", "temperature": 1.0, "graph": None},
+        "score": {"kind": "margin", "temperature": 1.0, "graph": None, "learned": None},
         "threshold": 0.5,
+        "value": None,
     }
 
     shown = _json("bundle", "inspect", out)

@@ -1,0 +1,228 @@
+"""One HTML page about a bundle on a data set: complete in itself, for a phone too, light or dark. Text only, no I/O."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from firstline.workbench.curves import Share
+from firstline.workbench.sheet import Sheet, Tiers
+
+_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawn plot and what it shows in words.
+
+    Attributes:
+        name: of its file, without the variant.
+        alt: what somebody who does not see it needs to know.
+        light, dark: PNG images.
+        table: the same numbers.
+    """
+
+    name: str
+    title: str
+    alt: str
+    light: bytes
+    dark: bytes
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers under their heads, as text; the first column names the row."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def html(title: str, about: str, sections: Iterable[tuple[Sheet, Sequence[Plot]]]) -> str:
+    """The page.
+
+    Args:
+        title: the bundle.
+        about: what was measured on what, in a sentence.
+        sections: each variant with its plots.
+    """
+    body = "\n".join(_section(sheet, plots) for sheet, plots in sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+<p>{escape(about)}</p>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def figures(sheet: Sheet) -> Table:
+    """The variant's figures with their intervals."""
+    shares: list[tuple[str, Share]] = [("right answers, edge model alone", sheet.edge)]
+    if (tiers := sheet.tiers) is not None:
+        shares += [
+            ("right answers, both tiers", tiers.accuracy),
+            ("right answers, full model alone", tiers.full),
+            ("escalated to the full model", tiers.escalated),
+            ("kept answers that disagree with it", tiers.disagreement),
+        ]
+    return Table(
+        "What this data shows",
+        ("", "%", "95 % interval", "images"),
+        [(name, percent(found.value), interval(found), f"{found.hits} of {found.rows}") for name, found in shares],
+    )
+
+
+def curve_table(tiers: Tiers) -> Table:
+    """The curve at every twentieth of the answers."""
+    seen = tiers.curve
+    positions = sorted({seen.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
+    return Table(
+        "By threshold of the score",
+        ("escalated, %", "kept from a score of", "right answers, %", "kept that disagree, %"),
+        [
+            (
+                percent(seen.escalated[at]),
+                "none is kept" if at == 0 else f"{seen.thresholds[at]:.6g}",
+                percent(seen.accuracy[at]),
+                percent(seen.disagreement[at]),
+            )
+            for at in positions
+        ],
+    )
+
+
+def reliability_table(sheet: Sheet) -> Table:
+    """The bins of the reliability diagram."""
+    return Table(
+        f"Expected calibration error {percent(sheet.reliability.error)} %",
+        ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
+        [
+            (
+                f"{percent(found.low)} to {percent(found.high)}",
+                percent(found.probability),
+                percent(found.right.value),
+                interval(found.right),
+                str(found.right.rows),
+            )
+            for found in sheet.reliability.bins
+        ],
+    )
+
+
+def scores_table(tiers: Tiers) -> Table:
+    """The histograms' bars; scores that never occur are left out."""
+    seen = tiers.scores
+    bars = zip(seen.edges, seen.edges[1:], seen.agreeing.tolist(), seen.disagreeing.tolist(), strict=False)
+    return Table(
+        "Images by score",
+        ("score", "agree", "disagree"),
+        [
+            (f"{low:.4g} to {high:.4g}", str(agreeing), str(disagreeing))
+            for low, high, agreeing, disagreeing in bars
+            if agreeing or disagreeing
+        ],
+    )
+
+
+def standing(sheet: Sheet) -> str:
+    """What is promised of this variant, or why nothing is."""
+    certificate = sheet.certificate
+    if certificate is None:
+        return (
+            f"Not certified: {sheet.uncertified}. Answers are kept from a score of {sheet.threshold:.6g} on, and say "
+            "that they are not certified."
+        )
+    return (
+        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: answers are kept from a score of "
+        f"{certificate.threshold:.6g} on, which kept {percent(certificate.kept)} % of them, and the upper bound of "
+        f"the risk was {percent(certificate.risk_upper)} %."
+    )
+
+
+def percent(value: float) -> str:
+    """Without its sign, which a column's head has; "-" for what cannot be counted."""
+    return "-" if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def interval(found: Share) -> str:
+    return f"{percent(found.low)} to {percent(found.high)}"
+
+
+def _section(sheet: Sheet, plots: Sequence[Plot]) -> str:
+    drawn = "\n".join(_figure(plot) for plot in plots)
+    return f"""<section>
+<h2>{escape(sheet.variant)}</h2>
+<p class="standing">{escape(standing(sheet))}</p>
+{_table(figures(sheet))}
+{drawn}
+</section>"""
+
+
+def _figure(plot: Plot) -> str:
+    return f"""<figure>
+<figcaption>{escape(plot.title)}</figcaption>
+<picture>
+<source srcset="{_inline(plot.dark)}" media="(prefers-color-scheme: dark)">
+<img src="{_inline(plot.light)}" alt="{escape(plot.alt)}">
+</picture>
+<details>
+<summary>The same in numbers</summary>
+{_table(plot.table)}
+</details>
+</figure>"""
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in table.heads)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in table.rows
+    )
+    return f"""<div class="table" role="region" tabindex="0" aria-label="{escape(table.caption)}"><table>
+<caption>{escape(table.caption)}</caption>
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div>"""
+
+
+def _inline(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2329; --faint: #c9d0d6; --mark: #eef3f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #161b20; --ink: #e4e8eb; --faint: #4a545d; --mark: #202a33; }
+}
+body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
+main { max-width: 46rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+h1, h2 { line-height: 1.25; overflow-wrap: anywhere; }
+.standing { background: var(--mark); border-radius: .5rem; padding: .75rem 1rem; }
+figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
+img { display: block; width: 100%; height: auto; }
+.table { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding: .25rem 0; }
+th, td { border-bottom: 1px solid var(--faint); padding: .3rem .6rem; text-align: right; }
+th { font-weight: 500; } th:first-child { text-align: left; padding-left: 0; }
+summary { cursor: pointer; padding: .5rem 0; }
+"""

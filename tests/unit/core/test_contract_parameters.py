@@ -1,0 +1,122 @@
+"""An audit's note and a contract's notice, as V2 parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from firstline_core.errors import InvalidTensorError, RequestError
+from firstline_core.protocol.answer import from_parameters, to_parameters
+from firstline_core.protocol.contract import note_parameters, read_note, read_notice
+from firstline_core.protocol.oip import encode_request
+from firstline_core.types import (
+    Answer,
+    AuditNote,
+    ContractNotice,
+    InferRequest,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
+
+NOTE = AuditNote(3, propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
+ANSWER = Answer("id", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "d")
+
+
+def test_a_note_is_six_parameters() -> None:
+    parameters = note_parameters(NOTE)
+    assert parameters == {
+        "audit_predicted": 3,
+        "audit_propensity": 0.5,
+        "audit_floor": 0.25,
+        "audit_epsilon": 0.05,
+        "audit_threshold": 0.9,
+        "audit_edge_digest": "0a" * 32,
+    }
+    assert read_note(parameters, rows=1) == NOTE
+
+
+def test_whole_numbers_are_numbers() -> None:
+    assert read_note(note_parameters(NOTE) | {"audit_propensity": 1, "audit_threshold": -7}, rows=1) == replace(
+        NOTE, propensity=1.0, threshold=-7.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("predicted", -1),
+        ("predicted", 1.0),
+        ("predicted", True),
+        ("predicted", 2**31),
+        ("propensity", 0),
+        ("propensity", 1.5),
+        ("propensity", float("nan")),
+        ("propensity", "0.5"),
+        ("propensity", 0.2),  # below the floor
+        ("floor", 0),
+        ("floor", True),
+        ("epsilon", 0),
+        ("epsilon", 1),
+        ("epsilon", float("nan")),
+        ("threshold", float("inf")),
+        ("threshold", 10**400),
+        ("edge_digest", "0A" * 32),
+        ("edge_digest", "0a" * 31),
+        ("edge_digest", 7),
+    ],
+)
+def test_what_a_note_cannot_say_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"audit_{name}"):
+        read_note(note_parameters(NOTE) | {f"audit_{name}": value}, rows=1)
+
+
+@pytest.mark.parametrize("name", note_parameters(NOTE))
+def test_half_a_note_is_refused(name: str) -> None:
+    half: dict[str, Any] = note_parameters(NOTE) | {name: None}
+    with pytest.raises(RequestError, match=f"lacks {name}"):
+        read_note(half, rows=1)
+
+
+def test_an_audit_is_of_one_row() -> None:
+    with pytest.raises(RequestError, match="one row"):
+        read_note(note_parameters(NOTE), rows=2)
+
+
+def test_a_request_without_a_note_has_none_of_it() -> None:
+    request = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), "")
+    assert b"audit" not in encode_request(request, binary=False).body
+    assert read_note({}, rows=5) is None
+
+
+def test_an_answer_without_a_notice_is_as_it_was() -> None:
+    assert set(to_parameters(ANSWER)) == {
+        *("request_id", "status", "certified", "durable", "tier", "reason", "model_digest", "attempts")
+    }
+
+
+@pytest.mark.parametrize("notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5)])
+def test_a_notice_comes_back(notice: ContractNotice) -> None:
+    said = replace(ANSWER, contract=notice)
+    assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"contract_alarm": 1},
+        {"escalations_per_hour": 3},
+        {"contract_alarm": True, "escalations_per_hour": -1},
+        {"contract_alarm": True, "escalations_per_hour": float("nan")},
+        {"contract_alarm": True, "escalations_per_hour": True},
+        {"contract_alarm": True, "escalations_per_hour": "3"},
+    ],
+)
+def test_what_a_notice_cannot_say_is_refused(parameters: dict[str, object]) -> None:
+    with pytest.raises(InvalidTensorError, match=r"contract_alarm|escalations_per_hour"):
+        read_notice(parameters)
