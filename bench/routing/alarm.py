@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from figures import Figure
 from firstline_core.routing.certificate import certify
 from firstline_core.routing.confidence import score
-from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
+from pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 from routing.audits import Floats, Tests, check_against_update, constant, delays
 from routing.margins import at_most, most
 from routing.parts import Effort, Job, Table
@@ -91,24 +90,22 @@ class Watch:
         return self.shift not in ("", _OTHER_IMAGES) and self.after >= 2 * self.epsilon
 
 
-def jobs(pools: Mapping[str, Pool], effort: Effort, *, data: Path = DATA, cache: Path = CACHE) -> list[Job]:
+def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
     found = []
     for pair in (IMAGENET, CIFAR10, DIGITS):
         if pair.name in pools:
             known = {_OTHER_IMAGES: pools[TRAINSAMPLE.name]} if pair is IMAGENET and TRAINSAMPLE.name in pools else {}
-            call = partial(_watch_pair, pair, pools[pair.name], known, effort.streams, data=data, cache=cache)
+            call = partial(_watch_pair, pair, pools[pair.name], known, effort)
             found.append(Job(f"alarm: {pair.name}", call))
     return found
 
 
-def _watch_pair(
-    pair: Pair, pool: Pool, known: dict[str, Pool], streams: int, *, data: Path, cache: Path
-) -> list[Watch]:
+def _watch_pair(pair: Pair, pool: Pool, known: dict[str, Pool], effort: Effort) -> list[Watch]:
     changed = {
-        shift: collect(pair, data, cache, change=change, changed=changed, limit=_IMAGES)
+        shift: collect(pair, effort.data, effort.cache, change=change, changed=changed, limit=_IMAGES)
         for shift, (changed, change) in CHANGES[pair.recipe].items()
     }
-    return watch(pool, {**changed, **known}, streams)
+    return watch(pool, {**changed, **known}, effort.streams)
 
 
 def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from figures import Figure
-from pools import Pool
+from pools import CACHE, DATA, Pool
 
 Record = Any
 """One measurement of a part: a dataclass of the part's own."""
@@ -27,6 +28,7 @@ class Effort:
         splits: into a calibration and a measuring half.
         requests: of a simulated stretch of traffic.
         day_s: length of a simulated day.
+        data, cache: where the pairs are, and what was collected of them.
     """
 
     calibrations: int = 500
@@ -34,6 +36,8 @@ class Effort:
     splits: int = 30
     requests: int = 1500
     day_s: float = 86_400.0
+    data: Path = DATA
+    cache: Path = CACHE
 
 
 class Job(NamedTuple):

@@ -221,7 +221,7 @@ def tables(records: Sequence[Gain]) -> list[Table]:
     ]
     return [
         Table("Value: accuracy won at equal escalation, and the share captured of the oracle's gain", columns, rows),
-        Table(f"Value: {OURS} before the best of the others' policies, in share captured", ("pair", "other", "by", "+-"), ahead),
+        Table(f"Value: {OURS} before the best of the others', in share captured", ("pair", "other", "by", "+-"), ahead),
     ]
 
 
