@@ -201,6 +201,15 @@ def read_metadata(response: httpx.Response) -> ModelMetadata:
         raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
 
 
+def status() -> Call:
+    return Call("GET", "/firstline/v1/status")
+
+
+def read_status(response: httpx.Response) -> dict[str, Any]:
+    """What an agent says of itself."""
+    return _json(response)
+
+
 def ready() -> Call:
     return Call("GET", "/v2/health/ready")
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import httpx
 from numpy.typing import ArrayLike
@@ -53,6 +53,11 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def url(self) -> str:
+        """The tier's address."""
+        return str(self._http.base_url).rstrip("/")
 
     def close(self) -> None:
         self._http.close()
@@ -134,6 +139,10 @@ class Client:
         """What a model takes and gives."""
         return calls.read_metadata(self._send(calls.metadata(model, version)))
 
+    def status(self) -> dict[str, Any]:
+        """How an agent is: its models, links, outbox and cache. A gateway has no such address."""
+        return calls.read_status(self._send(calls.status()))
+
     def ready(self) -> bool:
         """Whether the tier answers requests."""
         return calls.read_ready(self._send(calls.ready()))
@@ -164,6 +173,11 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def url(self) -> str:
+        """The tier's address."""
+        return str(self._http.base_url).rstrip("/")
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -213,6 +227,10 @@ class AsyncClient:
     async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """See `Client.metadata`."""
         return calls.read_metadata(await self._send(calls.metadata(model, version)))
+
+    async def status(self) -> dict[str, Any]:
+        """See `Client.status`."""
+        return calls.read_status(await self._send(calls.status()))
 
     async def ready(self) -> bool:
         """See `Client.ready`."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = token.add_subparsers(required=True, metavar="ACTION")
     create = _command(actions, "create", _token_create, "create a token and print it, this once")
     create.add_argument("name", metavar="NAME", help="whose; a device's is its name in the MQTT topics too")
-    create.add_argument("--kind", required=True, choices=("device", "application"))
+    create.add_argument("--kind", required=True, choices=get_args(tokens.Kind))
     _command(actions, "list", _token_list, "names, kinds and dates")
     revoke = _command(actions, "revoke", _token_revoke, "refuse a token from now on")
     revoke.add_argument("name", metavar="NAME")
@@ -149,6 +149,9 @@ def _status(arguments: argparse.Namespace) -> int:
             listed = client.get("/firstline/v1/models")
             if listed.is_success:
                 found["models"] = listed.json()["models"]
+            tested = client.get("/firstline/v1/contracts")
+            if tested.is_success:
+                found["contracts"] = tested.json()["contracts"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         found["error"] = f"{arguments.url} does not answer as a gateway: {error or type(error).__name__}"
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
@@ -158,8 +161,21 @@ def _status(arguments: argparse.Namespace) -> int:
         lines += [f"model: {model['name']} version {model['version']}" for model in models]
     else:
         lines.append("models: set FIRSTLINE_TOKEN to see them")
+    if isinstance(contracts := found.get("contracts"), list):
+        lines += [_contract_line(contract) for contract in contracts]
+    elif "models" in found:
+        lines.append("contracts: an operator's token shows them")
     _print(arguments, "\n".join(lines), found)
     return 0 if found["ready"] else 1
+
+
+def _contract_line(contract: dict[str, Any]) -> str:
+    since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
+    return (
+        f"contract: {contract['bundle']} version {contract['version']} {variant}: "
+        f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
+        f"audits disagree, {contract['devices']} device{'s' * (contract['devices'] != 1)}"
+    )
 
 
 def _yes(value: object) -> str:

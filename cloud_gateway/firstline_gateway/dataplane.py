@@ -25,6 +25,7 @@ from firstline_core.types import (
 )
 from firstline_gateway import __version__
 from firstline_gateway.batcher import Batcher
+from firstline_gateway.contracts.room import Contracts
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
 
@@ -38,10 +39,18 @@ class GatewayDataPlane:
     server_version = __version__
 
     def __init__(
-        self, repository: Repository, batcher: Batcher, *, metrics: GatewayMetrics, clock: Clock, limits: Limits
+        self,
+        repository: Repository,
+        batcher: Batcher,
+        contracts: Contracts,
+        *,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        limits: Limits,
     ) -> None:
         self._repository = repository
         self._batcher = batcher
+        self._contracts = contracts
         self._metrics = metrics
         self._clock = clock
         self._draining = False
@@ -96,6 +105,7 @@ class GatewayDataPlane:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+        self._contracts.answered(request, served, probabilities)
         seconds = self._clock.monotonic_s() - started_s
         response = InferResponse(
             model=served.key.name,
@@ -113,6 +123,7 @@ class GatewayDataPlane:
                 confidence=None,
                 model_digest=served.digest,
                 attempts=(Attempt(Tier.CLOUD, "ok", round(seconds * 1000, 3)),),
+                contract=self._contracts.notice(request, served),
             ),
         )
         self._metrics.observe(response, seconds)
@@ -140,6 +151,11 @@ def _check(request: InferRequest, served: ServedModel) -> None:
             f"The request was made for full model {shown(request.full_model_digest)}, but version "
             f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; "
             "bring both tiers to the same bundle."
+        )
+    if request.audit is not None and request.audit.predicted >= len(served.manifest.labels):
+        raise RequestError(
+            f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
+            f"{len(served.manifest.labels)} classes, counted from 0."
         )
     name = served.manifest.input_spec.name
     if [tensor.name for tensor in request.inputs] != [name]:

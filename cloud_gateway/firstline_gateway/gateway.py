@@ -10,6 +10,8 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
+from firstline_gateway.contracts.room import Contracts
+from firstline_gateway.contracts.store import Store
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
@@ -37,7 +39,7 @@ class Gateway:
         clock: what deadlines and durations are on.
 
     Raises:
-        ConfigError: the token file, the broker's password or the topics are no good.
+        ConfigError: the token file, the contracts' file, the broker's password or the topics are no good.
     """
 
     def __init__(
@@ -59,7 +61,16 @@ class Gateway:
             on_expired=self.metrics.expired,
         )
         self.metrics.queue_depth(lambda: batcher.depth)
-        self.plane = GatewayDataPlane(repository, batcher, metrics=self.metrics, clock=clock, limits=settings.limits)
+        self.contracts = Contracts(
+            Store(Path(settings.contracts.state_file)),
+            repository,
+            settings.contracts,
+            metrics=self.metrics,
+            clock=clock,
+        )
+        self.plane = GatewayDataPlane(
+            repository, batcher, self.contracts, metrics=self.metrics, clock=clock, limits=settings.limits
+        )
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock)
             if settings.mqtt.enabled
@@ -103,6 +114,7 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        self.contracts.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
 
 

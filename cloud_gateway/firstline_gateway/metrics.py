@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.executors.base import ModelKey
 
 _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -16,6 +22,10 @@ class GatewayMetrics(RequestMetrics):
         super().__init__("gateway")
         self._batch_rows = self.histogram("batch_rows", "Rows that ran as one batch.", _BATCH_ROWS_BUCKETS)
         self._expired = self.counter("expired_total", "Requests whose deadline passed before their turn to run.")
+        self._audits = self.counter(
+            "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
+        )
+        self._passed = self.counter("audits_passed_total", "Audits that were not counted, and why.", ("why",))
 
     def batch(self, rows: int) -> None:
         """Counts one batch."""
@@ -28,3 +38,53 @@ class GatewayMetrics(RequestMetrics):
     def queue_depth(self, read: Callable[[], float]) -> None:
         """Says where to read how many requests wait."""
         self.gauge("queue_depth", "Requests that wait to run.", read)
+
+    def audit(self, model: ModelKey, *, disagrees: bool) -> None:
+        """Counts an audit that was counted."""
+        self._audits.labels(model.name, str(model.version), "disagrees" if disagrees else "agrees").inc()
+
+    def audit_passed(self, why: str) -> None:
+        """Counts one that was not."""
+        self._passed.labels(why).inc()
+
+    def contracts(self, read: Callable[[], Sequence[Pool]]) -> None:
+        """Says where to read the pools of audits."""
+        self.registry.register(_ContractCollector(read))
+
+
+class _ContractCollector(Collector):
+    """What the audits show of each version: where several promises of it are tested, the worst."""
+
+    def __init__(self, read: Callable[[], Sequence[Pool]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        pools = self._read()
+        yield from (
+            _family("alarm", "1 where audits show that the contract is broken.", pools, _alarms),
+            _family("e_value", "Evidence against the contract; the alarm is at 1 / delta.", pools, _e_value),
+            _family("risk", "Estimated share of kept answers that disagree.", pools, _risk),
+        )
+
+
+def _alarms(pool: Pool) -> float:
+    return float(pool.alarmed_s is not None)
+
+
+def _e_value(pool: Pool) -> float:
+    return audit.e_value(pool.state)
+
+
+def _risk(pool: Pool) -> float:
+    return pool.risk or 0.0
+
+
+def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[Pool], float]) -> GaugeMetricFamily:
+    worst: dict[tuple[str, str], float] = {}
+    for pool in pools:
+        labels = (pool.key.bundle, str(pool.key.version))
+        worst[labels] = max(read(pool), worst.get(labels, 0.0))
+    family = GaugeMetricFamily(f"firstline_gateway_contract_{name}", description, labels=("model", "version"))
+    for labels, value in worst.items():
+        family.add_metric(labels, value)
+    return family

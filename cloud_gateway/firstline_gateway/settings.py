@@ -87,6 +87,23 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most requests that the broker hands over before it has seen an answer."""
 
 
+class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state_file: str = "contracts.db"
+    """Where the audits' tests are kept; made with the first audit. Each replica needs its own."""
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 0.05
+    """The probability with which a contract that holds may ever alarm."""
+    escalations_per_hour: Annotated[float, Meta(ge=1, le=1e12)] = 36_000.0
+    """What this gateway has room for when contracts alarm (rows); shared by the devices of the last hour."""
+    audits_per_device_hour: Count = 120
+    """The most audits of one device that count in an hour; more are answered and not counted."""
+    audit_spacing_s: Seconds = 0.0
+    """Audits of one promise count at least this far apart (seconds): for devices that look at one scene."""
+    thresholds: Count = 256
+    """The most thresholds stricter than certified ones that are tested; the longest unused makes room."""
+    thresholds_per_device: Count = 8
+    """The most of those that one device may open."""
+
+
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """At "info" each request is one line."""
@@ -100,6 +117,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Models = Models()
     execution: Execution = Execution()
     mqtt: Mqtt = Mqtt()
+    contracts: Contracts = Contracts()
     log: Log = Log()
 
     @property
@@ -152,6 +170,8 @@ def load(
         )
     if found.mqtt.password_file and not found.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
+    if not found.contracts.state_file:
+        raise ConfigError("contracts.state_file is empty; name the file that keeps the audits.")
     if found.mqtt.enabled and not found.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
     base = file.parent if file is not None else Path()
@@ -159,6 +179,7 @@ def load(
         found,
         auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
         models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
+        contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
         mqtt=msgspec.structs.replace(
             found.mqtt,
             password_file=_below(base, found.mqtt.password_file),

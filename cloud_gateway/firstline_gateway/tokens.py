@@ -24,7 +24,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.names import Name
 from firstline_core.telemetry.logs import logger
 
-Kind = Literal["device", "application"]
+Kind = Literal["device", "application", "operator"]
 
 # A fixed start keeps tokens from looking like a flag ("-...") and lets secret scanners know them.
 PREFIX = "flt_"
@@ -38,7 +38,8 @@ class Token(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: unique in the file; of a device, the name in its MQTT topics too.
-        kind: a device's own request ids are kept, an application's are not.
+        kind: a device's own request ids are kept and its audits count, another's are not and do not; an operator may
+            see and change what devices are told of their contracts.
         sha256: of the token's text, as hexadecimal digits.
         created: when, RFC 3339.
     """

@@ -67,6 +67,7 @@ def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, o
         "edge": edge.loaded.model.id if edge is not None else None,
         "provider": edge.loaded.runtime.provider if edge is not None else None,
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
+        "score_digest": held.manifest.policy.score.digest,
         "threshold": threshold,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "certificate": certificate_of(held),

@@ -13,11 +13,18 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.output import Output, OutputOption, print_json, progress
+from firstline.cli.output import Output, OutputOption, print_json
 from firstline.cli.paths import require_bundle
+from firstline.cli.rows import (
+    FromAgentOption,
+    FullFromOption,
+    FullTokenFileOption,
+    Server,
+    TokenFileOption,
+    gathered,
+)
 from firstline.workbench.certify import certify_bundle, write_certified
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evidence import gather
 from firstline.workbench.placing import refuse_overwriting
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
@@ -52,6 +59,10 @@ def certify_command(
         typer.Option(help="disagreement: the full model says otherwise; harm: the edge is wrong where it is right."),
     ] = Loss.DISAGREEMENT,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
+    from_agent: FromAgentOption = None,
+    token_file: TokenFileOption = "",
+    full_from: FullFromOption = None,
+    full_token_file: FullTokenFileOption = "",
     out: Annotated[
         Path | None, typer.Option(help="Where the certified bundle goes, as the next version; none is written without.")
     ] = None,
@@ -76,9 +87,9 @@ def certify_command(
         check_share("the selection fraction", select)
     written = ""
     if bundle is None:
-        if data is not None or out is not None or edge or loss is not Loss.DISAGREEMENT:
+        if data is not None or out is not None or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT:
             raise ConfigError(
-                "--data, --loss, --edge and --out go with a bundle; a table has its scores and agreements."
+                "--data, --loss, --edge, --from-agent and --out go with a bundle; a table has scores and agreements."
             )
         rows = _read(scores or "")
         found = certify(
@@ -98,8 +109,7 @@ def certify_command(
         dataset = open_dataset(data)
         if loss is Loss.HARM:
             dataset.check_labels(opened.manifest.labels)
-        with progress("Certifying") as told:
-            evidence = gather(opened, dataset, edge=edge, progress=told)
+        evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
         done = certify_bundle(
             opened, evidence, epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select
         )

@@ -27,6 +27,7 @@ class Evidence:
     Attributes:
         variant: the edge model that answered.
         probabilities: (n, classes) as it gave them.
+        logits: (n, classes) likewise; None of a model that shows none.
         scores: (n,) of its answers, by the bundle's own score.
         full: (n,) the full model's labels.
         truth: (n,) the data's labels.
@@ -34,6 +35,7 @@ class Evidence:
 
     variant: Model
     probabilities: Probabilities
+    logits: Probabilities | None
     scores: NDArray[np.float64]
     full: NDArray[np.int64]
     truth: NDArray[np.int64]
@@ -93,7 +95,7 @@ def gather(
     far = full_model(bundle, edge)
     manifest, count = bundle.manifest, len(dataset)
     score = load_scorer(bundle, options)
-    probabilities = np.empty((count, len(manifest.labels)), np.float32)
+    probabilities, logits = np.empty((2, count, len(manifest.labels)), np.float32)
     scores, (full, truth) = np.empty(count, np.float64), np.empty((2, count), np.int64)
     with ExitStack() as stack:
         near = next((model for model in manifest.edge if model.id == edge), None)
@@ -103,6 +105,8 @@ def gather(
         stack.callback(large.close)
         for i, seen in enumerate(observe((small, large), manifest.input, dataset)):
             probabilities[i], truth[i] = seen.answers[0][0], seen.label
-            scores[i], full[i] = score(seen.answers[0])[0], int(seen.answers[1].argmax())
+            if (shown := seen.logits[0]) is not None:
+                logits[i] = shown[0]
+            scores[i], full[i] = score(seen.answers[0], shown)[0], int(seen.answers[1].argmax())
             progress(i + 1, count)
-    return Evidence(small.model, probabilities, scores, full, truth)
+    return Evidence(small.model, probabilities, logits if small.model.shows_logits else None, scores, full, truth)

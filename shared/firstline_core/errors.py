@@ -7,7 +7,8 @@
     │   ├── UnknownAnswerError        no answer under this id for this principal
     │   ├── ModelMismatchError        the tiers do not run the same bundle
     │   ├── PayloadTooLargeError      over a limit that the message names
-    │   └── UnauthorizedError         no valid token
+    │   ├── UnauthorizedError         no valid token
+    │   └── ForbiddenError            a valid token, but not for this
     ├── CapacityError             come back later; `retry_after_s` says when
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
@@ -79,6 +80,10 @@ class PayloadTooLargeError(RequestError):
 
 class UnauthorizedError(RequestError):
     code = "unauthorized"
+
+
+class ForbiddenError(RequestError):
+    code = "forbidden"
 
 
 class CapacityError(FirstlineError):

@@ -85,7 +85,10 @@ def test_tokens_are_made_shown_and_revoked_beside_a_running_gateway(config: Path
         headers = {"Authorization": f"Bearer {made['token']}"}
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
         status = call("status", url, FIRSTLINE_TOKEN=made["token"])
-        assert (status.returncode, status.stdout) == (0, "live: yes\nready: yes\nmodel: digits version 1\n")
+        assert (status.returncode, status.stdout) == (
+            0,
+            "live: yes\nready: yes\nmodel: digits version 1\ncontracts: an operator's token shows them\n",
+        )
         assert "set FIRSTLINE_TOKEN" in call("status", url).stdout
         assert "application  shop" in call("token", "list", "--config", config).stdout
         assert call("token", "revoke", "shop", "--config", config).returncode == 0

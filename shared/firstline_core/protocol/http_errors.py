@@ -17,6 +17,7 @@ RETRY_AFTER = "Retry-After"
 _STATUS: dict[type[FirstlineError], int] = {
     errors.RequestError: 400,
     errors.UnauthorizedError: 401,
+    errors.ForbiddenError: 403,
     errors.UnknownModelError: 404,
     errors.UnknownAnswerError: 404,
     errors.ModelMismatchError: 409,

@@ -25,6 +25,7 @@ STATUSES = {
     "invalid_request": 400,
     "invalid_tensor": 400,
     "unauthorized": 401,
+    "forbidden": 403,
     "unknown_model": 404,
     "unknown_answer": 404,
     "model_mismatch": 409,

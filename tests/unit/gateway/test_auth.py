@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from firstline_core.errors import UnauthorizedError
-from firstline_gateway.api.auth import Caller, authenticate
+from firstline_core.errors import ForbiddenError, UnauthorizedError
+from firstline_gateway.api.auth import Caller, authenticate, authenticate_operator
 from firstline_gateway.tokens import TokenStore, create_token
 
 
@@ -15,8 +15,22 @@ def test_a_token_becomes_a_principal_and_only_a_device_keeps_its_request_ids(tmp
     device = create_token(file, "press-7", "device", datetime.now(UTC))
     application = create_token(file, "shop", "application", datetime.now(UTC))
     store = TokenStore(file)
-    assert authenticate(store, f"Bearer {device}") == Caller("device:press-7", trust_request_id=True)
-    assert authenticate(store, f"bearer  {application} ") == Caller("application:shop", trust_request_id=False)
+    press, shop = Caller("device:press-7", True, operator=False), Caller("application:shop", False, operator=False)
+    assert authenticate(store, f"Bearer {device}") == press
+    assert authenticate(store, f"bearer  {application} ") == shop
+
+
+def test_an_operator_is_who_has_an_operators_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    operator = create_token(file, "anna", "operator", datetime.now(UTC))
+    others = [create_token(file, kind, kind, datetime.now(UTC)) for kind in ("device", "application")]
+    store = TokenStore(file)
+    assert authenticate_operator(store, f"Bearer {operator}") == Caller("operator:anna", False, operator=True)
+    for token in others:
+        with pytest.raises(ForbiddenError, match="use an operator's token"):
+            authenticate_operator(store, f"Bearer {token}")
+    with pytest.raises(UnauthorizedError):
+        authenticate_operator(store, None)
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "flt_x"])
@@ -31,4 +45,4 @@ def test_a_wrong_token_is_told_from_a_missing_one(tmp_path: Path) -> None:
 
 
 def test_where_authentication_is_off_anybody_is_served() -> None:
-    assert authenticate(None, None) == Caller("", trust_request_id=True)
+    assert authenticate(None, None) == Caller("", trust_request_id=True, operator=True)

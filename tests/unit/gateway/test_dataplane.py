@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +21,26 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
+from firstline_core.types import (
+    Array,
+    AuditNote,
+    InferRequest,
+    Privacy,
+    Reason,
+    RequestedOutput,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_gateway.batcher import Batcher
+from firstline_gateway.contracts.room import Contracts
+from firstline_gateway.contracts.store import Store
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +49,27 @@ def repository() -> Repository:
 
 
 class Bench:
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, state_file: Path) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
         batcher = Batcher(self.executor, clock=self.clock, max_batch_rows=8, queue_requests=8, queue_bytes=1 << 20)
-        self.plane = GatewayDataPlane(repository, batcher, metrics=self.metrics, clock=self.clock, limits=Limits())
+        self.contracts = Contracts(
+            Store(state_file), repository, Settings().contracts, metrics=self.metrics, clock=self.clock
+        )
+        self.plane = GatewayDataPlane(
+            repository, batcher, self.contracts, metrics=self.metrics, clock=self.clock, limits=Limits()
+        )
 
     def counted(self, line: str) -> bool:
         return line in self.metrics.render()[0].decode()
 
 
 @pytest.fixture
-def bench(repository: Repository) -> Bench:
-    return Bench(repository)
+def bench(repository: Repository, tmp_path: Path) -> Iterator[Bench]:
+    found = Bench(repository, tmp_path / "contracts.db")
+    yield found
+    found.contracts.close()
 
 
 def digits_request(**fields: object) -> InferRequest:
@@ -135,8 +158,8 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
     assert found.dtype == np.float32
 
 
-async def test_a_gateway_without_models_is_live_and_not_ready() -> None:
-    plane = Bench(Repository({})).plane
+async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) -> None:
+    plane = Bench(Repository({}), tmp_path / "contracts.db").plane
     assert plane.live()
     assert not plane.ready()
     with pytest.raises(UnknownModelError, match="it serves: none"):
@@ -156,3 +179,10 @@ async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
 async def logged_request(bench: Bench) -> None:
     await bench.plane.infer(digits_request())
     record(bench.metrics, transport="http", model="digits", principal="device:a", seconds=0.1)
+
+
+async def test_an_audit_names_a_class_of_the_model(bench: Bench) -> None:
+    note = AuditNote(10, propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+    with pytest.raises(RequestError, match="10 classes"):
+        await bench.plane.infer(digits_request(audit=note))
+    assert not bench.executor.batches

@@ -1,0 +1,175 @@
+"""What the audits of all devices show of each contract, for operators; and the two things that they may do about it."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPBearer
+from starlette.responses import Response
+
+from firstline_core.errors import RequestError, UnknownModelError
+from firstline_core.protocol import http
+from firstline_core.protocol.tensors import shown
+from firstline_core.routing import audit
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.auth import authenticate_operator
+from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.errors import response_of
+from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.gateway import Gateway
+
+# Of a pool's devices, those with most disagreements; who wants all has the metrics of the devices.
+_DEVICES_SHOWN = 100
+_PER_HOUR = "escalations_per_hour"
+_MOST_PER_HOUR = 1e12
+
+log = logger(__name__)
+
+
+async def _operator(
+    request: Request,
+    _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An operator's token."))],
+) -> None:
+    caller = authenticate_operator(gateway_of(request).tokens, request.headers.get("authorization"))
+    request.state.principal = caller.principal
+
+
+router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(_operator)])
+
+
+@router.get("", summary="What devices' audits show of every contract, and the quotas that operators set.")
+async def list_contracts(request: Request) -> Response:
+    gateway = gateway_of(request)
+    return response_of(
+        http.json_reply(
+            {
+                "delta": gateway.settings.contracts.delta,
+                "contracts": [_described(gateway, pool) for pool in gateway.contracts.pools()],
+                "quotas": [_quota(model, per_hour) for model, per_hour in sorted(gateway.contracts.quotas().items())],
+            }
+        )
+    )
+
+
+@router.get("/{bundle}", summary="The contracts of a bundle, with the devices that contributed most disagreements.")
+async def read_contract(request: Request, bundle: str) -> Response:
+    gateway = gateway_of(request)
+    pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
+    if not pools:
+        gateway.repository.versions(bundle)  # one that is served and was never audited is known
+    described = [
+        _described(gateway, pool)
+        | {
+            "contributions": [
+                {
+                    "device": one.device,
+                    "audits": one.audits,
+                    "disagreements": one.disagreements,
+                    "last_audit": _date(one.last_s),
+                }
+                for one in gateway.contracts.contributions(pool.key, _DEVICES_SHOWN)
+            ]
+        }
+        for pool in pools
+    ]
+    return response_of(http.json_reply({"bundle": bundle, "contracts": described}))
+
+
+@router.delete(
+    "/{bundle}/versions/{version}", summary="End a version's alarms: its audits are forgotten, and begin anew."
+)
+async def end_contract(request: Request, bundle: str, version: str) -> Response:
+    gateway, model = gateway_of(request), _model(bundle, version)
+    ended = gateway.contracts.end(model)
+    if not ended:
+        raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
+    _tell(request, "contract's audits forgotten", model, tests=ended)
+    return response_of(http.json_reply({"ended": ended}))
+
+
+@router.put(
+    "/{bundle}/versions/{version}/quota",
+    summary="Bound what all devices together escalate of a version in an hour, alarm or not.",
+    openapi_extra={
+        "parameters": [{"name": _PER_HOUR, "in": "query", "required": True, "schema": {"type": "number", "minimum": 0}}]
+    },
+)
+async def set_quota(request: Request, bundle: str, version: str) -> Response:
+    gateway = gateway_of(request)
+    model = gateway.repository.resolve(bundle, version).key
+    per_hour = _per_hour(request.query_params.get(_PER_HOUR))
+    gateway.contracts.set_quota(model, per_hour)
+    _tell(request, "contract's quota set", model, escalations_per_hour=per_hour)
+    return response_of(http.json_reply(_quota(model, per_hour)))
+
+
+@router.delete("/{bundle}/versions/{version}/quota", summary="Take an operator's quota back.")
+async def delete_quota(request: Request, bundle: str, version: str) -> Response:
+    gateway, model = gateway_of(request), _model(bundle, version)
+    if model not in gateway.contracts.quotas():
+        raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
+    gateway.contracts.set_quota(model, None)
+    _tell(request, "contract's quota taken back", model)
+    return response_of(http.json_reply(_quota(model, None)))
+
+
+def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
+    key = pool.key
+    model = ModelKey(key.bundle, key.version)
+    served = gateway.repository.models.get(model)
+    variants = {variant.digest: variant.id for variant in served.manifest.edge} if served is not None else {}
+    return {
+        "bundle": key.bundle,
+        "version": str(key.version),
+        "served": served is not None,
+        "variant": variants.get(key.edge_digest),
+        "edge_digest": key.edge_digest,
+        "threshold": key.threshold,
+        "epsilon": key.epsilon,
+        "audits": pool.state.audits,
+        "disagreements": pool.disagreements,
+        "risk": pool.risk,
+        "e_value": audit.e_value(pool.state),
+        "e_value_peak": pool.state.peak,
+        "alarmed_since": None if pool.alarmed_s is None else _date(pool.alarmed_s),
+        "first_audit": _date(pool.first_s),
+        "last_audit": _date(pool.last_s),
+        "devices": gateway.contracts.devices(key),
+        "devices_last_hour": gateway.contracts.devices_last_hour(model),
+        "escalations_per_hour": gateway.contracts.quota_per_device(model),
+    }
+
+
+def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:
+    return {"bundle": model.name, "version": str(model.version), _PER_HOUR: per_hour}
+
+
+def _per_hour(text: str | None) -> float:
+    try:
+        per_hour = float(text or "")
+    except ValueError:
+        per_hour = math.nan
+    if not 0 <= per_hour <= _MOST_PER_HOUR:
+        raise RequestError(
+            f"Query parameter '{_PER_HOUR}' is {shown(text)}; give what all devices together may escalate, 0 or more."
+        )
+    return per_hour
+
+
+def _model(bundle: str, version: str) -> ModelKey:
+    """The version as it is asked for; one that is not served any more may be asked for too."""
+    # Digits that int() does not work on without end.
+    known = version.isascii() and version.isdigit() and len(version) <= 18
+    return ModelKey(bundle, int(version) if known else 0)
+
+
+def _date(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
+
+
+def _tell(request: Request, what: str, model: ModelKey, **facts: object) -> None:
+    log.warning(what, model=model.name, version=model.version, principal=request.state.principal, **facts)

@@ -1,0 +1,125 @@
+"""One pool: the audits that all devices made of one promise, in one test. Pure.
+
+Each device draws its audits by a coin of its own; the gateway counts them in the order in which it answers. One test
+that sees every audit finds a shift that devices share far sooner than their e-values put together, whose average is
+hardly more than the best device's share and whose product multiplies what two cameras saw of one scene.
+
+Assumed: given all audits counted before, of whichever device, the next kept answer is wrong with a probability of at
+most epsilon. Devices that look at the same scene at the same moment break that: one wrong answer makes the others
+likely. Of those one audit may count, chosen before its loss is known; the room's `audit_spacing_s` does that by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.routing import audit
+from firstline_core.routing.audit import AuditState
+from firstline_core.types import AuditNote
+
+
+class PoolKey(NamedTuple):
+    """What was promised: answers of this edge variant, kept at this threshold, disagree at most epsilon."""
+
+    bundle: str
+    version: int
+    edge_digest: str
+    threshold: float
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What the audits of one promise have shown so far.
+
+    Attributes:
+        state: of the test.
+        disagreements: audits in which the full model said otherwise.
+        weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
+        lost_weight: sum of the disagreements' weights.
+        opened_by: the device whose audit was the first.
+        first_s, last_s: wall time of the first and the latest audit.
+        alarmed_s: wall time of the alarm, which no later audit takes back; None while there is none.
+    """
+
+    key: PoolKey
+    state: AuditState
+    opened_by: str
+    first_s: float
+    last_s: float
+    disagreements: int = 0
+    weight: float = 0.0
+    lost_weight: float = 0.0
+    alarmed_s: float | None = None
+
+    @property
+    def risk(self) -> float | None:
+        """Estimate of the share of kept answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
+
+        So weighted, no device counts for more by drawing less often, and 1 / propensity could grow without bounds.
+        """
+        return self.lost_weight / self.weight if self.weight else None
+
+
+def opened(key: PoolKey, device: str, now_s: float) -> Pool:
+    """A pool before its first audit."""
+    return Pool(key, audit.begin(key.epsilon), device, now_s, now_s)
+
+
+def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
+    """The pool after one more audit.
+
+    Args:
+        pool: after the audits before.
+        note: of the audit; its epsilon is the pool's.
+        loss: 1 where the full model disagrees, 0 where it agrees.
+        now_s: wall time.
+        delta: the level of the alarm.
+    """
+    state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
+    weight = note.floor / note.propensity
+    alarmed_s = pool.alarmed_s
+    if alarmed_s is None and audit.alarm(state, delta):
+        alarmed_s = now_s
+    return replace(
+        pool,
+        state=state,
+        last_s=now_s,
+        disagreements=pool.disagreements + (loss > 0),
+        weight=pool.weight + weight,
+        lost_weight=pool.lost_weight + weight * loss,
+        alarmed_s=alarmed_s,
+    )
+
+
+def promise_of(manifest: Manifest, note: AuditNote) -> tuple[PoolKey, bool] | None:
+    """The promise that a note audits, and whether its threshold is the certificate's own.
+
+    A device may only tighten, so a stricter threshold is a promise too. Whatever the bundle did not promise is none: a
+    device cannot have its own epsilon tested, or a looser threshold.
+
+    Args:
+        manifest: of the version that answered.
+        note: as the device sent it.
+
+    Returns:
+        None where the bundle promises no such thing.
+    """
+    for variant in manifest.edge:
+        certificate = valid_certificate(manifest, variant)
+        if certificate is not None and certificate.edge_digest == note.edge_digest:
+            if note.epsilon != certificate.audit_epsilon or note.threshold < certificate.threshold:
+                return None
+            # 0.0 and -0.0 are one threshold, and the sum has one way to write it.
+            key = PoolKey(manifest.name, manifest.version, note.edge_digest, note.threshold + 0.0, note.epsilon)
+            return key, note.threshold == certificate.threshold
+    return None
+
+
+def to_give_up(pools: Iterable[Pool]) -> Pool | None:
+    """Of the pools that may be given up, the longest unused; None of none."""
+    return min(pools, key=lambda pool: (pool.last_s, pool.key), default=None)

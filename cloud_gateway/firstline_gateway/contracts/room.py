@@ -1,0 +1,278 @@
+"""The contracts of what this gateway serves: counts devices' audits, alarms, and says so with every answer.
+
+Each replica keeps pools of its own. Each is a valid test of the audits that it was given, since which replica answers
+does not depend on an audit's loss; together they alarm falsely with at most delta times the number of replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import numpy as np
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError
+from firstline_core.routing import audit
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Array, ContractNotice, InferRequest
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, to_give_up
+from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
+from firstline_gateway.contracts.store import Contribution, Store
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.settings import Contracts as ContractSettings
+
+log = logger(__name__)
+
+_DEVICE = "device:"
+ANYBODY = "anybody"
+"""Whom all callers are where authentication is off."""
+
+
+class Passed(StrEnum):
+    """Why an audit was not counted: none of it depends on the audit's loss."""
+
+    REPEATED = "repeated"  # this request was counted before
+    DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
+    SPACING = "spacing"  # another audit of the promise was counted a moment ago
+    NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
+    NO_ROOM = "no_room"  # too many stricter thresholds
+    DISK = "disk"  # what is not kept is not counted
+    NO_ANSWER = "no_answer"  # the full model gave what is no probability
+
+
+class Contracts:
+    """Belongs to one event loop.
+
+    Args:
+        store: closed here.
+        repository: what is served.
+        settings: of the room.
+        metrics: gains the audits.
+        clock: for ages and dates.
+    """
+
+    def __init__(
+        self, store: Store, repository: Repository, settings: ContractSettings, *, metrics: GatewayMetrics, clock: Clock
+    ) -> None:
+        self._store = store
+        self._repository = repository
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._pools = {pool.key: pool for pool in store.pools()}
+        self._quotas = store.quotas()
+        self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
+        self._seen: dict[ModelKey, Seen] = {}
+        self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
+        self._note_alarms()
+        self._remember()
+        metrics.contracts(self.pools)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def pools(self) -> list[Pool]:
+        """All of them, by promise."""
+        return [self._pools[key] for key in sorted(self._pools)]
+
+    def devices(self, key: PoolKey) -> int:
+        """How many devices' audits a pool has."""
+        return self._store.devices(key)
+
+    def contributions(self, key: PoolKey, limit: int) -> list[Contribution]:
+        """Who contributed to a pool, those with most disagreements first."""
+        return self._store.contributions(key, limit)
+
+    def devices_last_hour(self, model: ModelKey) -> int:
+        """How many devices asked for a version within the last hour."""
+        return self._devices_of_the_hour([model], self._clock.monotonic_s())
+
+    def quotas(self) -> dict[ModelKey, float]:
+        """What operators set, in escalations per hour of all devices together."""
+        return dict(self._quotas)
+
+    def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
+        """What the answer to this request tells its device; None where there is nothing to tell, or no device."""
+        device = _device(request)
+        if device is None:
+            return None
+        model = served.key
+        now_s = self._clock.monotonic_s()
+        self._seen.setdefault(model, Seen()).see(device, now_s)
+        variant = self._variants.get(model, {}).get(device)
+        broken = self._alarms.get(model, ())
+        alarm = variant in broken if variant is not None else bool(broken)
+        quota = self.quota_per_device(model)
+        return ContractNotice(alarm, quota) if alarm or quota is not None else None
+
+    def quota_per_device(self, model: ModelKey) -> float | None:
+        """What each device may escalate in an hour: of the operator's quota, or of what the gateway has for alarms."""
+        now_s = self._clock.monotonic_s()
+        own = self._quotas.get(model)
+        if own is not None:
+            return share_per_hour(own, self._devices_of_the_hour([model], now_s))
+        if model not in self._alarms:
+            return None
+        sharing = self._alarms.keys() - self._quotas.keys()
+        return share_per_hour(self._settings.escalations_per_hour, self._devices_of_the_hour(sharing, now_s))
+
+    def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
+        """Counts an answered request, where it is a device's audit.
+
+        Args:
+            request: as it was answered.
+            served: what answered.
+            probabilities: (1, classes) of the full model.
+        """
+        if request.audit is None or (device := _device(request)) is None:
+            return
+        try:
+            why = self._count(request, device, served, probabilities)
+        except CapacityError as error:
+            log.error("audit not counted", model=served.key.name, version=served.key.version, why=error.message)
+            why = Passed.DISK
+        if why is not None:
+            self._metrics.audit_passed(why)
+
+    def end(self, model: ModelKey) -> int:
+        """Gives up all pools of a version, alarms and all; what is audited from now on begins anew.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            CapacityError: the disk refuses; nothing was given up.
+        """
+        ended = [key for key in self._pools if _model(key) == model]
+        if ended:
+            self._give_up(ended)
+        return len(ended)
+
+    def set_quota(self, model: ModelKey, per_hour: float | None) -> None:
+        """Bounds what all devices together escalate of a version; None takes the bound back.
+
+        Raises:
+            CapacityError: the disk refuses; nothing was changed.
+        """
+        self._store.set_quota(model, per_hour)
+        self._quotas.pop(model, None)
+        if per_hour is not None:
+            self._quotas[model] = per_hour
+
+    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Passed | None:
+        note = request.audit
+        assert note is not None  # noqa: S101 (the caller looked)
+        promise = promise_of(served.manifest, note)
+        if promise is None:
+            return Passed.NOT_PROMISED
+        if not np.isfinite(probabilities).all():
+            return Passed.NO_ANSWER
+        key, certified = promise
+        now_s = self._clock.wall_s()
+        if self._store.counted(device, request.request_id):
+            return Passed.REPEATED
+        if self._store.counted_since(device, now_s - HOUR_S) >= self._settings.audits_per_device_hour:
+            return Passed.DEVICE_LIMIT
+        pool = self._pools.get(key)
+        if pool is None:
+            if not (certified or self._makes_room(device)):
+                return Passed.NO_ROOM
+            pool = opened(key, device, now_s)
+        elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
+            return Passed.SPACING
+        disagrees = int(np.argmax(probabilities[0])) != note.predicted
+        after = counted(pool, note, float(disagrees), now_s=now_s, delta=self._settings.delta)
+        self._store.put(after, device, request.request_id, disagrees=disagrees)
+        self._pools[key] = after
+        self._variants.setdefault(served.key, {})[device] = key.edge_digest
+        self._metrics.audit(served.key, disagrees=disagrees)
+        if after.alarmed_s is not None and pool.alarmed_s is None:
+            self._note_alarms()
+            _tell(after, self._store.devices(key))
+        return None
+
+    def _makes_room(self, device: str) -> bool:
+        """Whether one more stricter threshold may be tested; the longest unused is given up for it."""
+        stricter = [pool for key, pool in self._pools.items() if not self._is_certified(key)]
+        if sum(pool.opened_by == device for pool in stricter) >= self._settings.thresholds_per_device:
+            return False
+        if len(stricter) < self._settings.thresholds:
+            return True
+        # The alarm of a version that nobody can ask any more holds no room.
+        given_up = to_give_up(pool for pool in stricter if pool.alarmed_s is None or not self._serves(pool.key))
+        if given_up is None:
+            return False
+        self._give_up([given_up.key])
+        return True
+
+    def _give_up(self, keys: list[PoolKey]) -> None:
+        self._store.give_up(keys)
+        for key in keys:
+            del self._pools[key]
+        self._note_alarms()
+
+    def _is_certified(self, key: PoolKey) -> bool:
+        """Whether it is a certificate's own promise, of what is served."""
+        served = self._repository.models.get(_model(key))
+        return served is not None and any(
+            variant.certificate is not None
+            and (variant.digest, variant.certificate.threshold) == (key.edge_digest, key.threshold)
+            for variant in served.manifest.edge
+        )
+
+    def _serves(self, key: PoolKey) -> bool:
+        return _model(key) in self._repository.models
+
+    def _note_alarms(self) -> None:
+        self._alarms = {}
+        for key, pool in self._pools.items():
+            if pool.alarmed_s is not None:
+                self._alarms.setdefault(_model(key), set()).add(key.edge_digest)
+
+    def _devices_of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
+        return sum(self._seen[model].count(now_s) for model in models if model in self._seen)
+
+    def _remember(self) -> None:
+        """Takes up who audited before this process began, so that a quota is not divided among too few."""
+        wall_s, now_s = self._clock.wall_s(), self._clock.monotonic_s()
+        latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}
+        for key in self._pools:
+            devices = latest.setdefault(_model(key), {})
+            for one in self._store.contributions(key):
+                devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
+        for model, devices in latest.items():
+            self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
+            seen = self._seen[model] = Seen()
+            for device, (last_s, _) in sorted(devices.items(), key=lambda item: item[1]):
+                seen.see(device, now_s - max(0.0, wall_s - last_s))
+            seen.count(now_s)
+
+
+def _device(request: InferRequest) -> str | None:
+    """The device that asks; None for applications and operators, whose notes count nowhere."""
+    if not request.principal:
+        return ANYBODY
+    return request.principal.removeprefix(_DEVICE) if request.principal.startswith(_DEVICE) else None
+
+
+def _model(key: PoolKey) -> ModelKey:
+    return ModelKey(key.bundle, key.version)
+
+
+def _tell(pool: Pool, devices: int) -> None:
+    log.error(
+        "contract broken",
+        model=pool.key.bundle,
+        version=pool.key.version,
+        edge_digest=pool.key.edge_digest,
+        threshold=pool.key.threshold,
+        epsilon=pool.key.epsilon,
+        audits=pool.state.audits,
+        disagreements=pool.disagreements,
+        risk=round(pool.risk or 0.0, 4),
+        e_value=round(audit.e_value(pool.state), 1),
+        devices=devices,
+    )

@@ -1,0 +1,73 @@
+"""Where the rows of a certificate come from: the models on this machine, or a device and perhaps a gateway."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from firstline.cli.output import progress
+from firstline.client import Client
+from firstline.workbench.dataset import Dataset
+from firstline.workbench.device import gather_from_agent
+from firstline.workbench.evidence import Evidence, gather
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.secrets_file import read_secret
+
+FromAgentOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The device that answers the data, with scores as its processor computes them; it holds this very bundle.",
+    ),
+]
+TokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="Holds the device's token, where it wants one.")]
+FullFromOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="With --from-agent: the gateway that runs the full model; else it runs here."),
+]
+FullTokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="Holds the gateway's token.")]
+
+# The longest that a tier may stay silent: a slow device runs a model meanwhile.
+_TIMEOUT_S = 70.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A tier as two options name it; `url` is None where they name none."""
+
+    url: str | None
+    token_file: str
+
+    def opened(self, stack: ExitStack, url_option: str, token_option: str) -> Client | None:
+        """A client that closes with the stack; None where there is no URL.
+
+        Raises:
+            ConfigError: the URL is none, or a token's file that cannot be read or has no server.
+        """
+        if self.url is None:
+            if self.token_file:
+                raise ConfigError(f"{token_option} goes with {url_option}: it names the file of that server's token.")
+            return None
+        token = read_secret(self.token_file, token_option) or None
+        return stack.enter_context(Client(self.url, token=token, timeout_s=_TIMEOUT_S))
+
+
+def gathered(bundle: Bundle, dataset: Dataset, edge: str, device: Server, far: Server) -> Evidence:
+    """The rows, with a bar while they come.
+
+    Raises:
+        ConfigError: options that do not go together; and what `gather` and `gather_from_agent` raise.
+    """
+    with ExitStack() as stack:
+        agent = device.opened(stack, "--from-agent", "--token-file")
+        gateway = far.opened(stack, "--full-from", "--full-token-file")
+        if gateway is not None and agent is None:
+            raise ConfigError("--full-from goes with --from-agent: without a device both models run here.")
+        told = stack.enter_context(progress("Certifying"))
+        if agent is None:
+            return gather(bundle, dataset, edge=edge, progress=told)
+        return gather_from_agent(bundle, dataset, agent, edge=edge, gateway=gateway, progress=told)

@@ -1,0 +1,140 @@
+"""`firstline certify --from-agent`: rows from a device and a gateway that run as processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from support.gateway import DIGITS
+from support.line import Line, line
+from typer.testing import CliRunner
+
+from firstline import Client
+from firstline.cli.app import app
+from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.device import gather_from_agent
+from firstline.workbench.evidence import gather
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError, LinkDownError
+
+HELDOUT = DIGITS.parent / "heldout"
+PROMISE = ("--data", HELDOUT, "--epsilon", 0.03, "--delta", 0.1)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with line(tmp_path_factory.mktemp("line")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def scans() -> Dataset:
+    return open_dataset(HELDOUT, 60)
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["certify", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def changed(folder: Path, **said: Any) -> Path:
+    """The digits bundle with other words in its manifest."""
+    shutil.copytree(DIGITS, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for path, value in said.items():
+        *above, last = path.split("__")
+        place = manifest
+        for key in above:
+            place = place[int(key) if key.isdigit() else key]
+        place[last] = value
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_device_and_a_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> None:
+    """Device and test run on one processor here, so that the rows must be those of this machine, bit for bit."""
+    out, token_file = tmp_path / "certified", tmp_path / "token"
+    token_file.write_text(running.gateway.token)
+    here = msgspec.json.decode(run(DIGITS, *PROMISE, "-o", "json").stdout)
+    servers = ("--from-agent", running.agent.url, "--full-from", running.gateway.url, "--full-token-file", token_file)
+    found = msgspec.json.decode(run(DIGITS, *PROMISE, *servers, "--out", out, "-o", "json").stdout)
+    assert found["certified"] and found == here
+    manifest = open_bundle(out).manifest
+    certificate = valid_certificate(manifest, manifest.edge[0])
+    assert certificate is not None and certificate.threshold == found["threshold"]
+
+
+def test_the_cache_does_not_matter(running: Line, scans: Dataset) -> None:
+    bundle = open_bundle(DIGITS)
+    told: list[int] = []
+    with Client(running.agent.url) as agent:
+        rows = [
+            gather_from_agent(bundle, scans, agent, progress=lambda done, total: told.append(done)) for _ in range(2)
+        ]
+        again = agent.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
+    assert again is not None and again.tier == "cache"
+    here = gather(bundle, scans)
+    for found in rows:
+        assert found.variant.id == here.variant.id == "edge-onnx"
+        for name in ("probabilities", "scores", "full", "truth", "edge"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(here, name))
+    assert told[-1] == len(scans) == len(told) // 2
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"version": 7}, r"holds 'digits' in version 1, not 7"),
+        ({"name": "letters"}, r"holds no model 'letters'"),
+        ({"policy__score__temperature": 1.0}, r"with another score; certify the bundle that it runs"),
+        (
+            {"edge__0__postprocess": [], "full__postprocess": []},
+            r"another edge model or processing and another full model",
+        ),
+    ],
+)
+def test_a_device_that_runs_something_else_is_refused(
+    running: Line, scans: Dataset, tmp_path: Path, said: dict[str, Any], says: str
+) -> None:
+    bundle = open_bundle(changed(tmp_path / "other", **said))
+    with Client(running.agent.url) as agent, pytest.raises(ConfigError, match=says):
+        gather_from_agent(bundle, scans, agent)
+
+
+def test_another_variant_is_refused(running: Line) -> None:
+    text = run(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--edge", "edge-tflite-int8", code=2).stderr
+    assert "runs the variant 'edge-onnx', not 'edge-tflite-int8'" in text
+
+
+def test_a_gateway_is_no_device(running: Line, scans: Dataset) -> None:
+    with (
+        Client(running.gateway.url, token=running.gateway.token) as gateway,
+        pytest.raises(ConfigError, match="no edge agent"),
+    ):
+        gather_from_agent(open_bundle(DIGITS), scans, gateway)
+
+
+def test_a_device_that_is_gone_ends_in_a_sentence(scans: Dataset) -> None:
+    result = run(DIGITS, *PROMISE, "--from-agent", "http://127.0.0.1:9", code=1)
+    assert "cannot be reached" in result.stderr and result.stderr.count("\n") == 1
+    with Client("http://127.0.0.1:9") as agent, pytest.raises(LinkDownError):
+        gather_from_agent(open_bundle(DIGITS), scans, agent)
+
+
+def test_options_that_do_not_go_together(running: Line, tmp_path: Path) -> None:
+    assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--full-from", running.gateway.url, code=2).stderr
+    assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--token-file", tmp_path / "t", code=2).stderr
+    missing = run(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--token-file", tmp_path / "t", code=2)
+    assert "--token-file" in missing.stderr and "cannot be read" in missing.stderr
+    refused = run(
+        *(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--full-from", running.gateway.url), code=1
+    ).stderr
+    assert "token" in refused

@@ -1,0 +1,259 @@
+"""Devices audit a real gateway over both transports; operators see what they found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support.audits import certified_digits, note_of, request_from
+from support.broker import Broker
+from support.gateway import serving
+
+from firstline_core.protocol import envelope, oip
+from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import ContractNotice, InferRequest, InferResponse
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.repository import ServedModel
+from firstline_gateway.settings import load
+from firstline_gateway.tokens import Kind, create_token
+
+CONTRACTS = "/firstline/v1/contracts"
+
+
+class Line:
+    """A gateway's folder with a certified bundle, and the tokens of whoever asks it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._headers: dict[tuple[str, str], dict[str, str]] = {}
+        certified_digits(folder / "models")
+
+    def headers(self, name: str, kind: Kind) -> dict[str, str]:
+        if (name, kind) not in self._headers:
+            text = create_token(self.folder / "tokens.json", name, kind, datetime.now(UTC))
+            self._headers[name, kind] = {"Authorization": f"Bearer {text}"}
+        return self._headers[name, kind]
+
+    @asynccontextmanager
+    async def serving(self, **overrides: object) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+        found = load(
+            None,
+            overrides={
+                "auth.tokens_file": str(self.folder / "tokens.json"),
+                "models.directory": str(self.folder / "models"),
+                "contracts.state_file": str(self.folder / "contracts.db"),
+                "contracts.escalations_per_hour": 800,
+            }
+            | overrides,
+        )
+        gateway = open_gateway(found)
+        async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+            yield gateway, client
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    return Line(tmp_path)
+
+
+def served_by(gateway: Gateway) -> ServedModel:
+    return gateway.repository.resolve("digits", "")
+
+
+async def ask(client: httpx.AsyncClient, request: InferRequest, headers: dict[str, str]) -> InferResponse:
+    encoded = oip.encode_request(replace(request, binary_output=True))
+    reply = await client.post(
+        "/v2/models/digits/infer", content=encoded.body, headers={HEADER_LENGTH: str(encoded.header_length), **headers}
+    )
+    assert reply.status_code == 200, reply.text
+    return oip.decode_response(reply.content, int(reply.headers[HEADER_LENGTH]))
+
+
+def notice(response: InferResponse) -> ContractNotice | None:
+    assert response.answer is not None
+    return response.answer.contract
+
+
+async def right_and_wrong(line: Line, client: httpx.AsyncClient) -> tuple[int, int]:
+    """The class that the full model gives to the picture, and another."""
+    response = await ask(client, request_from(""), line.headers("shop", "application"))
+    right = int(np.argmax(response.output("probabilities")[0]))
+    return right, (right + 1) % 10
+
+
+def status(url: str, headers: dict[str, str]) -> str:
+    """What an operator's terminal shows."""
+    return subprocess.run(
+        [sys.executable, "-m", "firstline_gateway", "status", url],
+        env={**os.environ, "FIRSTLINE_TOKEN": headers["Authorization"].split()[1]},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Line) -> None:
+    operator = line.headers("anna", "operator")
+    async with line.serving() as (gateway, client):
+        right, wrong = await right_and_wrong(line, client)
+        served = served_by(gateway)
+        plain = await ask(client, request_from(""), line.headers("cam0", "device"))
+        assert notice(plain) is None
+        for number in range(8):
+            device = line.headers(f"cam{number}", "device")
+            assert notice(await ask(client, request_from("", note_of(served, right)), device)) is None
+        told = None
+        for number in range(8):
+            device = line.headers(f"cam{number}", "device")
+            told = notice(await ask(client, request_from("", note_of(served, wrong)), device)) or told
+        assert told == ContractNotice(alarm=True, escalations_per_hour=100.0)
+        assert notice(await ask(client, request_from(""), line.headers("shop", "application"))) is None
+
+        (contract,) = (await client.get(CONTRACTS, headers=operator)).json()["contracts"]
+        assert (contract["bundle"], contract["version"], contract["variant"]) == ("digits", "1", "edge-onnx")
+        assert (contract["audits"], contract["disagreements"], contract["devices"]) == (16, 8, 8)
+        assert contract["risk"] == 0.5
+        assert contract["e_value_peak"] >= 20
+        assert contract["alarmed_since"] is not None
+        assert contract["escalations_per_hour"] == 100
+        (detail,) = (await client.get(f"{CONTRACTS}/digits", headers=operator)).json()["contracts"]
+        assert len(detail["contributions"]) == 8
+        assert (
+            'firstline_gateway_contract_alarm{model="digits",version="1"} 1.0'
+            in (await client.get("/metrics", headers=operator)).text
+        )
+
+    async with line.serving() as (_, client):  # another process of the same gateway
+        assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) == told
+        shown = await asyncio.to_thread(status, str(client.base_url), operator)
+        assert "contract: digits version 1 edge-onnx: BROKEN since " in shown
+        assert "8 of 16 audits disagree, 8 devices" in shown
+        ended = await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)
+        assert ended.json() == {"ended": 1}
+        assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) is None
+        assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404
+
+
+async def test_an_operator_sets_a_quota_and_takes_it_back(line: Line) -> None:
+    operator, quota = line.headers("anna", "operator"), f"{CONTRACTS}/digits/versions/1/quota"
+    async with line.serving() as (_, client):
+        for device in ("cam0", "cam1"):
+            await ask(client, request_from(""), line.headers(device, "device"))
+        assert (await client.put(f"{quota}?escalations_per_hour=60", headers=operator)).json() == {
+            "bundle": "digits",
+            "version": "1",
+            "escalations_per_hour": 60,
+        }
+    async with line.serving() as (_, client):
+        await ask(client, request_from(""), line.headers("cam0", "device"))
+        told = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
+        assert told == ContractNotice(alarm=False, escalations_per_hour=30)
+        assert (await client.get(CONTRACTS, headers=operator)).json()["quotas"][0]["escalations_per_hour"] == 60
+        assert (await client.delete(quota, headers=operator)).status_code == 200
+        assert (await client.delete(quota, headers=operator)).status_code == 404
+        assert notice(await ask(client, request_from(""), line.headers("cam1", "device"))) is None
+
+
+@pytest.mark.parametrize("value", ["", "-1", "nan", "inf", "many", "1e300", "9" * 5000])
+async def test_a_quota_that_is_none_is_refused(line: Line, value: str) -> None:
+    async with line.serving() as (_, client):
+        reply = await client.put(
+            f"{CONTRACTS}/digits/versions/1/quota",
+            params={"escalations_per_hour": value},
+            headers=line.headers("anna", "operator"),
+        )
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+    assert "escalations_per_hour" in reply.json()["error"]
+
+
+async def test_only_operators_see_and_change_contracts(line: Line) -> None:
+    async with line.serving() as (_, client):
+        for method, path in (
+            ("GET", CONTRACTS),
+            ("GET", f"{CONTRACTS}/digits"),
+            ("DELETE", f"{CONTRACTS}/digits/versions/1"),
+            ("PUT", f"{CONTRACTS}/digits/versions/1/quota?escalations_per_hour=1"),
+            ("DELETE", f"{CONTRACTS}/digits/versions/1/quota"),
+        ):
+            for kind in ("device", "application"):
+                reply = await client.request(method, path, headers=line.headers(kind, kind))  # type: ignore[arg-type]
+                assert (reply.status_code, reply.json()["code"]) == (403, "forbidden")
+            assert (await client.request(method, path)).status_code == 401
+        for path in (f"{CONTRACTS}/cats", f"{CONTRACTS}/digits/versions/9/quota?escalations_per_hour=1"):
+            method = "PUT" if "quota" in path else "GET"
+            reply = await client.request(method, path, headers=line.headers("anna", "operator"))
+            assert (reply.status_code, reply.json()["code"]) == (404, "unknown_model")
+        for version in ("0", "one", "9" * 5000):
+            path = f"{CONTRACTS}/digits/versions/{version}"
+            assert (await client.delete(path, headers=line.headers("anna", "operator"))).status_code == 404
+        assert (await client.get(f"{CONTRACTS}/digits", headers=line.headers("anna", "operator"))).json() == {
+            "bundle": "digits",
+            "contracts": [],
+        }
+
+
+async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refused(line: Line) -> None:
+    async with line.serving() as (gateway, client):
+        _, wrong = await right_and_wrong(line, client)
+        note = note_of(served_by(gateway), wrong)
+        for _ in range(20):
+            await ask(client, request_from("", note), line.headers("shop", "application"))
+            await ask(client, request_from("", note), line.headers("anna", "operator"))
+        assert gateway.contracts.pools() == []
+        forged = json.loads(oip.encode_request(request_from("", note), binary=False).body)
+        for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}, {"audit_predicted": 10}):
+            body = json.dumps(forged | {"parameters": forged["parameters"] | change})
+            reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers("cam0", "device"))
+            assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+            assert next(iter(change)) in reply.json()["error"]
+        assert gateway.contracts.pools() == []
+
+
+@pytest.mark.mosquitto
+async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> None:
+    async with line.serving(**{"mqtt.enabled": True, "mqtt.port": mosquitto.port}) as (gateway, client):
+        _, wrong = await right_and_wrong(line, client)
+        note = note_of(served_by(gateway), wrong)
+        told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
+        assert notice(told[0]) is None
+        assert notice(told[-1]) == ContractNotice(alarm=True, escalations_per_hour=100.0)
+        # One device, whichever way it asks.
+        http = await ask(client, request_from("", note), line.headers("cam0", "device"))
+        assert notice(http) == notice(told[-1])
+        (pool,) = gateway.contracts.pools()
+        assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)
+
+
+async def ask_over_mqtt(broker: Broker, device: str, request: InferRequest) -> InferResponse:
+    topics = Topics(device)
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    client = MqttClient(MqttSettings(broker.host, broker.port, client_id=device))
+    try:
+        await client.subscribe(topics.response, answers.put)
+        await client.connect(10)
+        await client.publish(
+            envelope.request_publication(
+                request,
+                topic=topics.request("digits"),
+                response_topic=topics.response,
+                correlation_data=request.request_id.encode(),
+                now_s=0.0,
+            )
+        )
+        async with asyncio.timeout(10):
+            return envelope.read_response(await answers.get())
+    finally:
+        await client.close()

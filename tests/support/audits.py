@@ -1,0 +1,61 @@
+"""A bundle that promises something, and devices that audit it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from support.bundles import with_certificate
+from support.gateway import DIGITS
+
+from firstline_core.bundle.certificate import Certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.ids import new_request_id
+from firstline_core.types import AuditNote, InferRequest, Tensor
+from firstline_gateway.repository import ServedModel
+
+THRESHOLD = 0.9
+EPSILON = 0.05
+"""What audits test; the certificates bound another loss by another number."""
+
+
+def certified_digits(folder: Path, version: int = 1) -> Path:
+    """The digits bundle with a certificate for its first two edge variants."""
+    target = folder / f"digits-{version}"
+    shutil.copytree(DIGITS, target)
+    manifest = msgspec.structs.replace(parse_manifest((target / MANIFEST_NAME).read_bytes()), version=version)
+    promise = {"contract": "harm", "epsilon": 0.045, "audit_epsilon": EPSILON}
+    edge = [with_certificate(variant, manifest, THRESHOLD, **promise) for variant in manifest.edge[:2]]
+    manifest = msgspec.structs.replace(manifest, edge=(*edge, *manifest.edge[2:]))
+    (target / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return target
+
+
+def certificate_of(served: ServedModel, variant: int = 0) -> Certificate:
+    found = served.manifest.edge[variant].certificate
+    assert found is not None
+    return found
+
+
+def note_of(served: ServedModel, predicted: int, variant: int = 0, **changes: object) -> AuditNote:
+    """What a device says that kept an answer of this class, and audits one in ten."""
+    certificate = certificate_of(served, variant)
+    note = AuditNote(
+        predicted=predicted,
+        propensity=0.1,
+        floor=0.1,
+        epsilon=EPSILON,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    return replace(note, **changes)  # type: ignore[arg-type]
+
+
+def request_from(device: str, note: AuditNote | None = None, **changes: object) -> InferRequest:
+    """One 8x8 picture from a device, as an audit where there is a note."""
+    image = Tensor("image", np.zeros((1, 8, 8, 1), np.uint8))
+    request = InferRequest("digits", (image,), new_request_id(), principal=device and f"device:{device}", audit=note)
+    return replace(request, **changes)  # type: ignore[arg-type]
