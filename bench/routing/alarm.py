@@ -92,7 +92,7 @@ class Watch:
 
 def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
     found = []
-    for pair in (IMAGENET, CIFAR10, DIGITS):
+    for pair in (DIGITS, CIFAR10, IMAGENET):
         if pair.name in pools:
             known = {_OTHER_IMAGES: pools[TRAINSAMPLE.name]} if pair is IMAGENET and TRAINSAMPLE.name in pools else {}
             call = partial(_watch_pair, pair, pools[pair.name], known, effort)

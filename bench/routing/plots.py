@@ -41,6 +41,7 @@ COLOURS = {
     "cloud_only": "#bc6c25",
     "oracle": "#000000",
 }
+_ENDS = ("oracle", "random")  # what every policy lies between
 _SHIFTS = {"labels": "#0b5fa5", "blur": "#2a9d8f", "noise": "#9e2a2b", "other images": "#8d99ae"}
 _MARKERS = dict(zip(COLOURS, "os^Dv.XP*", strict=True))
 
@@ -118,38 +119,31 @@ def power(records: Sequence[contract.Tally]) -> Picture:
 def delays(records: Sequence[alarm.Watch]) -> Picture:
     """How many streams have alarmed, by the audits since the shift."""
     pairs = _pairs(records)
+    size = (4 * len(pairs) + 1, 5.5)
     picture, panels = plt.subplots(
-        len(alarm.EPSILONS),
-        len(pairs),
-        figsize=(4 * len(pairs) + 1, 5.5),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+        len(alarm.EPSILONS), len(pairs), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
+    quantiles = np.linspace(0, 1, 60)
     for row, epsilon in zip(panels, alarm.EPSILONS, strict=True):
         for axes, pair in zip(row, pairs, strict=True):
-            for one in records:
-                if (one.pair, one.epsilon) != (pair, epsilon) or not one.shift:
-                    continue
-                late = np.sort(one.delays[np.isfinite(one.delays)])
-                steps = np.arange(1, len(late) + 1) / len(one.delays)
-                label = f"{one.shift}: {one.before:.1%} → {one.after:.0%}" if not one.quiet else None
-                axes.step(
-                    np.append(late, alarm.within(epsilon)),
-                    np.append(steps, one.found),
-                    where="post",
-                    color=_SHIFTS[one.shift],
-                    linestyle="--" if one.quiet else "-",
-                    label=label,
-                )
-            axes.set(title=f"{pair}: {epsilon:.0%} promised", xscale="log", xlim=(1, 100 / min(alarm.EPSILONS)))
+            shown = [one for one in records if (one.pair, one.epsilon) == (pair, epsilon) and one.shift]
+            for one in shown:
+                late = [one.delay(quantile) or np.inf for quantile in quantiles]
+                style = "--" if one.quiet else "-"
+                axes.plot(late, quantiles, color=_SHIFTS[one.shift], linestyle=style)
+            risks = ", ".join(f"{one.shift} {one.after:.0%}" for one in shown if not one.quiet)
+            axes.set(title=f"{pair}: {epsilon:.0%} promised\n{risks}", xscale="log", ylim=(0, 1.02))
+            axes.set_xlim(1, alarm.within(min(alarm.EPSILONS)))
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-            axes.legend(loc="upper left", title="risk of kept answers", alignment="left")
     for axes in panels[-1]:
-        axes.set_xlabel("audits since the shift (dashed: after 10,000 quiet ones)")
+        axes.set_xlabel("audits since the shift")
     for row in panels:
         row[0].set_ylabel("streams that have alarmed")
+    for shift in dict.fromkeys(one.shift for one in records if one.shift):
+        panels[0][0].plot([], [], color=_SHIFTS[shift], label=shift)
+    for style, quiet in (("-", "at once"), ("--", f"after {max(alarm.QUIET)} quiet audits")):
+        panels[0][0].plot([], [], color="black", linestyle=style, label=quiet)
+    _legend(picture, panels[0][0])
     return picture
 
 
@@ -162,7 +156,7 @@ def gains(records: Sequence[value.Gain]) -> Picture:
             if one.pair != pair:
                 continue
             rates, won = np.append(0, value.RATES), one.edge + np.append(0, one.gained.mean(axis=0))
-            ends = one.policy in value.ENDS
+            ends = one.policy in _ENDS
             axes.plot(
                 rates,
                 won,

@@ -25,6 +25,9 @@ _ALONE = (dead_link,)
 """Measured in real time, so that nothing else may run beside it."""
 
 
+_TARGET = "bench-routing"
+
+
 def pools_in(data: Path, cache: Path) -> dict[str, Pool]:
     """Those whose data is there, by name; says which are not."""
     found = {}
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="for collected answers (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
-    parser.add_argument("--target", default="bench-routing", help="writes bench/results/TARGET.json")
+    parser.add_argument("--target", default=_TARGET, help="writes bench/results/TARGET.json (default: %(default)s)")
     said = parser.parse_args(arguments)
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
         os.environ.setdefault(threads, "1")
@@ -66,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for table in module.tables(records):
             print(show(table), end="\n\n")
-        figures += module.figures(records)
+        part = next(name for name, of in PARTS.items() if module in of)
+        found_here = module.figures(records)
+        figures += [figure._replace(figure=f"{part}: {figure.figure}") for figure in found_here]
         plots.draw(module.__name__.rpartition(".")[2], records, folder)
     return report(said.target, figures)
