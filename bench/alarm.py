@@ -192,10 +192,16 @@ def pooling(runs: int) -> Iterator[Figure]:
     }
     for name, risk in risks.items():
         random = np.random.default_rng(_SEED)
-        each, one = Tests(epsilon, (runs, _DEVICES)), Tests(epsilon, (runs,))
+        each, one, apart = Tests(epsilon, (runs, _DEVICES)), Tests(epsilon, (runs,)), Tests(epsilon, (runs,))
         found = {
             way: np.full(runs, np.inf)
-            for way in ("one state", "average", "devices' own alarms at delta / 20", "product")
+            for way in (
+                "one state",
+                "one state, one audit of each moment",
+                "average",
+                "devices' own alarms at delta / 20",
+                "product",
+            )
         }
         ones = np.ones(runs)
         for at in range(1, rounds + 1):
@@ -203,8 +209,16 @@ def pooling(runs: int) -> Iterator[Figure]:
             losses = (np.broadcast_to(drawn, (runs, _DEVICES)) < risk).astype(np.float64)
             e_values = each.update(losses, np.ones(1))
             pooled = np.max([one.update(losses[:, device], ones) for device in range(_DEVICES)], axis=0)
+            # Whichever device comes first: it is chosen before its loss is known.
+            spaced = apart.update(losses[:, at % _DEVICES], ones)
             with np.errstate(over="ignore"):
-                reached = (pooled, e_values.mean(axis=1), e_values.max(axis=1) / _DEVICES, e_values.prod(axis=1))
+                reached = (
+                    pooled,
+                    spaced,
+                    e_values.mean(axis=1),
+                    e_values.max(axis=1) / _DEVICES,
+                    e_values.prod(axis=1),
+                )
             for firsts, e_value in zip(found.values(), reached, strict=True):
                 firsts[(e_value * _DELTA >= 1) & np.isinf(firsts)] = at
         for way, firsts in found.items():

@@ -6,8 +6,8 @@ This package is the face: the client, the command line, the workbench and the de
 from __future__ import annotations
 
 from firstline import errors
-from firstline.calls import Prediction
 from firstline.client import AsyncClient, Client
+from firstline.prediction import Prediction
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (
     Answer,

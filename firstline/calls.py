@@ -17,19 +17,13 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike
 
-from firstline_core.errors import (
-    InvalidTensorError,
-    ProtocolError,
-    RequestError,
-    UnknownModelError,
-)
-from firstline_core.protocol import answer as answers
+from firstline.prediction import Prediction, prediction_from
+from firstline_core.errors import InvalidTensorError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.protocol import http, oip
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import (
     DATATYPES,
-    Answer,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -53,25 +47,6 @@ class Call:
     content: bytes = b""
     headers: Mapping[str, str] | None = None
     params: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """A classifier's answer in words.
-
-    Attributes:
-        label: the likeliest class.
-        probability: of that class.
-        top: the likeliest classes with their probabilities, best first.
-        answer: who answered and why, whether it is final, and the `request_id` to ask for a correction by.
-    """
-
-    label: str
-    probability: float
-    top: tuple[tuple[str, float], ...]
-    model: str
-    version: str
-    answer: Answer
 
 
 class Wishes(TypedDict, total=False):
@@ -155,20 +130,7 @@ def read_prediction(response: httpx.Response) -> Prediction:
     Raises:
         InvalidTensorError: the file held several rows, or the model is no classifier.
     """
-    found = _json(response)
-    if "results" in found or "outputs" in found:
-        raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
-    try:
-        return Prediction(
-            label=found["label"],
-            probability=float(found["probability"]),
-            top=tuple((entry["label"], float(entry["probability"])) for entry in found["top"]),
-            model=found["model"],
-            version=found["version"],
-            answer=answers.from_dict(found),
-        )
-    except (KeyError, TypeError, ValueError, InvalidTensorError) as error:
-        raise ProtocolError(f"{response.url} did not answer as a Firstline server does: {error}.") from error
+    return prediction_from(_json(response), str(response.url))
 
 
 def answer(request_id: str) -> Call:

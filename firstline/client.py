@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -12,10 +12,12 @@ from typing import Any, Self, Unpack
 import httpx
 from numpy.typing import ArrayLike
 
-from firstline import calls, connection
-from firstline.calls import Call, Prediction, Wishes
+from firstline import calls, connection, following
+from firstline.calls import Call, Wishes
+from firstline.following import DEFAULT_PATIENCE_S
+from firstline.prediction import Prediction
 from firstline_core.errors import RemoteTimeoutError
-from firstline_core.types import InferResponse, ModelMetadata, Status
+from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 
@@ -135,6 +137,39 @@ class Client:
             _check_time(request_id, end_s, timeout_s)
             time.sleep(_POLL_S)
 
+    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
+        """The answer under a `request_id` of yours as it stands, then its last word as soon as an agent has it.
+
+        A connection that drops is taken up again: no answer is missed, and none comes twice.
+
+        Args:
+            request_id: of a provisional answer.
+            patience_s: after which an agent that cannot be reached is given up (seconds).
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+        """
+        return following.follow(self._http, following.of_tensors(request_id, patience_s))
+
+    def stream_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        *,
+        patience_s: float = DEFAULT_PATIENCE_S,
+        **wishes: Unpack[Wishes],
+    ) -> Iterator[Prediction]:
+        """Runs the model on one file in one call: the first usable answer, then a better one if there is to be one.
+
+        Args:
+            model: the bundle's name.
+            file: see `infer_file`.
+            patience_s: see `events`.
+            **wishes: see `Wishes`; `wait` is "first" unless you say otherwise.
+        """
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
+        return following.follow(self._http, following.of_words(call, patience_s))
+
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """What a model takes and gives."""
         return calls.read_metadata(self._send(calls.metadata(model, version)))
@@ -223,6 +258,22 @@ class AsyncClient:
                 return found
             _check_time(request_id, end_s, timeout_s)
             await asyncio.sleep(_POLL_S)
+
+    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
+        """See `Client.events`."""
+        return following.follow_async(self._http, following.of_tensors(request_id, patience_s))
+
+    def stream_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        *,
+        patience_s: float = DEFAULT_PATIENCE_S,
+        **wishes: Unpack[Wishes],
+    ) -> AsyncIterator[Prediction]:
+        """See `Client.stream_file`."""
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
+        return following.follow_async(self._http, following.of_words(call, patience_s))
 
     async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """See `Client.metadata`."""

@@ -11,7 +11,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.room import Contracts
-from firstline_gateway.contracts.store import Store
+from firstline_gateway.contracts.store import Store, is_writable
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
@@ -132,6 +132,8 @@ def open_gateway(settings: Settings) -> Gateway:
         max_batch_rows=settings.execution.max_batch_rows,
     )
     gateway = Gateway(settings, repository, executor)
+    if not is_writable(Path(settings.contracts.state_file)):
+        log.warning("audits cannot be kept, so none will count", state_file=settings.contracts.state_file)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.tokens is not None and not len(gateway.tokens):

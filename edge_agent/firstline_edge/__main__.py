@@ -27,6 +27,8 @@ def main() -> int:
             from firstline_edge.cli.run import command
         elif arguments.command == "status":
             from firstline_edge.cli.status import command
+        elif arguments.command == "audits":
+            from firstline_edge.cli.audits import command
         else:
             from firstline_edge.cli.explain import command
         code = command(arguments)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from functools import partial
@@ -25,8 +26,9 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
+from firstline_core.types import ContractNotice, InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
 from firstline_edge import report, rows
+from firstline_edge.audits.room import AuditRoom
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions, Trail
 from firstline_edge.complaints import Complaints
@@ -35,13 +37,14 @@ from firstline_edge.links.chain import LinkChain
 from firstline_edge.models import HeldModel, Models, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, open_links
+from firstline_edge.wiring import Links, hedge_options, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -68,6 +71,7 @@ class EdgeAgent:
         )
         self.metrics = RequestMetrics("edge")
         self.complaints = Complaints()
+        self.endings = Endings()
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
@@ -94,7 +98,7 @@ class EdgeAgent:
         self.state = StateDirectory(settings.state_dir)
         resources.callback(self.state.close)
 
-        workers = Workers(settings.models.workers, settings.models.queue_limit)
+        workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         self.models: Models = open_models(
             [Path(directory) for directory in settings.models.directories],
             options,
@@ -128,10 +132,22 @@ class EdgeAgent:
         self.outbox = PatientOutbox(self._open_outbox, clock)
         resources.callback(self.outbox.close)
 
+        self.audits = AuditRoom(settings.audit, self.state, self.models, clock)
+        resources.push_async_callback(self.audits.close)
+
         self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
         resources.push_async_callback(self.links.close)
 
-        self._router = Router(min_threshold=settings.policy.min_threshold)
+        auditor = self.audits.auditor(
+            self.cache, self.links, on_drawn=self._recorder.drawn, on_finding=self._recorder.audited
+        )
+        standings = self.audits.standings
+        self._router = Router(
+            min_threshold=settings.policy.min_threshold,
+            chosen=make_policy(settings.policy),
+            standings=standings,
+            clock=clock,
+        )
         self._cascade = Cascade(
             models=self.models,
             cache=self.cache,
@@ -145,10 +161,14 @@ class EdgeAgent:
             ),
             clock=clock,
             complaints=self.complaints,
+            hedge=hedge_options(settings),
+            audits=auditor,
+            heed=standings.heed,
+            traffic=self.audits.traffic,
         )
         resources.push_async_callback(self._cascade.close)
-        task = asyncio.create_task(self._deliver(), name="delivery")
-        resources.push_async_callback(_cancelled, task)
+        for work in (self._deliver(), self.audits.run(auditor, self.links)):
+            resources.push_async_callback(_cancelled, asyncio.create_task(work))
         report.add_gauges(self)
         self._ready = True
 
@@ -251,32 +271,59 @@ class EdgeAgent:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
+    @property
+    def cascade(self) -> Cascade:
+        """What answers, and counts what it did about deadlines."""
+        return self._cascade
+
     def threshold(self, held: HeldModel) -> float:
         """The score from which an edge answer of this model is kept."""
         return self._router.threshold(held)
 
+    def uncertified(self, held: HeldModel) -> str:
+        """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        watched = self.audits.standings.find(held)
+        if watched is not None and watched.record.alarmed:
+            return f"an alarm voids its certificate: {watched.record.cause}"
+        return held.edge.uncertified if held.edge is not None else ""
+
     def _open_outbox(self) -> Outbox:
         announcing = any(link.kind == "mqtt" for link in self.settings.links)
-        return Outbox(self.state.outbox_path, self.settings.outbox, announcing=announcing, clock=self._clock)
+        return Outbox(
+            self.state.outbox_path,
+            self.settings.outbox,
+            announcing=announcing,
+            endings=self.endings,
+            clock=self._clock,
+        )
 
     async def _deliver(self) -> None:
         """Keeps the outbox's promises, once the disk gives it; without any link they still end by their age."""
         outbox, rng = await self.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self.links.chain or LinkChain([], [], self._clock)
         delivery = Delivery(
             outbox,
-            self.links.chain or LinkChain([], [], self._clock),
+            chain,
             rows.merge,
             self._clock,
             rng,
             max_age_s=self.settings.outbox.max_age_s,
             on_correction=self._recorder.corrected,
             complaints=self.complaints,
+            heed=self._heed,
+            retries=chain.retries,
         )
+        self.outbox.on_put = delivery.hurry
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(delivery.run(), name="delivery")
             if self.links.mqtt:
                 announcer = Announcer(outbox, self.links, self._clock, rng)
                 tasks.create_task(announcer.run(), name="announcer")
+
+    def _heed(self, request: InferRequest, notice: ContractNotice | None) -> None:
+        held = self.models.find(request.model, request.version)
+        if held is not None:
+            self.audits.standings.heed(held, notice)
 
     def _routing(self, request: InferRequest) -> dict[str, Any]:
         """What the request's scores were held against."""
@@ -284,10 +331,12 @@ class EdgeAgent:
         if held is None:
             return {"threshold": None}
         certificate = held.edge.certificate if held.edge is not None else None
+        threshold = self.threshold(held)
         return {
-            "threshold": self.threshold(held),
+            "threshold": threshold if math.isfinite(threshold) else None,
+            "by": certificate.by if certificate is not None else "",
             "certificate": certificate and certificate.promise,
-            "uncertified": held.edge.uncertified if held.edge is not None else "",
+            "uncertified": self.uncertified(held),
         }
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:

@@ -3,7 +3,8 @@
     policy.before -> cache -> small model -> confidence -> policy.after
        EDGE   -> answer
        CLOUD  -> cache -> link (deadline) -> answer
-                 link down, or late -> the edge answer now, the sample in the outbox, the correction later
+                 link down, late, or as good as late -> the edge answer now, the sample in the outbox, the correction
+                                                        later
 
 `policy.before` looks at the request alone and says which evidence is worth reading, so it comes before the cache.
 A batch is decided row by row, and only escalated rows travel. The cache holds what models said of rows, never
@@ -20,17 +21,22 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, InferenceError, InvalidTensorError, QueueFullError
 from firstline_core.routing import policy
+from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier, Wait
 from firstline_edge import keys
+from firstline_edge.audits.hooks import Audits, NoAudits
+from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import escalation_of, may_come, reason_for
-from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.gateway import Gateway, Heed, attempt, ignore_notice
+from firstline_edge.hedge import Hedge, HedgeOptions, Hedging
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
@@ -87,6 +93,7 @@ class _Case:
         tensor: its input.
         rows: all of them, in order.
         deadline_s: on the monotonic clock.
+        hedge: the call to the gateway that was made before the edge model answered, if one was.
     """
 
     request: InferRequest
@@ -95,6 +102,7 @@ class _Case:
     rows: list[Row]
     deadline_s: float
     trail: Trail
+    hedge: Hedge | None = None
 
     def answer(self, *, durable: bool = False) -> InferResponse:
         return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)
@@ -107,6 +115,10 @@ class Cascade:
         cloud: None on a device without links: what the edge model says is then all there is.
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
+        hedge: when to ask the full model before the edge model has answered; None for never.
+        audits: sees what the policy judged, and what the full model then said; None to audit nothing.
+        heed: takes up what the gateway says of a model's contract.
+        traffic: counts live escalations.
     """
 
     def __init__(
@@ -120,18 +132,42 @@ class Cascade:
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
+        hedge: HedgeOptions | None = None,
+        audits: Audits | None = None,
+        heed: Heed = ignore_notice,
+        traffic: LiveTraffic | None = None,
     ) -> None:
         self._models = models
         self._cache = cache
-        self._gateway = Gateway(cloud, cache, clock, complaints if complaints is not None else Complaints())
+        self._gateway = Gateway(
+            cloud,
+            cache,
+            clock,
+            complaints if complaints is not None else Complaints(),
+            heed=heed,
+            traffic=traffic if traffic is not None else LiveTraffic(),
+        )
+        self._hedging = Hedging(self._gateway, clock, hedge)
+        self._audits = audits if audits is not None else NoAudits()
         self._promises = promises
         self._router = router
         self._options = options
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
+    @property
+    def hedging(self) -> Hedging:
+        """How often the full model was asked early."""
+        return self._hedging
+
+    @property
+    def punctuality(self) -> Punctuality:
+        """How often the full model was not asked for want of time."""
+        return self._gateway.punctuality
+
     async def close(self) -> None:
         """Ends the computations that still run for callers who left."""
+        await self._hedging.close()
         await self._flights.close()
         await self._gateway.close()
 
@@ -183,14 +219,9 @@ class Cascade:
                     raise
 
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
-        escalated: list[Row] = []
-        for row in rows:
-            verdict = decision or self._router.verdict(model, row)
-            row.reason = verdict.reason
-            if verdict.tier is Tier.EDGE and edge is not None:
-                row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, verdict))
-            elif not self._recall_full(case, row):
-                escalated.append(row)
+        escalated = [row for row in rows if not self._settled(case, row, decision)]
+        self._audits.judged(request, model, rows)
+        self._hedging.settle(request, case.hedge, escalated, trail.attempts)
         if not escalated:
             return case.answer()
 
@@ -201,9 +232,12 @@ class Cascade:
             return case.answer()
         if request.wait is Wait.FIRST:
             return await self._answer_for_now(case, edge, escalated, Reason.REQUESTED, promised=True)
-        asked_until_s = deadline_s - self._reserve_s(case, edge, escalated)
+        reserve_s, has_answer = self._reserve(case, edge, escalated)
+        asked_until_s = deadline_s - reserve_s
         try:
+            self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
             await self._gateway.answer_rows(request, model, escalated, asked_until_s, trail.attempts)
+            self._audits.escalated(model, escalated)
             return case.answer()
         except FirstlineError as error:
             reason, promised = reason_for(error), may_come(error)
@@ -212,8 +246,32 @@ class Cascade:
         # 5. The edge answer now; the correction later, where one may come.
         return await self._answer_for_now(case, edge, escalated, reason, promised=promised)
 
-    def _reserve_s(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> float:
-        """What the edge answer needs of the deadline: to be stored and written, and computed if it was not yet."""
+    def _settled(self, case: _Case, row: Row, decision: Decision | None) -> bool:
+        """Answers the row here and now, unless the full model has to be asked.
+
+        Args:
+            case: of which it is a row.
+            row: by the policy's `decision`, where that needed no look at the edge model's answer, or by its score.
+            decision: None for the latter.
+        """
+        model, edge = case.model, case.model.edge
+        verdict = decision or self._router.verdict(model, row)
+        row.reason = verdict.reason
+        if verdict.tier is Tier.EDGE and edge is not None:
+            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            return True
+        if self._recall_full(case, row):
+            return True
+        if decision is None and edge is not None and not self._router.grants(model, row):
+            row.keep(Reason.BUDGET, edge.loaded.digest)
+            return True
+        return False
+
+    def _reserve(self, case: _Case, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
+        """Seconds of the deadline that the edge answer needs, and whether there will be one in time.
+
+        It is to be stored and written, and computed if it was not yet.
+        """
         left_s = case.deadline_s - self._clock.monotonic_s()
         reserve_s = min(self._options.reserve_s, left_s / 4)
         unseen = sum(row.edge is None for row in waiting)
@@ -221,7 +279,7 @@ class Cascade:
         if math.isinf(run_s):  # never measured
             run_s = left_s / 2
         # Where it would not be ready in time anyhow, the full model gets that time.
-        return reserve_s + run_s if reserve_s + run_s < left_s else reserve_s
+        return (reserve_s + run_s, True) if reserve_s + run_s < left_s else (reserve_s, not unseen)
 
     async def _ask_edge(self, case: _Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
         """Fills in what the small model says of each row. Equal rows, of whichever request, are computed once."""
@@ -241,13 +299,15 @@ class Cascade:
         missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
-            return await edge.run_in_thread(case.tensor.take([missing[seat].position for seat in seats]))
+            tensor = case.tensor.take([missing[seat].position for seat in seats])
+            return await edge.run_in_thread(tensor, case.deadline_s)
 
         try:
             if edge.quick(case.request):
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
                 late = "This device's model was not done before the request's deadline; give it more time."
+                case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
                 outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
@@ -261,6 +321,8 @@ class Cascade:
     def _recall_full(self, case: _Case, row: Row) -> bool:
         """Answers the row with what this very full model said of it before, where that is known."""
         digest, attempts = case.model.manifest.full_digest, case.trail.attempts
+        if case.hedge is not None and case.hedge.take(row, attempts):
+            return True
         started_s = self._clock.monotonic_s()
         output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
         if output is None:

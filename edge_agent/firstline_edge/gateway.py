@@ -5,7 +5,7 @@ What the gateway is for a request, and what its failure means for the caller, is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from firstline_core.clock import Clock
@@ -19,20 +19,28 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge import keys
+from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within
 from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import HeldModel
+from firstline_edge.punctuality import Punctuality
 from firstline_edge.rows import Row
 from firstline_edge.single_flight import SingleFlight
 
 log = logger(__name__)
 
+Heed = Callable[[HeldModel, ContractNotice | None], None]
+
 _LATE = "The full model's answer did not come before the request's deadline."
+
+
+def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
+    """For those who keep no contract."""
 
 
 class Gateway:
@@ -42,13 +50,27 @@ class Gateway:
         cloud: None on a device without links.
         cache: keeps what a full model said under its digest.
         complaints: gains what the gateway says against a model.
+        heed: takes up what the gateway says of a model's contract.
+        traffic: counts the escalations under way.
     """
 
-    def __init__(self, cloud: Cloud | None, cache: ResultCache, clock: Clock, complaints: Complaints) -> None:
+    def __init__(
+        self,
+        cloud: Cloud | None,
+        cache: ResultCache,
+        clock: Clock,
+        complaints: Complaints,
+        *,
+        heed: Heed = ignore_notice,
+        traffic: LiveTraffic,
+    ) -> None:
         self._cloud = cloud
         self._cache = cache
         self._clock = clock
         self._complaints = complaints
+        self._heed = heed
+        self._traffic = traffic
+        self.punctuality = Punctuality()
         # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
         self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
 
@@ -59,6 +81,32 @@ class Gateway:
     async def close(self) -> None:
         """Ends the journeys of callers who left."""
         await self._flights.close()
+
+    def predicted_s(self, request: InferRequest, rows: int) -> float | None:
+        """Seconds within which most questions about so many of its rows are answered; None where nobody can tell."""
+        return self._cloud.predicted_s(request.size_bytes * rows // request.rows) if self._cloud is not None else None
+
+    def check_time(self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float) -> None:
+        """Holds back what would hardly be answered in time; what is on its way already may be waited for.
+
+        Args:
+            request: of which these are rows.
+            model: the bundle that the gateway must run.
+            rows: of which the device has an answer of its own, or will have one in time.
+            deadline_s: on the monotonic clock.
+
+        Raises:
+            DeadlineExceededError: it would not; nothing was sent.
+        """
+        left_s = deadline_s - self._clock.monotonic_s()
+        if self._cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
+            return
+        predicted_s = self.predicted_s(request, len(rows))
+        if not self.punctuality.worth_asking(predicted_s, left_s):
+            raise DeadlineExceededError(
+                f"Asking the full model takes up to {(predicted_s or 0.0) * 1000:.0f} ms at the moment, and "
+                f"{left_s * 1000:.0f} ms are left of the request's deadline; allow more time."
+            )
 
     async def answer_rows(
         self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float, attempts: list[Attempt]
@@ -71,6 +119,33 @@ class Gateway:
             rows: to be answered, each for its own reason.
             deadline_s: on the monotonic clock.
             attempts: gains what was tried.
+
+        Raises:
+            FirstlineError: see `Cascade.infer`.
+        """
+        answers = await self.ask(request, model, rows, deadline_s, attempts)
+        for row, (output, ran) in zip(rows, answers, strict=True):
+            row.take(output, Tier.CLOUD, row.reason, ran)
+
+    async def ask(
+        self,
+        request: InferRequest,
+        model: HeldModel,
+        rows: Sequence[Row],
+        deadline_s: float,
+        attempts: list[Attempt],
+        *,
+        keep: bool = True,
+    ) -> list[tuple[ModelOutput, str]]:
+        """What the full model says of each row, and its digest.
+
+        Args:
+            request: of which these are rows.
+            model: the bundle that the gateway must run.
+            rows: to travel.
+            deadline_s: on the monotonic clock.
+            attempts: gains what was tried.
+            keep: whether to go on where the caller leaves and nobody else asked the same.
 
         Raises:
             FirstlineError: see `Cascade.infer`.
@@ -90,23 +165,23 @@ class Gateway:
                 self._complaints.note(model.manifest.name, model.version, error)
                 raise
             self._complaints.settle(model.manifest.name, model.version)
+            self._heed(model, response.answer.contract if response.answer is not None else None)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for seat, output in zip(seats, outputs, strict=True):
                     self._cache.put(keys.result_key(digest, rows[seat].content), output)
             return [(output, full.digest) for output in outputs]
 
-        flight_keys = [keys.flight_key(model.manifest.name, model.version, digest, row.content) for row in rows]
+        flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
         try:
-            answers = await within(self._clock, deadline_s, self._flights.run(flight_keys, compute), _LATE)
+            answers = await within(self._clock, deadline_s, flight, _LATE)
         except FirstlineError as error:
             if len(attempts) == tried_before:  # late, or another request's journey failed
                 attempts.append(attempt(self._clock, Tier.CLOUD, error.code, started_s))
             raise
         if len(attempts) == tried_before:  # another request was already asking the same
             attempts.append(attempt(self._clock, Tier.CLOUD, "ok", started_s))
-        for row, (output, ran) in zip(rows, answers, strict=True):
-            row.take(output, Tier.CLOUD, row.reason, ran)
+        return answers
 
     async def pass_on(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
         """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none.
@@ -152,9 +227,15 @@ class Gateway:
                 "not help; add a [[links]] section to its configuration."
             )
         try:
-            return await self._cloud.infer(request, deadline_s, attempts)
+            with self._traffic:
+                return await self._cloud.infer(request, deadline_s, attempts)
         except UnauthorizedError as error:  # this device's token, not the caller's; it can be mended here
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
+
+
+def _flight_keys(model: HeldModel, rows: Sequence[Row]) -> list[bytes]:
+    manifest = model.manifest
+    return [keys.flight_key(manifest.name, model.version, manifest.full_digest, row.content) for row in rows]
 
 
 def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt:

@@ -89,13 +89,14 @@ class EdgeModel:
             for row, score, value in zip(probabilities, scores, values, strict=True)
         ]
 
-    async def run_in_thread(self, tensor: Tensor) -> list[ModelOutput]:
-        """As `run`, off the event loop.
+    async def run_in_thread(self, tensor: Tensor, deadline_s: float = math.inf) -> list[ModelOutput]:
+        """As `run`, off the event loop; not at all where the deadline comes before its turn.
 
         Raises:
             QueueFullError: too many runs wait already.
+            DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(self.run, tensor)
+        return await self.workers.run(self.run, tensor, deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,13 @@ class HeldModel:
     @property
     def version(self) -> str:
         return str(self.manifest.version)
+
+    def group(self, output: ModelOutput | None) -> str | None:
+        """The predicted class, where the certificate promises by class; None where all answers are held alike."""
+        certificate = self.edge.certificate if self.edge is not None else None
+        if output is None or certificate is None or not certificate.by:
+            return None
+        return self.manifest.labels[int(output.probabilities.argmax())]
 
     def tensor(self, request: InferRequest) -> Tensor:
         """The bundle's one input.

@@ -13,6 +13,7 @@ from firstline_core.telemetry.decisions import DecisionLog
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
+from firstline_edge.audits.auditor import Finding
 from firstline_edge.cascade import Trail
 
 log = logger("firstline_edge")
@@ -41,6 +42,9 @@ class Recorder:
         self._log_requests = log_requests
         self._clock = clock
         self._disk_refuses = False
+        self._audits = metrics.counter(
+            "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
+        )
 
     def answered(
         self,
@@ -119,8 +123,35 @@ class Recorder:
         if answer.status is Status.EXPIRED:
             log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
         else:
-            log.info("corrected", request_id=answer.request_id, model=response.model)
+            log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed)
         self._decide("corrected", response, **told)
+
+    def drawn(self) -> None:
+        """A kept answer is to be audited."""
+        self._audits.labels("drawn").inc()
+
+    def audited(self, finding: Finding) -> None:
+        """An audit has ended."""
+        audit = finding.audit
+        self._audits.labels(finding.outcome).inc()
+        told = {"cause": finding.cause} if finding.cause else {}
+        self._write(
+            lambda: self._decisions.append(
+                {
+                    "at": self._clock.wall_s(),
+                    "event": "audited",
+                    "request_id": audit.request_id,
+                    "audit_id": audit.sent.request_id,
+                    "model": audit.sent.model,
+                    "version": audit.sent.version,
+                    "row": audit.position,
+                    "score": audit.score,
+                    "propensity": audit.propensity,
+                    "outcome": finding.outcome,
+                    **told,
+                }
+            )
+        )
 
     def close(self) -> None:
         self._decisions.close()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstline_core.routing import audit
+from firstline_core.routing.timing import TimingReport
+from firstline_edge.audits.standing import Watched
 from firstline_edge.models import HeldModel
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
+    from firstline_edge.links.chain import LinkChain
 
 
 def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
     """What `GET /firstline/v1/status` says."""
+    timings = {name: found and asdict(found) for name, found in agent.links.timings().items()}
     return {
         "device_id": agent.settings.device_id,
         "version": agent.server_version,
@@ -22,10 +29,11 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "uptime_s": round(uptime_s, 1),
         "models": [
             _described(held, agent.threshold(held), agent.complaints.of(held.manifest.name, held.version))
+            | {"uncertified": agent.uncertified(held) or None, "contract": agent.audits.describe(held)}
             for held in agent.models.all
         ],
         "problems": [{"path": str(path), "message": message} for path, message in _problems(agent)],
-        "links": {name: asdict(link) for name, link in agent.links.reports().items()},
+        "links": {name: asdict(link) | {"timing": timings[name]} for name, link in agent.links.reports().items()},
         "outbox": {"items": agent.outbox.depth, "size_bytes": agent.outbox.size_bytes},
         "cache": {"entries": len(agent.cache), "size_bytes": agent.cache.size_bytes},
     }
@@ -35,7 +43,21 @@ def birth_of(agent: EdgeAgent) -> dict[str, object]:
     """What the broker keeps of this device: which models it runs."""
     return {
         "agent_version": agent.server_version,
-        "models": [_identity(held) for held in agent.models.all],
+        "models": [_identity(held) | {"contract": _contract_of(agent, held)} for held in agent.models.all],
+    }
+
+
+def _contract_of(agent: EdgeAgent, held: HeldModel) -> dict[str, object] | None:
+    watched = agent.audits.standings.find(held)
+    if watched is None:
+        return None
+    record = watched.record
+    return {
+        "alarm": record.alarmed,
+        "tightened": record.tightened,
+        "escalates_all": record.escalates_all,
+        "audits": record.agreed + record.disagreed,
+        "disagreed": record.disagreed,
     }
 
 
@@ -50,6 +72,69 @@ def add_gauges(agent: EdgeAgent) -> None:
     }
     for name, (description, read) in gauges.items():
         agent.metrics.gauge(name, description, read)
+    by_contract: Mapping[str, tuple[str, Callable[[Watched], float | None]]] = {
+        "contract_alarm": ("1 where the audits broke a certificate.", lambda watched: float(watched.record.alarmed)),
+        "contract_e_value": (
+            "Evidence of the audits against a certificate, 1 at the beginning.",
+            lambda watched: audit.e_value(watched.record.test),
+        ),
+        "score_drift": (
+            "Population stability index of the latest scores against the certificate's, beyond chance.",
+            lambda watched: watched.stability_index(),
+        ),
+    }
+    for name, (description, of) in by_contract.items():
+        agent.metrics.readings(name, description, ("model", "version"), partial(_contracts, agent, of))
+    agent.metrics.readings(
+        "link_seconds",
+        "How long a link's calls take of late, for payloads of the usual size.",
+        ("link", "part", "quantile"),
+        lambda: _link_seconds(agent.links.timings()),
+    )
+    agent.metrics.readings(
+        "retries_total",
+        "What was asked again after a failure, and what the budget did not allow to be.",
+        ("outcome",),
+        lambda: _retries(agent.links.chain),
+        counts=True,
+    )
+    agent.metrics.readings(
+        "held_back_total",
+        "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
+        ("outcome",),
+        lambda: {
+            ("held_back",): agent.cascade.punctuality.held_back,
+            ("explored",): agent.cascade.punctuality.explored,
+        },
+        counts=True,
+    )
+    agent.metrics.readings(
+        "hedges_total",
+        "Calls to the full model that were made before the edge model had answered.",
+        ("outcome",),
+        lambda: {("used",): agent.cascade.hedging.used, ("unneeded",): agent.cascade.hedging.unneeded},
+        counts=True,
+    )
+
+
+def _contracts(agent: EdgeAgent, of: Callable[[Watched], float | None]) -> dict[tuple[str, ...], float]:
+    found = {(watched.record.model, watched.record.version): of(watched) for watched in agent.audits.standings}
+    return {labels: value for labels, value in found.items() if value is not None}
+
+
+def _link_seconds(timings: Mapping[str, TimingReport | None]) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
+    for link, timing in timings.items():
+        for part in ("total", "network", "service"):
+            for quantile, field in (("0.5", f"{part}_p50_ms"), ("0.95", f"{part}_p95_ms")):
+                ms = getattr(timing, field, None)
+                if ms is not None:
+                    found[link, part, quantile] = ms / 1000
+    return found
+
+
+def _retries(chain: LinkChain | None) -> dict[tuple[str, ...], float]:
+    return {("allowed",): chain.retries.retries, ("denied",): chain.retries.denied} if chain is not None else {}
 
 
 def _identity(held: HeldModel) -> dict[str, object]:
@@ -68,10 +153,9 @@ def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, o
         "provider": edge.loaded.runtime.provider if edge is not None else None,
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
         "score_digest": held.manifest.policy.score.digest,
-        "threshold": threshold,
+        "threshold": threshold if math.isfinite(threshold) else None,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "certificate": certificate_of(held),
-        "uncertified": edge.uncertified or None if edge is not None else None,
         "problem": held.problem or complaint or None,
     }
 
@@ -87,10 +171,13 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
         "delta": certificate.delta,
         "threshold": certificate.threshold,
         "promise": certificate.promise,
+        "by": certificate.by,
+        "thresholds": {label: group.threshold for label, group in certificate.groups.items()},
     }
 
 
 def _problems(agent: EdgeAgent) -> list[tuple[Path, str]]:
     found = [(problem.path, problem.message) for problem in agent.models.problems]
+    found += [(agent.state.standing_path, agent.audits.standings.problem)]
     found += [(agent.state.cache_path, agent.cache.problem), (agent.state.outbox_path, agent.outbox.problem)]
     return [(path, message) for path, message in found if message]

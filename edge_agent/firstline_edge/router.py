@@ -1,12 +1,19 @@
-"""Who answers a row, by what the edge model said of it: the bundle's policy, its certificate, what this device adds."""
+"""Who answers a row, by what the edge model said of it: policy, certificate, what this device adds."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policy
+from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
+from firstline_edge.audits.standing import CLEAR, Standing, Standings
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
+
+_TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
 
 
 class Router:
@@ -14,23 +21,64 @@ class Router:
 
     Args:
         min_threshold: raises a bundle's threshold, never lowers it.
+        chosen: the policy that decides.
+        clock: for policies that look at the time.
+        standings: of the certificates in the field; None where nothing is known of that.
     """
 
-    def __init__(self, *, min_threshold: float) -> None:
+    def __init__(
+        self,
+        *,
+        min_threshold: float,
+        chosen: Policy = CERTIFIED,
+        clock: Clock = SYSTEM_CLOCK,
+        standings: Standings | None = None,
+    ) -> None:
         self._min_threshold = min_threshold
+        self.policy = chosen
+        self._clock = clock
+        self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
+        self._standings = standings
 
-    def threshold(self, model: HeldModel) -> float:
-        """The score from which an edge answer is kept; the device can only raise the bundle's."""
+    def threshold(self, model: HeldModel, group: str | None = None) -> float:
+        """The score from which the bundle has an edge answer kept; the device can only raise it.
+
+        Args:
+            model: that answered.
+            group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
+        """
         certificate = model.edge.certificate if model.edge is not None else None
-        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold)
+        tightened = self._standing(model).threshold
+        least = self._min_threshold if tightened is None else max(self._min_threshold, tightened)
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, least, group)
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
-        if row.edge is None:
-            return Decision(Tier.CLOUD, Reason.HEAVY)
-        return policy.after(row.score, self.threshold(model))
+        if row.edge is None or model.edge is None:
+            return _TOO_HEAVY
+        seen = Seen(
+            score=row.score,
+            value=row.value,
+            threshold=self.threshold(model, model.group(row.edge)),
+            certified=model.edge.certificate is not None,
+            probabilities=row.edge.probabilities,
+            now_s=self._clock.monotonic_s(),
+        )
+        return self.policy.decide(seen, self._states[model.edge.digest])
 
-    def covers(self, model: HeldModel, verdict: Decision) -> bool:
+    def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a valid certificate covers an edge answer that this verdict keeps."""
         certificate = model.edge.certificate if model.edge is not None else None
-        return policy.covered(verdict, self.threshold(model), certificate)
+        group = model.group(row.edge)
+        return (
+            self.policy.certifies
+            and not self._standing(model).alarmed
+            and policy.covered(verdict, self.threshold(model, group), certificate, group)
+        )
+
+    def grants(self, model: HeldModel, row: Row) -> bool:
+        """Whether a row that is not kept may be escalated: an alarm has a quota, lest a fleet's becomes an outage."""
+        return self._standings is None or self._standings.grants(model, row.score, model.group(row.edge))
+
+    def _standing(self, model: HeldModel) -> Standing:
+        return CLEAR if self._standings is None else self._standings.of(model)

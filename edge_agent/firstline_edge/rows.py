@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from firstline_core.errors import ProtocolError
+from firstline_core.routing.policies import value_of
 from firstline_core.types import (
     PROBABILITIES,
     Answer,
@@ -61,6 +62,11 @@ class Row:
     def score(self) -> float:
         """The confidence as the policy takes it: not a number where there is none."""
         return math.nan if self.confidence is None else self.confidence
+
+    @property
+    def value(self) -> float:
+        """P(edge wrong and full right): what asking the full model is worth. 1 where the edge model has not run."""
+        return value_of(None if self.edge is None else self.edge.value, self.score)
 
     def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False) -> None:
         """Answers with what the small model said."""
@@ -116,8 +122,9 @@ def merge(
 ) -> InferResponse:
     """Puts the full model's rows into a provisional answer, which makes it final.
 
-    A corrected row's reason is `uncertain`: why the full model answered. What kept it away at first is told by the
-    provisional answer, which the decision log keeps.
+    The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
+    `uncertain`: why the full model answered. What kept it away at first is told by the provisional answer, which the
+    decision log keeps.
 
     Args:
         provisional: all rows, as they were first answered.
@@ -134,6 +141,8 @@ def merge(
         raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
     probabilities = np.array(provisional.output(PROBABILITIES))
     full = checked(correction, len(rows), probabilities.shape[1], digest)
+    before = probabilities[list(rows)].argmax(axis=1)
+    changed = bool((before != full.probabilities.argmax(axis=1)).any())
     probabilities[list(rows)] = full.probabilities
     said = list(first.rows) or [
         RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
@@ -151,5 +160,5 @@ def merge(
     return replace(
         provisional,
         outputs=(Tensor(PROBABILITIES, probabilities),),
-        answer=summarise(first.request_id, said, attempts, durable=first.durable),
+        answer=replace(summarise(first.request_id, said, attempts, durable=first.durable), changed=changed),
     )

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from firstline_core import settings as sources
 from firstline_core.errors import ConfigError
+from firstline_core.routing.policies import Kind
 
 PREFIX = "FIRSTLINE_EDGE_"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -25,6 +26,8 @@ _MIB = 1 << 20
 
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 # A name in MQTT topics: no slash, no wildcard.
 DeviceId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")]
@@ -52,6 +55,10 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    streams_limit: Positive = 64
+    """Event streams that may be open at once; one more is answered with 503."""
+    stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds after which a silent event stream says that it is alive."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -77,6 +84,18 @@ class CacheSection(Section, frozen=True, kw_only=True):
 
 
 class PolicySection(Section, frozen=True, kw_only=True):
+    kind: Kind = "certified"
+    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/operating.md."""
+    least_value: Share = 0.0
+    """For value: P(edge wrong and full right) below which an answer is kept, however low the price."""
+    threshold: float = 0.9
+    """For threshold and groundlight: the score from which an answer is kept, instead of the bundle's."""
+    rate: Share = 0.3
+    """For random: the part that is escalated."""
+    threshold_cross_entropy: float = 0.5
+    """For sedna: the certainty (one minus the entropy over its maximum) from which an answer is kept."""
+    min_time_between_escalations_s: Amount = 2.0
+    """For groundlight: the pause after each escalation of a model."""
     limit_bytes: Positive = 8 * _MIB
     """Largest payload that this device takes on itself; a larger one is `heavy` and goes to the cloud."""
     min_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -85,6 +104,38 @@ class PolicySection(Section, frozen=True, kw_only=True):
     """Deadline of a request that brings none."""
     deadline_reserve_ms: NotNegative = 20
     """Kept back of a deadline, at most a quarter of it, to store the promise and write the edge answer in time."""
+
+
+class BudgetSection(Section, frozen=True, kw_only=True):
+    bytes_per_hour: NotNegative = 0
+    """Bytes sent and received over all links in an hour of UTC; 0 is no limit. Nothing is carried over."""
+    bytes_per_day: NotNegative = 0
+    """The same for a day of UTC; both may be set."""
+    joules_per_hour: Amount = 0.0
+    """Energy of links and runs, by their stated costs."""
+    joules_per_day: Amount = 0.0
+    """The same for a day."""
+    money_per_hour: Amount = 0.0
+    """Money, in whatever is counted in [costs]."""
+    money_per_day: Amount = 0.0
+    """The same for a day."""
+
+
+class CostsSection(Section, frozen=True, kw_only=True):
+    worth: Annotated[float, Meta(gt=0)] = 1.0
+    """What a corrected answer is worth, in money: an escalation is worth this times the chance that it corrects one."""
+    money_per_request: Amount = 0.0
+    """What the gateway's answer to one request costs."""
+    money_per_mib: Amount = 0.0
+    """What a MiB over a link with `metered = true` costs."""
+    money_per_joule: Amount = 0.0
+    """What a joule is worth to you, for which nobody sends a bill."""
+    joules_per_run: Amount = 0.0
+    """What running the edge model on one row takes."""
+    metered_factor: Annotated[float, Meta(ge=1)] = 4.0
+    """How many times as dear bytes and money are over a metered link."""
+    heat_limit_c: float = 80.0
+    """Degrees Celsius that the device should stay below; from 5 below, joules become dearer."""
 
 
 class LinkSection(Section, frozen=True, kw_only=True):
@@ -110,6 +161,12 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """For mqtt: this device's own certificate, where the broker asks for one."""
     tls_key_file: str = ""
     """For mqtt: the certificate's key."""
+    metered: bool = False
+    """Bytes over this link cost money: see costs.money_per_mib and costs.metered_factor."""
+    joules_per_mib_sent: Amount = 0.0
+    """Energy of sending a MiB over this link."""
+    joules_per_mib_received: Amount = 0.0
+    """Energy of receiving a MiB over this link."""
     proxy: str = ""
     """For http: URL of an HTTP proxy; the environment's proxy variables are not read."""
 
@@ -123,6 +180,26 @@ class BreakerSection(Section, frozen=True, kw_only=True):
     """The longest such wait."""
 
 
+class HedgeSection(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    """Asks the full model while the edge model runs, where one after the other would miss the deadline."""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Of the requests that a slow edge model runs for, how many may be asked early."""
+    burst: Annotated[float, Meta(ge=1)] = 5.0
+    """Early calls that were not needed and are kept for later."""
+    min_escalation_rate: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    """Only for models of which at least this share was escalated of late."""
+
+
+class RetriesSection(Section, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
+    per_second: Annotated[float, Meta(gt=0)] = 1.0
+    """Retries beside those, so that a quiet device may retry too."""
+    burst: Annotated[float, Meta(ge=1)] = 10.0
+    """Retries that were not needed and are kept for later."""
+
+
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
     """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
@@ -134,6 +211,23 @@ class OutboxSection(Section, frozen=True, kw_only=True):
     """Final answers kept for those who ask by request id; the oldest make room."""
     answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
     """Age at which a kept answer is forgotten."""
+
+
+class AuditSection(Section, frozen=True, kw_only=True):
+    per_hour: Annotated[float, Meta(ge=0)] = 60.0
+    """Kept answers that the full model checks in an hour, at most; 0 switches the audits off."""
+    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
+    """Payload that they may send in an hour."""
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """Largest share of kept answers that is audited, however much the budgets allow."""
+    on_alarm: Literal["tighten", "escalate"] = "tighten"
+    """What an alarm does: keep fewer answers, those that the audits still find good, or keep none."""
+    escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
+    """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
+    fleet_devices: Positive = 1
+    """Devices that run the same bundle: each alarms by itself at the certificate's delta over this number."""
+    samples_limit_bytes: Positive = 2 * _MIB
+    """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
 
 
 class LogSection(Section, frozen=True, kw_only=True):
@@ -155,10 +249,15 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     models: ModelsSection = ModelsSection()
     cache: CacheSection = CacheSection()
     policy: PolicySection = PolicySection()
+    budget: BudgetSection = BudgetSection()
+    costs: CostsSection = CostsSection()
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()
+    hedge: HedgeSection = HedgeSection()
+    retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
+    audit: AuditSection = AuditSection()
     log: LogSection = LogSection()
 
     @property
@@ -198,7 +297,8 @@ def check(settings: EdgeSettings) -> None:
     """What one key alone cannot say.
 
     Raises:
-        ConfigError: an open address without tokens, a link without an address, or a certificate without TLS.
+        ConfigError: an open address without tokens, a link without an address, a certificate without TLS, or a policy
+            by price where nothing has one.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
@@ -210,11 +310,22 @@ def check(settings: EdgeSettings) -> None:
             f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
             f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
         )
+    if settings.policy.kind == "value" and not _has_prices(settings):
+        raise ConfigError(
+            "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
+            "costs.money_per_request, costs.money_per_mib, costs.money_per_joule or policy.least_value."
+        )
     for number, link in enumerate(settings.links):
         if link.kind == "http":
             _check_http(f"links[{number}]", link)
         else:
             _check_mqtt(f"links[{number}]", link)
+
+
+def _has_prices(settings: EdgeSettings) -> bool:
+    costs = settings.costs
+    stated = (costs.money_per_request, costs.money_per_mib, costs.money_per_joule, settings.policy.least_value)
+    return any(stated) or settings.budget != BudgetSection()
 
 
 def _check_http(where: str, link: LinkSection) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -24,29 +26,47 @@ class SingleFlight(Generic[V]):
     """Computes every key once at a time; several keys may travel in one computation.
 
     A computation belongs to nobody: the caller who started it may be cancelled, and those who joined still get
-    their values. Failures are not kept.
+    their values. Without any of them it goes on too, unless it was started with `keep=False`. Failures are not kept.
     """
 
     def __init__(self) -> None:
         self._flights: dict[bytes, _Flight[V]] = {}
         self._tasks: set[asyncio.Task[Sequence[V]]] = set()
+        self._callers: Counter[asyncio.Task[Sequence[V]]] = Counter()
 
-    async def run(self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]]) -> list[V]:
+    def __contains__(self, key: object) -> bool:
+        """Whether somebody computes it now."""
+        return key in self._flights
+
+    async def run(
+        self,
+        keys: Sequence[bytes],
+        compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]],
+        *,
+        keep: bool = True,
+    ) -> list[V]:
         """One value for each key, in order.
 
         Args:
             keys: may repeat.
             compute: is given positions in `keys` that nobody computes yet, each distinct key once, and returns
                 one value for each.
+            keep: whether what this caller starts goes on when it leaves and nobody else waits for it.
 
         Raises:
             FirstlineError: what `compute` raised. When another caller's computation fails, which may have had
                 less time or a bad neighbour in its batch, this caller computes for itself before giving up.
         """
         flights, own = self._board(keys, compute)
-        if own is not None:
-            await asyncio.shield(own)
-        failed = await _failed(flights)
+        with self._waiting_for(flights):
+            if own is not None:
+                try:
+                    await asyncio.shield(own)
+                except asyncio.CancelledError:
+                    if not keep and self._callers[own] == 1:
+                        self._cancel(own)
+                    raise
+            failed = await _failed(flights)
         again = [position for position, flight in enumerate(flights) if flight.task in failed]
         if again:  # what landed well is not computed twice
 
@@ -54,9 +74,10 @@ class SingleFlight(Generic[V]):
                 return await compute([again[seat] for seat in seats])
 
             second, _ = self._board([keys[position] for position in again], compute_again)
-            for position, flight in zip(again, second, strict=True):
-                await asyncio.shield(flight.task)
-                flights[position] = flight
+            with self._waiting_for(second):
+                for position, flight in zip(again, second, strict=True):
+                    await asyncio.shield(flight.task)
+                    flights[position] = flight
         return [flight.task.result()[flight.position] for flight in flights]
 
     async def close(self) -> None:
@@ -64,6 +85,25 @@ class SingleFlight(Generic[V]):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @contextmanager
+    def _waiting_for(self, flights: Sequence[_Flight[V]]) -> Iterator[None]:
+        """Counts a caller of theirs."""
+        tasks = {flight.task for flight in flights}
+        self._callers.update(tasks)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                self._callers[task] -= 1
+                if not self._callers[task]:
+                    del self._callers[task]
+
+    def _cancel(self, task: asyncio.Task[Sequence[V]]) -> None:
+        """Ends a computation; whoever comes now starts another."""
+        for key in [key for key, flight in self._flights.items() if flight.task is task]:
+            del self._flights[key]
+        task.cancel()
 
     def _board(
         self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]]
@@ -89,7 +129,7 @@ class SingleFlight(Generic[V]):
         def landed(task: asyncio.Task[Sequence[V]]) -> None:
             self._tasks.discard(task)
             for key in new:
-                if self._flights[key].task is task:
+                if key in self._flights and self._flights[key].task is task:
                     del self._flights[key]
             if not task.cancelled():
                 task.exception()  # those who waited may all be gone; the failure was theirs to see

@@ -53,6 +53,14 @@ class StateDirectory:
     def outbox_path(self) -> Path:
         return self.path / "outbox" / "outbox.db"
 
+    @property
+    def standing_path(self) -> Path:
+        return standing_path(self.path)
+
+    @property
+    def samples_path(self) -> Path:
+        return samples_path(self.path)
+
     def publish_url(self, url: str) -> None:
         """Notes where the agent listens, for `edge-agent status`; a disk that refuses costs that comfort only."""
         try:
@@ -69,6 +77,16 @@ class StateDirectory:
 def decisions_path(state_dir: Path) -> Path:
     """The decision log."""
     return state_dir / "decisions.jsonl"
+
+
+def standing_path(state_dir: Path) -> Path:
+    """How each certificate stands in the field."""
+    return state_dir / "audits" / "standing.json"
+
+
+def samples_path(state_dir: Path) -> Path:
+    """Answers whose truth is known, from audits and escalations."""
+    return state_dir / "audits" / "samples.jsonl"
 
 
 def url_path(state_dir: Path) -> Path:

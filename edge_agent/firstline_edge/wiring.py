@@ -14,14 +14,19 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics
+from firstline_core.routing import policies
+from firstline_core.routing.policies import Policy
+from firstline_core.routing.timing import TimingReport
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
+from firstline_edge.hedge import HedgeOptions
 from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
-from firstline_edge.settings import EdgeSettings, LinkSection
+from firstline_edge.links.retries import RetryBudget, RetrySettings
+from firstline_edge.settings import EdgeSettings, LinkSection, PolicySection
 
 if TYPE_CHECKING:
     from firstline_edge.links.mqtt import MqttLink
@@ -44,6 +49,10 @@ class Links:
     @property
     def available(self) -> bool:
         return self.chain is not None and self.chain.available
+
+    def timings(self) -> dict[str, TimingReport | None]:
+        """How long each link takes, by its name; None where nothing is known of late."""
+        return self.chain.timings() if self.chain is not None else {}
 
     def reports(self) -> dict[str, LinkReport]:
         """How each link is, by its name."""
@@ -78,6 +87,15 @@ class Links:
             await self.chain.close()
 
 
+def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
+    """When to ask the full model early; None for never."""
+    section = settings.hedge
+    if not section.enabled:
+        return None
+    reserve_s = settings.policy.deadline_reserve_ms / 1000
+    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
+
+
 async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock) -> Links:
     """Makes the links and starts them; none is waited for.
 
@@ -104,7 +122,10 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
         open_max_s=settings.breaker.open_max_ms / 1000,
     )
     rng = random.Random()  # noqa: S311 (jitter)
-    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock)
+    retries = RetryBudget(
+        clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
+    )
+    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries)
     await chain.start()
     return Links(chain, tuple(mqtt))
 
@@ -171,6 +192,17 @@ def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
     )
     tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
     return found
+
+
+def make_policy(section: PolicySection) -> Policy:
+    """The policy that the settings choose, with its parameters under its own names."""
+    said = {
+        "least_value": section.least_value,
+        "threshold": section.threshold_cross_entropy if section.kind == "sedna" else section.threshold,
+        "rate": section.rate,
+        "pause_s": section.min_time_between_escalations_s,
+    }
+    return policies.make(section.kind, **{name: said[name] for name in policies.PARAMETERS.get(section.kind, ())})
 
 
 def _path(file: str) -> Path | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from firstline_core.errors import QueueFullError
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import DeadlineExceededError, QueueFullError
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -19,18 +21,21 @@ class Workers:
     Args:
         threads: calls at once.
         queue_limit: calls that may wait for a thread.
+        clock: what deadlines are on.
     """
 
-    def __init__(self, threads: int, queue_limit: int) -> None:
+    def __init__(self, threads: int, queue_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._limit = threads + queue_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="model")
         self._pending = 0
 
-    async def run(self, call: Callable[[A], R], argument: A) -> R:
-        """Calls in a thread.
+    async def run(self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf) -> R:
+        """Calls in a thread, unless the deadline has passed by the time that one is free.
 
         Raises:
             QueueFullError: too many wait already.
+            DeadlineExceededError: its turn came too late; it was not called.
         """
         if self._pending >= self._limit:
             raise QueueFullError(
@@ -39,7 +44,7 @@ class Workers:
                 retry_after_s=1.0,
             )
         self._pending += 1
-        future = self._pool.submit(call, argument)
+        future = self._pool.submit(self._call, call, argument, deadline_s)
         loop = asyncio.get_running_loop()
         # A caller who leaves does not end a run that has begun: it counts until its thread is free.
         future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(self._done))
@@ -48,6 +53,11 @@ class Workers:
     def close(self) -> None:
         """Waits for the runs that have begun, and drops those that wait."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _call(self, call: Callable[[A], R], argument: A, deadline_s: float) -> R:
+        if self._clock.monotonic_s() >= deadline_s:
+            raise DeadlineExceededError("The request's deadline passed before this device's model was free for it.")
+        return call(argument)
 
     def _done(self) -> None:
         self._pending -= 1

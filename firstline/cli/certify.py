@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
-import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.output import Output, OutputOption, print_json
+from firstline.cli.output import Output, OutputOption, print_json, warn
 from firstline.cli.paths import require_bundle
 from firstline.cli.rows import (
     FromAgentOption,
@@ -23,14 +19,16 @@ from firstline.cli.rows import (
     TokenFileOption,
     gathered,
 )
-from firstline.workbench.certify import certify_bundle, write_certified
+from firstline.cli.table import read_table
+from firstline.workbench.certify import Certification, certify_bundle, voided, write_certified
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.placing import refuse_overwriting
+from firstline.workbench.scores import can_learn
+from firstline.workbench.selection import Selection
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate, certify, check_share
-
-_STDIN = "-"
 
 
 class Loss(StrEnum):
@@ -38,6 +36,18 @@ class Loss(StrEnum):
 
     DISAGREEMENT = "disagreement"  # the full model says another label
     HARM = "harm"  # the edge is wrong where the full model is right
+
+
+class Choice(StrEnum):
+    """Which score is certified."""
+
+    BEST = "best"
+    BUNDLE = "bundle"
+    MARGIN = "margin"
+    MAX_PROBABILITY = "max_probability"
+    ENTROPY = "entropy"
+    ENERGY = "energy"
+    LEARNED = "learned"
 
 
 def certify_command(
@@ -67,17 +77,24 @@ def certify_command(
         Path | None, typer.Option(help="Where the certified bundle goes, as the next version; none is written without.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that lies at --out.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split with --select.")] = 0,
+    score: Annotated[
+        Choice, typer.Option(help="Score to certify: the best on the part set aside, the bundle's own, or one by name.")
+    ] = Choice.BEST,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
     select: Annotated[
-        float, typer.Option(help="Share of the rows that only chooses where testing starts; 0 certifies on all rows.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on "
+            "all rows. Default: 0.1 of a bundle's rows from 1,000 on, else 0."
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Find the loosest threshold whose kept answers disagree at most epsilon, with confidence 1 - delta.
 
     An answer is kept when its score is at least the threshold. Rows must be drawn at random from what will be asked,
-    and none may have been used to choose the model or its score. Exits 0 whether or not a threshold is certified; a
-    bundle is written only where one is.
+    and none may have been used before to choose the model or its score. Exits 0 whether or not a threshold is
+    certified; a bundle is written only where one is.
     """
     if (bundle is None) == (scores is None):
         raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
@@ -87,19 +104,22 @@ def certify_command(
         check_share("the selection fraction", select)
     written = ""
     if bundle is None:
-        if data is not None or out is not None or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT:
+        bundles_own = data or out or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT
+        if bundles_own or score is not Choice.BEST:
             raise ConfigError(
-                "--data, --loss, --edge, --from-agent and --out go with a bundle; a table has scores and agreements."
+                "--data, --loss, --edge, --score, --from-agent and --out go with a bundle; a table has scores and "
+                "agreements."
             )
-        rows = _read(scores or "")
+        rows = read_table(scores or "")
         found = certify(
             [score for score, _ in rows],
             [1 - agree for _, agree in rows],
             epsilon,
             delta,
-            select_fraction=select,
+            select_fraction=select or 0.0,
             seed=seed,
         )
+        chosen = None
     else:
         if data is None:
             raise ConfigError("A bundle is certified on data; name a folder with --data.")
@@ -111,71 +131,54 @@ def certify_command(
             dataset.check_labels(opened.manifest.labels)
         evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
         done = certify_bundle(
-            opened, evidence, epsilon=epsilon, delta=delta, contract=loss.value, seed=seed, select_fraction=select
+            opened,
+            evidence,
+            epsilon=epsilon,
+            delta=delta,
+            contract=loss.value,
+            score=score.value,
+            seed=seed,
+            select_fraction=select,
         )
-        found = done.proof
+        found, chosen = done.proof, done.selection
+        _warn(opened.manifest, done, learnable=score in (Choice.BEST, Choice.LEARNED))
         if done.certificate is not None and out is not None:
             made = write_certified(opened, done, out, force=force)
             written = f"{out}: {made.manifest.name} version {made.manifest.version}, {done.variant.id} certified."
     if output is Output.JSON:
-        print_json(asdict(found))
+        print_json(asdict(found) | (_chosen_json(chosen) if chosen is not None else {}))
         return
     typer.echo(_sentence(found, epsilon, delta, loss))
-    if written:
-        typer.echo(written)
-    elif bundle is not None:
-        typer.echo("No bundle was written." if not found.certified else "No bundle was written; name one with --out.")
+    if chosen is not None:
+        if chosen.used:
+            typer.echo(_chosen_sentence(chosen))
+        name_one = "; name one with --out" if found.certified else ""
+        typer.echo(written or f"No bundle was written{name_one}.")
 
 
-def _read(source: str) -> list[tuple[float, int]]:
-    try:
-        if source == _STDIN:
-            return list(_rows(sys.stdin, "standard input"))
-        with Path(source).open(newline="", encoding="utf-8-sig") as stream:
-            return list(_rows(stream, source))
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not a CSV file in UTF-8: {error}.") from error
+def _warn(manifest: Manifest, done: Certification, *, learnable: bool) -> None:
+    if learnable and done.selection.used and not can_learn():
+        warn("scikit-learn is not installed, so no score was learned: pip install 'firstline[analysis]'.")
+    if done.certificate is not None and (lost := voided(manifest, done)):
+        warn(f"The score changes: certificates of {', '.join(lost)} are void; renew them with --score bundle.")
 
 
-def _rows(lines: Iterable[str], source: str) -> Iterator[tuple[float, int]]:
-    reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
-    try:
-        names = [name.strip().removeprefix("\ufeff") for name in reader.fieldnames or ()]
-        missing = [name for name in ("score", "agree") if name not in names]
-        if missing:
-            raise ConfigError(
-                f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
-            )
-        reader.fieldnames = names
-        count = 0
-        for row in reader:
-            yield (
-                _score(row["score"], f"{source}:{reader.line_num}"),
-                _agree(row["agree"], f"{source}:{reader.line_num}"),
-            )
-            count += 1
-    except csv.Error as error:
-        raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
-    if not count:
-        raise ConfigError(f"{source} has no rows below its first line; a certificate needs some.")
+def _chosen_json(chosen: Selection) -> dict[str, object]:
+    return {
+        "score": chosen.score.kind,
+        "temperature": chosen.score.temperature,
+        "selected": chosen.used,
+        "auroc": chosen.aurocs,
+    }
 
 
-def _score(text: str | None, where: str) -> float:
-    try:
-        found = float(text or "")
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ConfigError(f"{where} has the score '{text or ''}'; a score is a finite number.")
-    return found
-
-
-def _agree(text: str | None, where: str) -> int:
-    if (text or "").strip() not in ("0", "1"):
-        raise ConfigError(f"{where} has '{text or ''}' under agree; it is 1 where edge and full model agree, else 0.")
-    return int(text or "")
+def _chosen_sentence(chosen: Selection) -> str:
+    best_first = sorted(chosen.aurocs.items(), key=lambda item: -item[1])
+    compared = ", ".join(f"{name} {area:.3f}" for name, area in best_first) or "too few losses to compare scores"
+    return (
+        f"{chosen.used} other rows decided on the score: {chosen.score.kind} at temperature "
+        f"{chosen.score.temperature:g} (AUROC: {compared})."
+    )
 
 
 def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> str:

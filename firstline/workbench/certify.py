@@ -8,28 +8,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.placing import put_in_place, refuse_overwriting
-from firstline_core.bundle.certificate import Certificate, Contract
-from firstline_core.bundle.manifest import MANIFEST_NAME, Model, encode_manifest
+from firstline.workbench.selection import ScoreName, Selection, select
+from firstline_core.bundle.certificate import Certificate, Contract, valid_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate as Proof
 from firstline_core.routing.certificate import certify
+from firstline_core.routing.drift import histogram
+
+_NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
 
 
 @dataclass(frozen=True, slots=True)
 class Certification:
     """What the data proves of one variant.
 
-    Args:
+    Attributes:
         variant: as it was tested.
+        selection: what was decided before anything was tested.
         proof: the statistics, certified or not.
         certificate: what the variant may carry; None where nothing is certified.
     """
 
     variant: Model
+    selection: Selection
     proof: Proof
     certificate: Certificate | None
 
@@ -41,28 +50,44 @@ def certify_bundle(
     epsilon: float,
     delta: float,
     contract: Contract = "disagreement",
+    score: ScoreName = "best",
     seed: int = 0,
-    select_fraction: float = 0.0,
+    select_fraction: float | None = None,
 ) -> Certification:
-    """Tests the bundle's own score as it stands.
+    """Lets a part of the rows decide on score, temperature, value and starts, and certifies on the rest.
 
     Args:
         bundle: that the evidence is of.
-        evidence: of images drawn at random from what will be asked, none of them used to choose model, score or
-            temperature.
+        evidence: of images drawn at random from what will be asked, none of them used before to choose model, score
+            or temperature.
         epsilon: share of the kept answers that may break the contract.
         delta: probability that the promise is wrong.
         contract: what counts as a loss.
+        score: which one.
         seed: of the split.
-        select_fraction: share of the data that only chooses where testing starts.
+        select_fraction: share of the data that decides; None takes `selection.default_fraction`.
 
     Raises:
-        ConfigError: arguments out of range.
+        ConfigError: arguments out of range, or a score that cannot be had.
     """
     manifest, losses = bundle.manifest, evidence.losses(contract)
-    proof = certify(evidence.scores, losses, epsilon, delta, select_fraction=select_fraction, seed=seed)
+    selection = select(
+        evidence.probabilities,
+        losses,
+        evidence.truth if contract == "harm" else evidence.full,  # no label counts where agreement is the contract
+        own=manifest.policy.score,
+        own_scores=evidence.scores,
+        logits=evidence.logits,
+        name=score,
+        fraction=select_fraction,
+        seed=seed,
+    )
+    rows = selection.rest
+    scores = selection.scores[rows]
+    proof = certify(scores, losses[rows], epsilon, delta, starts=selection.starts, seed=seed)
     certificate = None
     if proof.threshold is not None and proof.risk_upper is not None:
+        kept = scores >= proof.threshold
         certificate = Certificate(
             contract=contract,
             epsilon=epsilon,
@@ -73,15 +98,53 @@ def certify_bundle(
             risk_upper=proof.risk_upper,
             edge_digest=evidence.variant.digest,
             full_digest=manifest.full_digest,
-            score_digest=manifest.policy.score.digest,
+            score_digest=selection.score.digest,
+            audit_epsilon=audit_epsilon(contract, epsilon, delta, evidence.losses("disagreement")[rows][kept]),
+            histogram=histogram(scores),
         )
-    return Certification(evidence.variant, proof, certificate)
+    return Certification(evidence.variant, selection, proof, certificate)
+
+
+def audit_epsilon(contract: Contract, epsilon: float, delta: float, differs: NDArray[np.bool_]) -> float:
+    """What audits in the field can test of a contract, where no input has a label.
+
+    Args:
+        contract: what is promised.
+        epsilon: how much of it.
+        delta: of the upper bound.
+        differs: (kept,) whether the full model said otherwise, of the rows that the certified threshold keeps.
+
+    Returns:
+        `epsilon` where disagreement itself is promised; else the most that is likely of it.
+    """
+    if contract == "disagreement":
+        return epsilon
+    return min(binomial.upper_bound(int(differs.sum()), len(differs), delta), _NEARLY_ALL)
+
+
+def policy_of(policy: Policy, found: Certification) -> Policy:
+    """The bundle's policy with what was decided.
+
+    The declared threshold is in the score's own units: with another score it becomes the certified one, which is the
+    best that is known for variants without a certificate of their own.
+    """
+    value = found.selection.value or policy.value
+    if found.certificate is None or found.selection.score == policy.score:
+        return msgspec.structs.replace(policy, value=value)
+    return Policy(found.selection.score, found.certificate.threshold, value)
+
+
+def voided(manifest: Manifest, found: Certification) -> tuple[str, ...]:
+    """Ids of the other variants whose certificates are valid now, and void once the new score is the bundle's."""
+    if found.selection.score.digest == manifest.policy.score.digest:
+        return ()
+    return tuple(m.id for m in manifest.edge if m.id != found.variant.id and valid_certificate(manifest, m) is not None)
 
 
 def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: bool = False) -> Bundle:
-    """Writes the bundle with the variant's new certificate, as the next version.
+    """Writes the bundle with the variant's new certificate and its score, as the next version.
 
-    Other variants keep theirs. Files that are absent stay absent.
+    Other variants keep theirs, void or not: see `voided`. Files that are absent stay absent.
 
     Args:
         bundle: that was certified.
@@ -97,6 +160,7 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
     certified = msgspec.structs.replace(
         manifest,
         version=manifest.version + 1,
+        policy=policy_of(manifest.policy, found),
         edge=tuple(
             msgspec.structs.replace(model, certificate=found.certificate) if model.id == found.variant.id else model
             for model in manifest.edge

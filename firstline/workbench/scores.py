@@ -6,22 +6,23 @@ What is fitted here is applied by `firstline_core.routing.learned`, in plain num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.bundle.manifest import Score, ScoreKind
+from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
-from firstline_core.routing import confidence
 from firstline_core.routing.confidence import Probabilities, Scores, auroc
 from firstline_core.routing.learned import MEASURES, Isotonic, Logistic, features
 
-ScoreFunction = Callable[[Probabilities], Scores]
-
-LEARNED = "learned"
+LEARNED: Literal["learned"] = "learned"
+FIXED: tuple[ScoreKind, ...] = ("margin", "max_probability", "entropy")
 _FOLDS = 5
 # Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
 _INVERSE_PENALTY = 0.1
@@ -32,23 +33,29 @@ class ScoreChoice:
     """The best score, and how all of them did.
 
     Attributes:
-        name: "max_probability", "margin", "entropy" or "learned".
+        declared: the best.
         aurocs: of each candidate, averaged over the folds, in which the learned one had not seen the rows.
-        learned: the fitted one, where it is the best.
     """
 
-    name: str
-    aurocs: Mapping[str, float]
-    learned: Logistic | None
+    declared: Score
+    aurocs: Mapping[ScoreKind, float]
 
-    def score(self, probabilities: Probabilities) -> Scores:
-        """(n,) float32; higher means keep."""
-        return self.learned.score(probabilities) if self.learned else _FIXED[self.name](probabilities)
+    @property
+    def name(self) -> str:
+        return self.declared.kind
+
+    @property
+    def learned(self) -> Logistic | None:
+        return self.declared.learned
+
+    def score(self, probabilities: Probabilities, logits: Probabilities | None = None) -> Scores:
+        """(n,) float32; higher means keep. Not for a graph's."""
+        return scorer(self.declared)(probabilities, logits)
 
 
-_FIXED: Mapping[str, ScoreFunction] = {
-    kind: partial(confidence.score, kind) for kind in ("margin", "max_probability", "entropy")
-}
+def can_learn() -> bool:
+    """Whether scikit-learn is here."""
+    return find_spec("sklearn") is not None
 
 
 def fit_logistic(probabilities: Probabilities, losses: NDArray[np.bool_]) -> Logistic:
@@ -93,38 +100,60 @@ def fit_isotonic(scores: Scores, losses: NDArray[np.bool_]) -> Isotonic:
     )
 
 
-def choose_score(probabilities: Probabilities, losses: NDArray[np.bool_], *, seed: int = 0) -> ScoreChoice:
+def choose_score(
+    probabilities: Probabilities,
+    losses: NDArray[np.bool_],
+    *,
+    logits: Probabilities | None = None,
+    temperature: float = 1.0,
+    own: tuple[Score, Scores] | None = None,
+    seed: int = 0,
+) -> ScoreChoice:
     """Chooses the score that best tells losses from the rest, by cross-validated AUROC.
 
     The learned one is taken unless it is worse than the best of the others by more than a standard error over the
     folds: it is shrunk so much that it hardly ever loses, while hundreds of rows are too few to show what it wins.
+    Without scikit-learn none is learned.
 
     Args:
         probabilities: (n, classes) of the edge model, of the selection part only.
         losses: (n,).
+        logits: (n, classes) where the model shows them; without, "energy" is no candidate.
+        temperature: of the fixed scores.
+        own: what the bundle declares now, with its scores of these rows. It is taken where there are too few losses to
+            compare anything (else the margin), and a candidate where it is none of the others.
         seed: of the folds.
-
-    Returns:
-        The margin where there are too few losses to compare anything.
     """
+    candidates: dict[ScoreKind, Score] = {kind: Score(kind, temperature) for kind in FIXED}
     fold_of = _folds(losses, seed)
-    names = [*_FIXED, LEARNED]
     if fold_of is None:
-        return ScoreChoice("margin", {}, None)
-    seen: dict[str, list[float]] = {name: [] for name in names}
-    fixed = {name: score(probabilities) for name, score in _FIXED.items()}
+        return ScoreChoice(candidates["margin"] if own is None else own[0], {})
+    scores = {kind: scorer(declared)(probabilities) for kind, declared in candidates.items()}
+    if logits is not None:
+        candidates["energy"] = Score("energy", temperature)
+        scores["energy"] = scorer(candidates["energy"])(probabilities, logits)
+    learns = can_learn()
+    if own is not None and own[0].kind not in candidates and not (learns and own[0].learned):
+        candidates[own[0].kind], scores[own[0].kind] = own
+    seen: dict[ScoreKind, list[float]] = {name: [] for name in candidates}
+    if learns:
+        seen[LEARNED] = []
     for fold in range(_FOLDS):
         held = fold_of == fold
-        fitted = fit_logistic(probabilities[~held], losses[~held]).score(probabilities[held])
-        for name in names:
-            area = auroc(fitted if name == LEARNED else fixed[name][held], losses[held])
-            seen[name].append(0.5 if area is None else area)
+        for name, areas in seen.items():
+            if learns and name == LEARNED:
+                found = fit_logistic(probabilities[~held], losses[~held]).score(probabilities[held])
+            else:
+                found = scores[name][held]
+            area = auroc(found, losses[held])
+            areas.append(0.5 if area is None else area)
     aurocs = {name: float(np.mean(areas)) for name, areas in seen.items()}
-    best = max(_FIXED, key=lambda name: round(aurocs[name], 6))
-    behind = np.subtract(seen[best], seen[LEARNED])
-    if behind.mean() <= behind.std(ddof=1) / np.sqrt(_FOLDS):
-        return ScoreChoice(LEARNED, aurocs, fit_logistic(probabilities, losses))
-    return ScoreChoice(best, aurocs, None)
+    best = max(candidates, key=lambda name: round(aurocs[name], 6))
+    if learns:
+        behind = np.subtract(seen[best], seen[LEARNED])
+        if behind.mean() <= behind.std(ddof=1) / np.sqrt(_FOLDS):
+            return ScoreChoice(Score(LEARNED, temperature, learned=fit_logistic(probabilities, losses)), aurocs)
+    return ScoreChoice(candidates[best], aurocs)
 
 
 def _folds(losses: NDArray[np.bool_], seed: int) -> NDArray[np.intp] | None:
@@ -139,9 +168,6 @@ def _folds(losses: NDArray[np.bool_], seed: int) -> NDArray[np.intp] | None:
 
 
 def _sklearn(module: str) -> Any:
-    try:
-        from importlib import import_module
-
-        return import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.") from error
+    if not can_learn():
+        raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.")
+    return import_module(f"sklearn.{module}")

@@ -115,7 +115,9 @@ class Reason(StrEnum):
     LOCAL_ONLY = "local_only"  # the caller's `privacy` said so
     LINK_DOWN = "link_down"
     DEADLINE = "deadline"  # the full model's answer would come, or came, too late
-    BUDGET = "budget"
+    BUDGET = "budget"  # the full model was to answer, and the device may not spend that much
+    VALUABLE = "valuable"  # the score reached the threshold, yet asking the full model was worth its price
+    POLICY = "policy"  # the device's policy sends all, none or a random part, whatever the score
     OUTBOX_FULL = "outbox_full"  # the link is down and no correction can be promised
     CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
 
@@ -155,7 +157,7 @@ class ContractNotice:
 
     Args:
         alarm: the audits of all devices together show that the contract is broken.
-        escalations_per_hour: the most that this device shall escalate; None where nothing bounds it.
+        escalations_per_hour: the most that this device shall escalate for an alarm's sake; None for no bound.
     """
 
     alarm: bool
@@ -212,9 +214,13 @@ class InferRequest:
         return replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
 
 
+HEDGED = "hedge"
+"""The outcome of an attempt that was made early, in case it would be needed, and was not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at answering: `outcome` is "ok" or an error's code."""
+    """One try at answering: `outcome` is "ok", an error's code, or `HEDGED`."""
 
     tier: Tier
     outcome: str
@@ -244,6 +250,8 @@ class Answer:
         tier: of a batch, the farthest that answered a row.
         confidence: the edge score in [0, 1], the lowest of a batch; None where the edge model did not run.
         model_digest: of the model that answered (of a batch, the farthest tier's).
+        changed: on a final answer that corrected a provisional one: whether any row's likeliest class is another now;
+            None elsewhere.
         contract: from a gateway to a device, where the contract of the bundle's version is broken or bounded.
     """
 
@@ -257,6 +265,7 @@ class Answer:
     model_digest: str
     attempts: tuple[Attempt, ...] = ()
     rows: tuple[RowAnswer, ...] = ()
+    changed: bool | None = None
     contract: ContractNotice | None = None
 
 

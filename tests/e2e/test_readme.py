@@ -15,6 +15,7 @@ from support.readme import MismatchError, Reader, environ, links, matches, shell
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 PROTOCOL = (CHECKOUT / "docs" / "protocol.md").read_text()
+ANSWERS = (CHECKOUT / "docs" / "answers.md").read_text()
 
 
 @pytest.fixture
@@ -33,11 +34,12 @@ def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 
 def test_the_readme_is_true(reader: Reader) -> None:
-    """With the page on protocols, which asks the agent that the README started."""
-    reader.follow(README, PROTOCOL)
+    """With the pages on protocols and on answers, which ask the agent that the README started."""
+    reader.follow(README, PROTOCOL, ANSWERS)
     typed = "\n".join(reader.executed)
     for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "token create", "ask.py"):
         assert command in typed
+    assert "stream.py" in typed
     ours = {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
     assert left_for_git(reader.folder) == ours
 

@@ -60,6 +60,17 @@ class Asker:
             return await method(*arguments, **named)
         return await asyncio.to_thread(method, *arguments, **named)
 
+    async def begin(self, name: str, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        """What the client yields, as it comes."""
+        found = getattr(self.client, name)(*arguments, **named)
+        if isinstance(self.client, AsyncClient):
+            async for item in found:
+                yield item
+        else:
+            nothing = object()
+            while (item := await asyncio.to_thread(next, found, nothing)) is not nothing:
+                yield item
+
     async def close(self) -> None:
         await self("close")
 
@@ -199,10 +210,45 @@ async def test_a_promise_is_kept_under_its_id(agent: Asker, running: Line, unsur
     assert in_words.probability == pytest.approx(expected.max(), abs=1e-5)
 
 
+async def test_events_bring_the_correction_as_soon_as_there_is_one(
+    agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]
+) -> None:
+    scan, expected = unsure
+    scan += b"events " + agent.client.__class__.__name__.encode()
+    running.cut()
+    try:
+        provisional: InferResponse = await agent("infer", "digits", {"image": scan}, wait="first")
+        assert provisional.answer is not None
+        heard = agent.begin("events", provisional.answer.request_id)
+        first: InferResponse = await anext(heard)
+        assert first.answer == provisional.answer
+    finally:
+        running.restore()
+    final: InferResponse = await anext(heard)
+    assert final.answer is not None
+    assert (final.answer.request_id, final.answer.status) == (provisional.answer.request_id, Status.FINAL)
+    assert final.answer.changed == (expected.argmax() != provisional.output("probabilities").argmax())
+    np.testing.assert_allclose(final.output("probabilities")[0], expected, atol=1e-5)
+    assert [item async for item in heard] == []
+
+
+async def test_one_call_for_the_first_answer_and_the_last(ask: Asker, unsure: tuple[bytes, np.ndarray]) -> None:
+    """A gateway's first answer is its last."""
+    scan, expected = unsure
+    scan += b"stream " + ask.client.__class__.__name__.encode()
+    found: list[Prediction] = [item async for item in ask.begin("stream_file", "digits", scan)]
+    wanted = [Status.FINAL] if found[0].answer.tier is Tier.CLOUD else [Status.PROVISIONAL, Status.FINAL]
+    assert [item.answer.status for item in found] == wanted
+    assert len({item.answer.request_id for item in found}) == 1
+    assert found[-1].probability == pytest.approx(expected.max(), abs=1e-5)
+
+
 async def test_an_answer_that_there_is_not(agent: Asker) -> None:
     for call in ("answer", "prediction", "wait_for_final"):
         with pytest.raises(UnknownAnswerError, match="01890a5d-ac96-774b-bcce-b302099a8057"):
             await agent(call, "01890a5d-ac96-774b-bcce-b302099a8057")
+    with pytest.raises(UnknownAnswerError):
+        await anext(agent.begin("events", "01890a5d-ac96-774b-bcce-b302099a8057"))
 
 
 # --- No server, or none of ours ---------------------------------------------------------------------------------------
@@ -260,6 +306,8 @@ async def test_a_server_that_is_not_ours(kind: str, reply: bytes) -> None:
         for call in ASKED:
             with pytest.raises(ProtocolError, match=url):
                 await ask(*call)
+        with pytest.raises(ProtocolError, match=url):
+            await anext(ask.begin("stream_file", "digits", b"x"))
         await ask.close()
 
 
@@ -287,7 +335,7 @@ async def test_nobody_there(kind: str) -> None:
 def test_both_have_the_same_calls() -> None:
     def calls_of(client: type) -> dict[str, str]:
         return {
-            name: str(inspect.signature(method))
+            name: str(inspect.signature(method)).replace("AsyncIterator", "Iterator")
             for name, method in vars(client).items()
             if inspect.isfunction(method) and not name.startswith("_")
         }

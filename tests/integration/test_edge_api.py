@@ -385,6 +385,7 @@ async def test_a_correction_is_published_for_local_applications(
     assert first.answer is not None
     said = orjson.loads(message.payload)["parameters"]
     assert (said["request_id"], said["status"], said["tier"]) == (first.answer.request_id, "final", "cloud")
+    assert type(said["changed"]) is bool
     assert not message.retain
 
 

@@ -165,6 +165,7 @@ answers = st.builds(
     model_digest=names,
     attempts=st.lists(st.builds(Attempt, st.sampled_from(Tier), names, st.floats(0, 1e9)), max_size=3).map(tuple),
     rows=st.lists(rows_answered, max_size=3).map(tuple),
+    changed=st.none() | st.booleans(),
     contract=st.none() | notices,
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import Histogram
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
 from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
@@ -23,6 +26,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.types import (
     Answer,
     Attempt,
+    ContractNotice,
     InferRequest,
     InferResponse,
     Privacy,
@@ -31,11 +35,18 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
+from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.samples import SampleLog
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.gateway import ignore_notice
+from firstline_edge.hedge import HedgeOptions
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
 from firstline_edge.router import Router
+from firstline_edge.settings import AuditSection
 from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
@@ -87,30 +98,45 @@ class Echo:
 
 
 class FakeCloud:
-    """A gateway that is certain of "no", after `gate` opens; or fails with `error`."""
+    """A gateway that is certain of "no", but where it `agrees`, after `gate` opens; or fails with `error`."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
         self.error: FirstlineError | None = None
         self.gate: asyncio.Event | None = None
         self.spoil: Callable[[InferResponse], InferResponse] | None = None
+        self.agrees: Callable[[float], bool] = lambda _: False
+        self.notice: ContractNotice | None = None
         self.requests: list[InferRequest] = []
         self.deadlines_s: list[float | None] = []
+        self.p95_s: float | None = None
+        self.cancelled = 0
+
+    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
+        return self.p95_s
 
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         self.requests.append(request)
         self.deadlines_s.append(deadline_s)
         if self.gate is not None:
-            await self.gate.wait()
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
         if self.error is not None:
             raise self.error
         attempts.append(Attempt(Tier.CLOUD, "ok", 1.0))
-        answer = full_answer(request, self.digest)
+        answer = full_answer(request, self.digest, self.agrees)
+        if self.notice is not None and answer.answer is not None:
+            answer = replace(answer, answer=replace(answer.answer, contract=self.notice))
         return answer if self.spoil is None else self.spoil(answer)
 
 
-def full_answer(request: InferRequest, digest: str) -> InferResponse:
+def full_answer(request: InferRequest, digest: str, agrees: Callable[[float], bool] = lambda _: False) -> InferResponse:
     probabilities = np.tile(np.array([[0.01, 0.99]], np.float32), (request.rows, 1))
+    yes = [agrees(round(float(value), 3)) for value in request.inputs[0].array[:, 0]]
+    probabilities[yes] = probabilities[yes][:, ::-1]
     answer = Answer(request.request_id, Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, digest)
     return InferResponse(request.model, "3", (Tensor("probabilities", probabilities),), answer=answer)
 
@@ -144,12 +170,17 @@ class Scene:
         min_threshold: float = 0.0,
         cache: ResultCache | None = None,
         certified: float | None = None,
+        hedge: HedgeOptions | None = None,
+        histogram: Histogram | None = None,
+        audit: AuditSection | None = None,
+        folder: Path = Path("never"),
+        seed: int = 0,
     ) -> None:
         said = manifest(full=full, threshold=threshold)
         certificate = None
         if certified is not None:
-            certificate = with_certificate(said.edge[0], said, certified).certificate
-        self.workers = Workers(1, queue_limit)
+            certificate = with_certificate(said.edge[0], said, certified, histogram=histogram).certificate
+        self.workers = Workers(1, queue_limit, clock)
         self.echo = Echo(said)
         edge = EdgeModel(
             self.echo,  # type: ignore[arg-type]
@@ -165,7 +196,28 @@ class Scene:
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         self.models = Models([self.held])
-        self.router = Router(min_threshold=min_threshold)
+        self.standings: Standings | None = None
+        self.auditor: Auditor | None = None
+        self.available = linked
+        self.findings: list[Finding] = []
+        traffic = LiveTraffic()
+        if audit is not None:
+            self.samples_path = folder / "samples.jsonl"
+            self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
+            self.standings = Standings(folder / "standing.json", [self.held], self.samples, audit, clock)
+            self.auditor = Auditor(
+                cloud=self.cloud if linked else None,
+                available=lambda: self.available,
+                cache=self.cache,
+                standings=self.standings,
+                samples=self.samples,
+                traffic=traffic,
+                settings=audit,
+                clock=clock,
+                rng=random.Random(seed),
+                on_finding=self.findings.append,
+            )
+        self.router = Router(min_threshold=min_threshold, standings=self.standings)
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
@@ -173,7 +225,11 @@ class Scene:
             promises=self.promises,
             router=self.router,
             options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
+            hedge=hedge,
             clock=clock,
+            audits=self.auditor,
+            heed=self.standings.heed if self.standings is not None else ignore_notice,
+            traffic=traffic,
         )
 
     def hold_also(self, name: str) -> None:

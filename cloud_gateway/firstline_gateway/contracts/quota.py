@@ -8,7 +8,7 @@ HOUR_S = 3600.0
 
 
 def share_per_hour(capacity_per_hour: float, devices: int) -> float:
-    """What one device may escalate, so that all of them together escalate at most the capacity.
+    """What one device may escalate for an alarm's sake, so that all of them together stay within the capacity.
 
     Args:
         capacity_per_hour: escalations that the gateway has room for.

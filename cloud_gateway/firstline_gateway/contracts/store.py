@@ -99,7 +99,7 @@ class Store:
         for key, record in self._rows("SELECT key, record FROM pools"):
             try:
                 pool = msgspec.json.decode(record, type=Pool)
-                audit.decode(audit.encode(pool.state))  # which checks it
+                audit.check(pool.state)
                 found.append(pool)
             except (msgspec.DecodeError, ConfigError) as error:
                 log.error("audits not taken over", promise=key, why=str(error))
@@ -190,6 +190,12 @@ class Store:
                 raise
             if synced:
                 connection.execute("PRAGMA wal_checkpoint(FULL)")
+
+
+def is_writable(path: Path) -> bool:
+    """Whether the file can be made, or written where it is there."""
+    existing = next(found for found in (path, *path.absolute().parents) if found.exists())
+    return os.access(existing, os.W_OK)
 
 
 def _text(key: PoolKey) -> str:

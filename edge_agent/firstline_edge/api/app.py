@@ -1,4 +1,7 @@
-"""The HTTP surface: thin handlers that carry `http.Reply` values to and from Starlette. No meaning lives here."""
+"""The HTTP surface: thin handlers that carry `http.Reply` values to and from Starlette. No meaning lives here.
+
+Answers in words, by id and as events are in `answers.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from firstline_core.errors import FirstlineError, RequestError
-from firstline_core.protocol import http, short
+from firstline_core.errors import FirstlineError
+from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.oip import encode_response
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferRequest
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access
+from firstline_edge.api.answers import Answers
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.streams import Streams
 
 log = logger(__name__)
 
-Handler = Callable[[Request, str], Awaitable[Reply]]
+Handler = Callable[[Request, str], Awaitable[Reply | Response]]
 
 
 def create_app(agent: EdgeAgent, access: Access) -> Starlette:
@@ -32,7 +35,10 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         agent: started.
         access: who may call; health alone is open to everyone.
     """
-    budget = BodyBudget(agent.settings.api.bodies_limit_bytes)
+    api = agent.settings.api
+    budget = BodyBudget(api.bodies_limit_bytes)
+    streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
+    answers = Answers(agent, streams, budget)
 
     async def live(_request: Request) -> Response:
         return _response(http.live_reply(agent))
@@ -53,30 +59,6 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         with budget.share() as counted:
             body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
             return await http.infer_reply(agent, *_model(request), request.headers, body, principal=principal)
-
-    async def infer_file(request: Request, principal: str) -> Reply:
-        model, _ = _model(request)
-        with budget.share() as counted:
-            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
-            return await short.short_reply(
-                agent,
-                model,
-                request.headers,
-                request.query_params,
-                body,
-                principal=principal,
-                metadata=agent.short_metadata(model),
-            )
-
-    async def answer(request: Request, principal: str) -> Reply:
-        form = request.query_params.get("form", "short")
-        if form not in ("short", "v2"):
-            raise RequestError(f"Query parameter 'form' is '{form}'; use short or v2.")
-        response = await agent.answer(request.path_params["request_id"], principal)
-        if form == "short":
-            return http.json_reply(short.reply_from(response, agent.labels(response.model, response.version)))
-        encoded = encode_response(InferRequest(response.model, (), request.path_params["request_id"]), response)
-        return Reply(200, http.headers_for(encoded), encoded.body)
 
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())
@@ -107,13 +89,15 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             *(Route(path, guarded(model_metadata)) for path in model_paths),
             *(Route(f"{path}/ready", guarded(model_ready)) for path in model_paths),
             *(Route(f"{path}/infer", guarded(infer), methods=["POST"]) for path in model_paths),
-            Route("/firstline/v1/models/{model}/infer", guarded(infer_file), methods=["POST"]),
-            Route("/firstline/v1/answers/{request_id}", guarded(answer)),
+            Route("/firstline/v1/models/{model}/infer", guarded(answers.infer_file), methods=["POST"]),
+            Route("/firstline/v1/answers/{request_id}", guarded(answers.answer)),
+            Route("/firstline/v1/answers/{request_id}/events", guarded(answers.events)),
             Route("/firstline/v1/status", guarded(status)),
             Route("/metrics", guarded(metrics)),
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )
+    app.state.streams = streams
     app.router.redirect_slashes = False  # an address is there or not, as on the gateway
     return app
 
@@ -122,8 +106,8 @@ def _model(request: Request) -> tuple[str, str]:
     return request.path_params["model"], request.path_params.get("version", "")
 
 
-def _response(reply: Reply) -> Response:
-    return Response(reply.body, reply.status, reply.headers)
+def _response(reply: Reply | Response) -> Response:
+    return reply if isinstance(reply, Response) else Response(reply.body, reply.status, reply.headers)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import create_app
 from firstline_edge.api.http_protocol import HEAD_LIMIT_BYTES, HttpProtocol
+from firstline_edge.api.streams import Streams
 from firstline_edge.settings import EdgeSettings
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
     """uvicorn, told to say when it is ready, and to leave signals to the process."""
 
     def __init__(self, app: Starlette, ready: Callable[[], None]) -> None:
+        self._streams: Streams = app.state.streams
         super().__init__(
             uvicorn.Config(
                 app,
@@ -125,6 +127,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.should_exit:
             self._tell_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._streams.close()  # they would be waited for
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S
 from firstline_core.errors import ConfigError
 from firstline_core.secrets_file import read_secret
+from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
@@ -41,6 +42,7 @@ def all_findings(settings: EdgeSettings) -> list[Finding]:
     links, clock_offset_s = asyncio.run(link_findings(settings))
     return [
         *model_findings(settings),
+        *contract_findings(settings),
         *links,
         *state_findings(settings),
         clock_finding(clock_offset_s),

@@ -9,7 +9,7 @@ from typing import Any
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
-from firstline_core.types import Reason, Status, Wait
+from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK, USAGE
 from firstline_edge.settings import load
@@ -25,6 +25,8 @@ _REASONS = {
     Reason.LOCAL_ONLY: "The caller's `privacy` kept the request on this device.",
     Reason.LINK_DOWN: "The full model was to answer, but no gateway could be reached; this device's answer stood in.",
     Reason.DEADLINE: "The full model was to answer, but not before the deadline; this device's answer stood in.",
+    Reason.VALUABLE: "This device's model was sure enough{scores}, yet asking the full model was worth its price.",
+    Reason.POLICY: "The device's policy (policy.kind) decided without a look at the score.",
     Reason.BUDGET: "The full model was to answer, but the budget did not allow it; this device's answer stood in.",
     Reason.OUTBOX_FULL: "The full model could not answer, and no correction could be promised: the outbox was full.",
     Reason.CLOUD_ERROR: "The full model was to answer, but the gateway refused; this device's answer stands.",
@@ -35,6 +37,7 @@ _STATUSES = {
     Status.EXPIRED: "The correction did not come in time; the first answer stands.",
 }
 
+_CHANGED = {True: ", which says another class", False: ", which says the same class", None: ""}
 _REFUSED = "The gateway refused to correct it; the first answer stands."
 _UNAUTHORIZED = (
     "The full model was to answer, but the gateway refuses this device's token; this device's answer stood in. "
@@ -84,13 +87,15 @@ def _described(line: dict[str, Any]) -> list[str]:
         name = " ".join(filter(None, [line["model"], line["version"]]))
         said = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
         return said + [_tried(attempt) for attempt in line["attempts"]]
+    if line.get("event") == "audited":
+        return [f"{at}  {_audited(line)}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
     who = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {who}. {_STATUSES[Status.FINAL]}"]
+        return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
     said.append(f"  {_why(line)}{_cause(line)}")
@@ -99,6 +104,18 @@ def _described(line: dict[str, Any]) -> list[str]:
     kept = "The promise is on the disk." if line["durable"] else ""
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
     return said
+
+
+_FOUND = {
+    "agreed": "the full model agreed",
+    "disagreed": "the full model disagreed",
+    "lost": "no answer came",
+}
+
+
+def _audited(line: dict[str, Any]) -> str:
+    drawn = f"drawn with probability {line['propensity']:.3g}, as {line['audit_id']}"
+    return f"Row {line['row']} was audited: {_FOUND[line['outcome']]} ({drawn}).{_cause(line)}"
 
 
 def _covered(line: dict[str, Any]) -> str:
@@ -126,6 +143,8 @@ def _cause(line: dict[str, Any]) -> str:
 
 def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
+    if attempt["outcome"] == HEDGED:
+        outcome = "was asked early and not needed,"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"
@@ -135,7 +154,8 @@ def _scores(line: dict[str, Any]) -> str:
     if line["confidence"] is None or line.get("threshold") is None:
         return ""
     lowest = "lowest score" if line["rows"] else "score"
-    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f})"
+    stricter = f" or more, by predicted {line['by']}" if line.get("by") else ""
+    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f}{stricter})"
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -43,6 +43,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     explain = _command(commands, "explain", "tell the story of one request")
     explain.add_argument("request_id", metavar="REQUEST_ID", help="from an answer's parameters")
 
+    audits = _command(
+        commands,
+        "audits",
+        "print audited and escalated answers for `firstline certify --scores`",
+        forms=("csv", "json"),
+    )
+    audits.add_argument("--model", help="a bundle's name, where there are several")
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 
@@ -55,7 +63,10 @@ def _override(text: str) -> tuple[str, str]:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, purpose: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    purpose: str,
+    forms: tuple[str, ...] = ("text", "json"),
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
@@ -74,5 +85,5 @@ def _command(
         metavar="SECTION.KEY=VALUE",
         help="one setting, over file and environment; may be repeated",
     )
-    command.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
+    command.add_argument("-o", "--output", choices=forms, default=forms[0], help="form of what is printed")
     return command

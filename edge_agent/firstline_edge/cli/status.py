@@ -87,15 +87,17 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
             pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
             lines.append(
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
-                f"kept from a score of {model['threshold']:.3g}"
+                f"{_kept(model['threshold'])}{_by(model.get('certificate'))}"
             )
             if model["problem"]:
                 lines.append(f"problem {model['name']} {model['version']}: {model['problem']}")
             lines += [f"        passed over {reason}" for reason in model["passed_over"]]
-            if (certificate := model.get("certificate")) is not None:
-                lines.append(f"        certified: {certificate['promise']}")
-            elif model.get("uncertified"):
+            if model.get("uncertified"):
                 lines.append(f"        not certified: {model['uncertified']}")
+            elif (certificate := model.get("certificate")) is not None:
+                lines.append(f"        certified: {certificate['promise']}")
+            if (contract := model.get("contract")) is not None:
+                lines += [f"        {said}" for said in _contract_lines(contract)]
     lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
@@ -105,9 +107,52 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _kept(threshold: float | None) -> str:
+    return "no answer is kept" if threshold is None else f"kept from a score of {threshold:.3g}"
+
+
+def _contract_lines(contract: dict[str, Any]) -> list[str]:
+    """What the audits found, and what an alarm made of it."""
+    audits = contract["audits"]
+    lines = [
+        f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} disagreed, "
+        f"{audits['lost']} lost; evidence {contract['e_value']:.3g}, alarm at {contract['alarm_at']:.3g}"
+    ]
+    if contract["drift"] is not None:
+        lines.append(f"scores: {contract['drift']['word']} (stability index {contract['drift']['index']:.2f})")
+    if contract["alarm"]:
+        kept = "no answer is kept" if contract["escalates_all"] else "fewer answers are kept"
+        kept = "answers are kept as before" if not contract["escalates_all"] and not contract["tightened"] else kept
+        lines.append(
+            f"alarm since {contract['since']}: {kept}, at most {contract['escalations_per_hour']:.0f} more escalations "
+            "an hour, until a newly certified bundle comes"
+        )
+    return lines
+
+
+def _by(certificate: dict[str, Any] | None) -> str:
+    """That thresholds differ, where a certificate promises by class."""
+    if certificate is None or not certificate.get("by"):
+        return ""
+    kept = sum(threshold is not None for threshold in certificate["thresholds"].values())
+    return f" or more: {kept} of {len(certificate['thresholds'])} classes are kept, each from a score of its own"
+
+
 _LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
 
 
-def _link_line(name: str, link: dict[str, str]) -> str:
+def _link_line(name: str, link: dict[str, Any]) -> str:
     problem = f". {link['problem']}" if link["problem"] else ""
-    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{problem}"
+    return f"link    {name} {link['address']}: {_LINK_WORDS.get(link['state'], link['state'])}{_pace(link)}{problem}"
+
+
+def _pace(link: dict[str, Any]) -> str:
+    """How long it takes of late, and how much of that is the gateway's."""
+    timing = link.get("timing")
+    if timing is None:
+        return ""
+    service = f", {timing['service_p50_ms']:.3g} of them in the gateway" if timing["service_p50_ms"] is not None else ""
+    return (
+        f", {timing['total_p50_ms']:.3g} ms (95 %: {timing['total_p95_ms']:.3g}) for {timing['typical_bytes']} bytes"
+        f"{service}"
+    )

@@ -46,6 +46,10 @@ class Cloud(Protocol):
         """The gateway's answer; each try is appended to `attempts` as it ends, also where this raises."""
         ...
 
+    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
+        """Seconds within which this share of such requests is answered; None where nobody can tell now."""
+        ...
+
 
 def ignore() -> None:
     """Whom nobody listens to."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -21,10 +21,13 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
+from firstline_core.routing.timing import TimingReport
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.links.base import Link, LinkBusyError, LinkReport, LinkState, is_link_fault
-from firstline_edge.links.breaker import CircuitBreaker, State
+from firstline_edge.links.base import Link, LinkBusyError, LinkReport, is_link_fault
+from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.retries import RetryBudget
+from firstline_edge.links.way import Way
 
 log = logger(__name__)
 
@@ -54,39 +57,6 @@ class ChainSettings:
     retry_s: float = 1.0
 
 
-@dataclass(slots=True)
-class _Way:
-    """A link, its breaker, what wakes its prober, and what was heard of it last."""
-
-    link: Link
-    breaker: CircuitBreaker
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    up: bool = True
-    heard: bool = False
-    refused: bool = False
-    problem: str = ""
-
-    def worked(self) -> None:
-        self.heard, self.refused, self.problem = True, False, ""
-
-    def failed(self, error: FirstlineError) -> None:
-        """A fault, or a refusal of this device."""
-        refused = isinstance(error, UnauthorizedError)
-        if refused and not self.refused:  # once, not for each request
-            log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
-        self.heard, self.refused, self.problem = True, refused, error.message
-
-    @property
-    def report(self) -> LinkReport:
-        if self.refused:
-            state = LinkState.REFUSED
-        elif self.breaker.state is not State.CLOSED:
-            state = LinkState.DOWN if self.breaker.state is State.OPEN else LinkState.PROBING
-        else:
-            state = LinkState.UP if self.heard else LinkState.UNKNOWN
-        return LinkReport(state, self.link.address, self.problem)
-
-
 class LinkChain:
     """All links to the gateway.
 
@@ -95,6 +65,7 @@ class LinkChain:
         breakers: one for each link.
         clock: for deadlines and waits.
         settings: times.
+        retries: the budget for asking again; None for one of its own.
     """
 
     def __init__(
@@ -103,10 +74,12 @@ class LinkChain:
         breakers: Sequence[CircuitBreaker],
         clock: Clock,
         settings: ChainSettings = ChainSettings(),
+        retries: RetryBudget | None = None,
     ) -> None:
-        self._ways = [_Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
+        self._ways = [Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self._settings = settings
+        self.retries = retries if retries is not None else RetryBudget(clock)
         self._usable = self.available
         self._recoveries = 0
         self._recovered = asyncio.Event()
@@ -135,6 +108,23 @@ class LinkChain:
         """How each link is, by its name."""
         return {way.link.name: way.report for way in self._ways}
 
+    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
+        """Seconds within which this share of such requests is answered, by the best link that may be used.
+
+        None where no link may be used, or one of which nothing is known: only a request can tell.
+        """
+        now_s = self._clock.monotonic_s()
+        found = [
+            way.timing.predicted_s(size_bytes, quantile, now_s) for way in self._ways if way.breaker.allows_requests
+        ]
+        known = [seconds for seconds in found if seconds is not None]
+        return min(known) if known and len(known) == len(found) else None
+
+    def timings(self) -> dict[str, TimingReport | None]:
+        """How long each link takes, by its name; None where nothing is known of late."""
+        now_s = self._clock.monotonic_s()
+        return {way.link.name: way.timing.report(now_s) for way in self._ways}
+
     async def start(self) -> None:
         """Starts the links and probes them at once: a device that boots offline knows before its first request."""
         for way in self._ways:
@@ -156,7 +146,8 @@ class LinkChain:
         A link's fault moves on to the next one while there is time, and so do a size and a credential that
         another link may do better with; what else the gateway says ends the matter. The request may reach the
         gateway twice so: it bears the same id each time. Every link but the last usable one gets half of the time
-        that is left, so that one that hangs leaves the next a chance.
+        that is left, so that one that hangs leaves the next a chance; one that would hardly answer in that time is
+        asked after the others. Each link after the first draws on the budget for retries.
 
         Args:
             request: not `local_only`.
@@ -175,7 +166,9 @@ class LinkChain:
         ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
         error: FirstlineError = LinkDownError("No link to the gateway works at the moment.")
         tried = False
-        for position, way in enumerate(self._ways):
+        size_bytes = request.size_bytes
+        ways = self._in_order(size_bytes, ends_s)
+        for position, way in enumerate(ways):
             if not way.breaker.allows_requests:
                 continue
             started_s = self._clock.monotonic_s()
@@ -183,18 +176,27 @@ class LinkChain:
                 if not tried:
                     error = DeadlineExceededError("The deadline has passed before the gateway could be asked.")
                 break
+            if not tried:
+                self.retries.called()
+            elif not self.retries.may_retry():
+                break
             tried = True
-            others = any(other.breaker.allows_requests for other in self._ways[position + 1 :])
+            others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
                 response = await way.link.infer(request, granted_s)
+            except asyncio.CancelledError as gone:
+                self._time(way, size_bytes, started_s, gone)
+                raise
             except FirstlineError as failure:
                 error = failure
+                self._time(way, size_bytes, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(way, failure, granted_s)
                 if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
                     break
             else:
+                self._time(way, size_bytes, started_s, response)
                 attempts.append(self._attempt("ok", started_s))
                 way.breaker.succeeded()
                 way.worked()
@@ -204,7 +206,24 @@ class LinkChain:
             error.retry_after_s = self._retry_s()
         raise error
 
-    def _judge(self, way: _Way, failure: FirstlineError, granted_s: float) -> None:
+    def _in_order(self, size_bytes: int, ends_s: float) -> list[Way]:
+        """The links as they are preferred, but last those that would hardly answer in what they would be granted."""
+        if len(self._ways) == 1:
+            return self._ways
+        now_s = self._clock.monotonic_s()
+        granted_s = (ends_s - now_s) / 2
+
+        def slow(way: Way) -> bool:
+            predicted_s = way.timing.predicted_s(size_bytes, 0.95, now_s)
+            return predicted_s is not None and predicted_s > granted_s
+
+        return sorted(self._ways, key=slow)
+
+    def _time(self, way: Way, size_bytes: int, started_s: float, outcome: InferResponse | BaseException) -> None:
+        now_s = self._clock.monotonic_s()
+        way.timed(size_bytes, now_s - started_s, now_s, outcome)
+
+    def _judge(self, way: Way, failure: FirstlineError, granted_s: float) -> None:
         if isinstance(failure, _NO_VERDICT):
             return
         if is_link_fault(failure):
@@ -247,7 +266,7 @@ class LinkChain:
             self._recovered.set()
             self._recovered = asyncio.Event()
 
-    async def _keep_probing(self, way: _Way) -> None:
+    async def _keep_probing(self, way: Way) -> None:
         while True:
             if way.breaker.allows_requests:
                 await way.wake.wait()
@@ -258,7 +277,8 @@ class LinkChain:
                 self._note_states()
                 await self._probe(way)
 
-    async def _probe(self, way: _Way) -> None:
+    async def _probe(self, way: Way) -> None:
+        started_s = self._clock.monotonic_s()
         try:
             await way.link.probe(self._settings.probe_timeout_s)
         except FirstlineError as error:
@@ -273,5 +293,9 @@ class LinkChain:
             # A gateway takes probes without credentials; where a probe was refused, the next one proves them.
             if not way.refused or not way.breaker.allows_requests:
                 way.worked()
+            now_s = self._clock.monotonic_s()
+            way.timing.probed(now_s - started_s, now_s)
+            if not way.breaker.allows_requests:
+                way.timing.returned()
             way.breaker.probe_succeeded()
         self._note_states()

@@ -133,6 +133,19 @@ class MqttLink:
             publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
+    async def tell(self, facts: Mapping[str, object]) -> None:
+        """Tells the fleet what has just happened, and renews the retained birth message, which says how things are.
+
+        Args:
+            facts: JSON-able; no payload.
+
+        Raises:
+            LinkDownError: not connected.
+            FirstlineError: the broker refused it.
+        """
+        await self._client.publish(Publication(self._topics.telemetry, orjson.dumps(facts)))
+        await self._client.publish(self._introduction())
+
     async def close(self) -> None:
         """Says offline, then goodbye: a clean end publishes no will."""
         if self._client.connected:
@@ -171,10 +184,13 @@ class MqttLink:
         self._on_lost()
 
     async def _introduce(self) -> None:
-        said = {"session_id": self._session_id, **self._birth()}
-        await self._client.publish(Publication(self._topics.birth, orjson.dumps(said), retain=True))
+        await self._client.publish(self._introduction())
         await self._client.publish(self._state("online"))
         self._introduced.set()
+
+    def _introduction(self) -> Publication:
+        said = {"session_id": self._session_id, **self._birth()}
+        return Publication(self._topics.birth, orjson.dumps(said), retain=True)
 
     def _state(self, state: str) -> Publication:
         said = {"state": state, "session_id": self._session_id}

@@ -2,7 +2,8 @@
 
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
-under the same request id; nothing here polls.
+under the same request id; nothing here polls. What a caller waits for (`wait=first`) is sent as soon as it is
+promised, beside those that wait for their turn.
 
 What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
 room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
@@ -20,17 +21,20 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
+from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
+from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Heed = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -87,6 +91,8 @@ class Delivery:
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
             to correct it ("" where it did not).
         complaints: gains what the gateway says against a model; None to keep that here.
+        heed: takes up what the gateway says of a model's contract.
+        retries: the budget for asking again; None for one of its own.
         settings: patience.
     """
 
@@ -101,6 +107,8 @@ class Delivery:
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause: None,
         complaints: Complaints | None = None,
+        heed: Heed = lambda _request, _notice: None,
+        retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
     ) -> None:
         self._outbox = outbox
@@ -110,6 +118,8 @@ class Delivery:
         self._rng = rng
         self._on_correction = on_correction
         self._complaints = complaints if complaints is not None else Complaints()
+        self._heed = heed
+        self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
@@ -119,10 +129,26 @@ class Delivery:
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
+        self._over_budget: set[str] = set()  # request ids that wait for the budget
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
+        self._express = Express(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
+        async with self._express:
+            await self._keep_working()
+
+    def hurry(self, item: OutboxItem) -> None:
+        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and the way is free.
+
+        Otherwise, and where it does not get through, it waits for its turn with the others.
+        """
+        answer, model = item.provisional.answer, (item.request.model, item.request.version)
+        waited_for = answer is not None and answer.reason is Reason.REQUESTED
+        if waited_for and self._chain.available and model not in self._models.failing():
+            self._express.send(item)
+
+    async def _keep_working(self) -> None:
         while True:
             await self._outbox.wait_pending()
             try:
@@ -140,10 +166,12 @@ class Delivery:
     async def _work(self) -> None:
         """One step: ends what is overdue, or sends a few, or waits for something to do."""
         arrival = self._outbox.arrival()
+        self._express.begin_step()
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        for item in overdue:
+        ending = self._express.left_alone(overdue)
+        for item in ending:
             await self._end(item, expire(item.provisional))
-        if overdue:
+        if ending:
             return
         if self._chain.recoveries != self._recoveries:
             self._recoveries = self._chain.recoveries
@@ -154,15 +182,17 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        items = await self._choose(items_waiting, models_waiting)
+        found = await self._choose({*items_waiting, *self._express.lately}, models_waiting)
+        items = self._express.left_alone(found)
         if not items:
             waits_s = (*items_waiting.values(), *models_waiting.values())
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
-        await self._send([item for item in items if not self._is_early(item)])
+        await self._send([item for item in items if not self._is_early(item) and self._may_ask(item)])
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers all at once; a model waits where none of its items got through."""
+        self._express.under_way.update(item.request.request_id for item in items)
         failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
@@ -198,6 +228,7 @@ class Delivery:
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
             self._chain.wait_recovery(self._recoveries),
+            self._express.ended.wait(),
         ]
         if arrival is not None:
             waits.append(arrival.wait())
@@ -206,13 +237,26 @@ class Delivery:
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway is still to be left alone with the request that this promise stands for."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        if answer is None or answer.reason is not Reason.DEADLINE or request_id in self._items:
+        late = answer is not None and answer.reason is Reason.DEADLINE and _was_asked(item)
+        if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
         if wait_s <= 0:
             return False
         self._items.hold(request_id, wait_s)
         return True
+
+    def _may_ask(self, item: OutboxItem) -> bool:
+        """Whether the budget allows to ask what was asked in vain before; if not, it waits."""
+        request_id = item.request.request_id
+        again = _was_asked(item) or request_id in self._items.failing()
+        if not again or self._retries.may_retry():
+            self._over_budget.discard(request_id)
+            return True
+        # One after the other: were they all to wait for the same moment, all but one would be read for nothing.
+        self._over_budget.add(request_id)
+        self._items.hold(request_id, max(_SHORTEST_WAIT_S, self._retries.wait_s) * len(self._over_budget))
+        return False
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
@@ -224,6 +268,8 @@ class Delivery:
             self._tell(item, error)
             self._items.failed(request_id, error.retry_after_s or 0.0)
             return error
+        finally:
+            self._express.under_way.discard(request_id)
         self._troubles.pop((item.request.model, item.request.version), None)
         return None
 
@@ -248,6 +294,7 @@ class Delivery:
             correction = await self._chain.infer(item.request, deadline_s, attempts)
             answered = True
             if correction.answer is not None:
+                self._heed(item.request, correction.answer.contract)
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
             merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
             self._complaints.settle(item.request.model, item.request.version)
@@ -272,4 +319,11 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
         self._refused.pop(request_id, None)
+        self._over_budget.discard(request_id)
         self._on_correction(final, cause)
+
+
+def _was_asked(item: OutboxItem) -> bool:
+    """Whether the request itself was sent, before its promise was made."""
+    answer = item.provisional.answer
+    return answer is not None and any(tried.tier is Tier.CLOUD for tried in answer.attempts)

@@ -25,6 +25,7 @@ class PatientOutbox:
 
     Attributes:
         problem: why there is none at the moment, in a sentence; "" once there is.
+        on_put: told of each promise that was made.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -35,6 +36,7 @@ class PatientOutbox:
         self._clock = clock
         self._outbox: Outbox | None = None
         self.problem = ""
+        self.on_put: Callable[[OutboxItem], None] = lambda _item: None
         self._try()
 
     @property
@@ -66,6 +68,7 @@ class PatientOutbox:
             CapacityError: there is no outbox now; or what that raises.
         """
         await self._now().put(item)
+        self.on_put(item)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """See `Outbox.answer`.

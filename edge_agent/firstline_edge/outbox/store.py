@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises, schema
 from firstline_edge.outbox.ages import Ages
+from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.item import OutboxItem, StoredItem, expire, pack, pack_response, unpack, unpack_response
 from firstline_edge.outbox.writer import GroupWriter, Totals
 from firstline_edge.settings import OutboxSection
@@ -42,6 +44,7 @@ class Outbox:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is kept, and how long.
         announcing: answers are to be announced, so note which were.
+        endings: told of each promise that ends; None where nobody waits.
         clock: for ages.
 
     Raises:
@@ -55,10 +58,12 @@ class Outbox:
         limits: OutboxSection = _DEFAULTS,
         *,
         announcing: bool = False,
+        endings: Endings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._limits = limits
         self._announcing = announcing
+        self._endings = endings if endings is not None else Endings()
         self._clock = clock
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
@@ -101,17 +106,13 @@ class Outbox:
         stored = pack(item)
         created_wall_s = self._ages.wall_s(item.created_wall_s)
         known = request_id in self._ages
-
-        def insert(connection: sqlite3.Connection, totals: Totals) -> bool:
-            limits = self._limits
-            return promises.insert(
-                connection,
-                totals,
-                stored,
-                created_wall_s,
-                limit_items=limits.limit_items,
-                limit_bytes=limits.limit_bytes,
-            )
+        insert = partial(
+            promises.insert,
+            stored=stored,
+            created_wall_s=created_wall_s,
+            limit_items=self._limits.limit_items,
+            limit_bytes=self._limits.limit_bytes,
+        )
 
         def settle(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
@@ -165,10 +166,10 @@ class Outbox:
         encoded = pack_response(final)
         now_wall_s = self._ages.wall_s(self._clock.wall_s())
 
-        def move(connection: sqlite3.Connection, totals: Totals) -> None:
+        def move(connection: sqlite3.Connection, totals: Totals) -> bool:
             principal = promises.delete(connection, totals, request_id)
             if principal is None:
-                return
+                return False
             answers.keep(
                 connection,
                 totals,
@@ -180,12 +181,15 @@ class Outbox:
             )
             oldest_s = now_wall_s - self._limits.answers_age_s
             answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+            return True
 
         try:
-            await self._writer.run(move)
+            ended = await self._writer.run(move)
         finally:
             self._to_announce.set()
         self._ages.forget(request_id)
+        if ended:
+            self._endings.tell(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """The answer by its id: the final or expired one, or the provisional one while its promise stands.
@@ -270,6 +274,7 @@ class Outbox:
         except FirstlineError:
             await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
             self._ages.forget(request_id)
+            self._endings.tell(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
 

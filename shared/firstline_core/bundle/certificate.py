@@ -99,6 +99,11 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a certificate has groups if and only if it says by what they are formed")
         if self.risk_upper > self.epsilon:
             raise ValueError(f"a risk of up to {self.risk_upper:g} does not certify an epsilon of {self.epsilon:g}")
+        kept = [group.threshold for group in self.groups.values() if group.threshold is not None]
+        if self.by and self.threshold != min(kept, default=None):
+            raise ValueError("the threshold of a certificate with groups is the lowest of theirs")
+        if any((group.risk_upper or 0) > self.epsilon for group in self.groups.values()):
+            raise ValueError(f"a group's risk is above the epsilon of {self.epsilon:g}")
 
     @property
     def promise(self) -> str:

@@ -24,6 +24,7 @@ from firstline_core.types import PROBABILITIES, TensorSpec
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
 
+ScoreKind = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"]
 TEMPERATURES = (0.01, 100.0)
 """Least and largest temperature of a score."""
 
@@ -93,7 +94,7 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
         learned: for kind "learned": P(loss), of which the score is the complement.
     """
 
-    kind: Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"] = "max_probability"
+    kind: ScoreKind = "max_probability"
     temperature: Annotated[float, Meta(ge=TEMPERATURES[0], le=TEMPERATURES[1])] = 1.0
     graph: Artefact | None = None
     learned: Logistic | None = None

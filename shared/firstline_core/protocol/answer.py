@@ -21,7 +21,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as plain JSON values; what is unknown (`confidence`) or empty (`rows`, the notice) is left out."""
+    """The answer as plain JSON values; what is unknown (`confidence`, `changed`) or empty (`rows`) is left out."""
     record: dict[str, Any] = {
         "request_id": answer.request_id,
         "status": answer.status.value,
@@ -36,6 +36,8 @@ def to_dict(answer: Answer) -> dict[str, Any]:
     }
     if answer.confidence is not None:
         record["confidence"] = answer.confidence
+    if answer.changed is not None:
+        record["changed"] = answer.changed
     if answer.rows:
         record["rows"] = [_row_to_dict(row) for row in answer.rows]
     return record | notice_values(answer.contract)
@@ -95,6 +97,7 @@ def from_dict(parameters: Mapping[str, object]) -> Answer:
             )
             for record in _records(parameters, "rows")
         ),
+        changed=None if parameters.get("changed") is None else _typed(parameters, "changed", bool),
         contract=read_notice(parameters),
     )
 

@@ -36,41 +36,61 @@ async def short_reply(
     *,
     principal: str = "",
     clock: Clock = SYSTEM_CLOCK,
-    metadata: ModelMetadata | None = None,
 ) -> Reply:
-    """`POST /firstline/v1/models/{model}/infer`, answered in JSON.
-
-    Args:
-        plane: the tier that answers.
-        model: from the path, unquoted.
-        headers: of the request.
-        query: of the request, unquoted.
-        body: of the request, as it came.
-        principal: who asks, as the adapter authenticated them.
-        clock: `timeout` counts from its present.
-        metadata: what the model takes; None asks `plane`.
+    """`POST /firstline/v1/models/{model}/infer`, answered in JSON; for the arguments see `read_request`.
 
     Raises:
         FirstlineError: why there is no answer; `http.error_reply` says it.
     """
+    metadata = plane.metadata(model, "")
+    request = await read_request(
+        model, metadata, headers, query, body, principal=principal, limits=plane.limits, clock=clock
+    )
+    return json_reply(reply_from(await plane.infer(request), metadata.labels))
+
+
+async def read_request(
+    model: str,
+    metadata: ModelMetadata,
+    headers: Mapping[str, str],
+    query: Mapping[str, str],
+    body: bytes,
+    *,
+    principal: str,
+    limits: Limits,
+    clock: Clock = SYSTEM_CLOCK,
+) -> InferRequest:
+    """The request that came the short way, not answered yet.
+
+    Args:
+        model: from the path, unquoted.
+        metadata: what it takes.
+        headers: of the request.
+        query: of the request, unquoted.
+        body: of the request, as it came.
+        principal: who asks, as the adapter authenticated them.
+        limits: of the tier.
+        clock: `timeout` counts from its present.
+
+    Raises:
+        RequestError: see `request_from_file`.
+    """
     now_s = clock.monotonic_s()
-    described = metadata or plane.metadata(model, "")
 
     def decode() -> InferRequest:
         return request_from_file(
             model,
-            described,
-            decoded_body(headers, body, plane.limits),
+            metadata,
+            decoded_body(headers, body, limits),
             header(headers, CONTENT_TYPE) or "",
             query,
             now_s=now_s,
             principal=principal,
-            limits=plane.limits,
+            limits=limits,
         )
 
-    json_bytes = 0 if described.inputs[0].datatype == "BYTES" else len(body)
-    request = await decoded(decode, headers, json_bytes)
-    return json_reply(reply_from(await plane.infer(request), described.labels))
+    json_bytes = 0 if metadata.inputs[0].datatype == "BYTES" else len(body)
+    return await decoded(decode, headers, json_bytes)
 
 
 def request_from_file(

@@ -168,6 +168,16 @@ def decode(encoded: bytes | str) -> AuditState:
         state = msgspec.json.decode(encoded, type=AuditState)
     except msgspec.DecodeError as error:
         raise ConfigError(f"The kept state of the audits cannot be read: {error}") from error
+    check(state)
+    return state
+
+
+def check(state: AuditState) -> None:
+    """Holds what was read back to what `update` makes.
+
+    Raises:
+        ConfigError: numbers that no audits lead to.
+    """
     fits = (
         0 < state.epsilon < 1
         and len(state.bets) == len(state.wealth) > 0
@@ -178,4 +188,3 @@ def decode(encoded: bytes | str) -> AuditState:
     )
     if not fits:
         raise ConfigError("The kept state of the audits is not one that audits lead to; its test must begin anew.")
-    return state

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,6 +14,11 @@ from firstline_core.bundle.certificate import Histogram
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import between
 
+Word = Literal["stable", "moderate", "large"]
+
+_MODERATE, _LARGE = 0.1, 0.25
+_HEAVIEST = 1e12  # of a new value, before all are made lighter
+_FEW = 200.0  # counts, of which an index says little
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
 
@@ -64,3 +74,44 @@ def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:
     """The bin of each score in a `Histogram` of these edges, 0 the lowest; that of NaN is 0."""
     found = np.asarray(scores, np.float64)
     return np.where(np.isnan(found), 0, np.searchsorted(np.asarray(edges, np.float64), found, side="right"))
+
+
+def word(index: float) -> Word:
+    """How much a population stability index says has changed, in Siddiqi's words."""
+    return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"
+
+
+def beyond_chance(index: float, bins: int, expected_total: float, observed_total: float) -> float | None:
+    """The index less what chance alone makes of it on average; None where there are too few counts to say anything."""
+    if observed_total < _FEW or expected_total <= 0:
+        return None
+    return max(0.0, index - (bins - 1) * (1 / expected_total + 1 / observed_total))
+
+
+class RecentCounts:
+    """A histogram of the latest values, each newer one a little heavier than the one before.
+
+    Args:
+        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
+        memory: so many values, about, are remembered.
+        counts: (bins,) to begin with, such as those kept over a restart; None for none.
+    """
+
+    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
+        self._edges = tuple(inner_edges)
+        bins = len(self._edges) + 1
+        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
+        self._growth = 1 + 1 / memory
+        self._weight = 1.0  # grows, instead of all counts shrinking with each value
+
+    def add(self, value: float) -> None:
+        """Counts one; NaN counts as lowest, as in `bins_of`."""
+        self._counts[0 if math.isnan(value) else bisect_right(self._edges, value)] += self._weight
+        self._weight *= self._growth
+        if self._weight > _HEAVIEST:
+            self._counts, self._weight = self.counts, 1.0
+
+    @property
+    def counts(self) -> list[float]:
+        """(bins,) as if the next value weighed 1."""
+        return [count / self._weight for count in self._counts]

@@ -36,10 +36,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which tier answers, and why. `tier` is EDGE or CLOUD."""
+    """Which tier answers, and why.
+
+    Args:
+        tier: EDGE or CLOUD.
+        demanded: False for an escalation that is only to be made if it is worth its price.
+    """
 
     tier: Tier
     reason: Reason
+    demanded: bool = True
 
 
 def before(evidence: Evidence) -> Decision | None:
@@ -76,18 +82,21 @@ def after(score: float, threshold: float) -> Decision:
     return Decision(Tier.CLOUD, Reason.UNCERTAIN)
 
 
-def threshold_in_use(declared: float, certificate: Certificate | None, min_threshold: float = -math.inf) -> float:
+def threshold_in_use(
+    declared: float, certificate: Certificate | None, min_threshold: float = -math.inf, label: str | None = None
+) -> float:
     """The score from which an edge answer is kept.
 
     Args:
         declared: the bundle's own, for a variant without a certificate.
         certificate: the variant's, where it is valid.
         min_threshold: the device's: raises the threshold, never lowers it.
+        label: the predicted class, which matters to a certificate by class; None for the lowest of any class.
     """
-    return max(certificate.threshold if certificate is not None else declared, min_threshold)
+    return max(declared if certificate is None else _certified(certificate, label), min_threshold)
 
 
-def covered(decision: Decision, threshold: float, certificate: Certificate | None) -> bool:
+def covered(decision: Decision, threshold: float, certificate: Certificate | None, label: str | None = None) -> bool:
     """Whether a valid certificate covers an edge answer.
 
     It speaks of answers that were kept for their score, all of them from its own threshold on: not of those that the
@@ -95,7 +104,14 @@ def covered(decision: Decision, threshold: float, certificate: Certificate | Non
 
     Args:
         decision: the policy's for this answer.
-        threshold: the one in use.
+        threshold: the one in use, for this label.
         certificate: the variant's, where it is valid.
+        label: the predicted class, which matters to a certificate by class.
     """
-    return certificate is not None and decision.reason is Reason.CONFIDENT and threshold == certificate.threshold
+    if certificate is None or decision.reason is not Reason.CONFIDENT:
+        return False
+    return threshold == _certified(certificate, label)
+
+
+def _certified(certificate: Certificate, label: str | None) -> float:
+    return certificate.threshold if label is None else certificate.threshold_for(label)

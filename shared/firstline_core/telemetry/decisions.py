@@ -103,10 +103,15 @@ def _older(path: Path) -> Path:
 
 def find(path: Path, request_id: str) -> list[dict[str, Any]]:
     """Every line about one request, oldest first; a line cut short by a power loss is passed over."""
-    return [line for line in _lines(path) if line.get("request_id") == request_id]
+    return [line for line in lines(path) if line.get("request_id") == request_id]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every line of the file and of the one before it, oldest first; what was cut short is passed over.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     for file in (_older(path), path):
         if not file.is_file():
             continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferResponse
@@ -66,6 +68,48 @@ class RequestMetrics:
         """Adds a histogram."""
         return Histogram(f"{self._prefix}_{name}", description, buckets=buckets, registry=self.registry)
 
+    def readings(
+        self,
+        name: str,
+        description: str,
+        labels: Sequence[str],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Adds values that others keep, by their labels; those that are not known now are left out of what is read.
+
+        Args:
+            name: after the process's prefix.
+            description: for people.
+            labels: their names; values must come from a closed list.
+            read: asked whenever somebody asks.
+            counts: a counter, which only grows.
+        """
+        family = CounterMetricFamily if counts else GaugeMetricFamily
+        self.registry.register(_Readings(lambda: family(f"{self._prefix}_{name}", description, labels=labels), read))
+
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _Readings(Collector):
+    """Values that are asked for, and not kept."""
+
+    def __init__(
+        self,
+        family: Callable[[], CounterMetricFamily | GaugeMetricFamily],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        self._family = family
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        found = self._family()
+        for labels, value in self._read().items():
+            found.add_metric(labels, value)
+        return [found]

@@ -56,6 +56,16 @@ def test_what_is_unknown_is_left_out() -> None:
     assert to_dict(bare)["attempts"] == []
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_correction_says_whether_it_changed_the_answer(changed: bool) -> None:
+    corrected = replace(ANSWER, status=Status.FINAL, changed=changed)
+    parameters = to_parameters(corrected)
+    assert parameters["changed"] is changed
+    assert from_parameters(parameters) == corrected
+    with pytest.raises(InvalidTensorError, match="'changed' is 1; it must be a bool"):
+        from_parameters(parameters | {"changed": 1})
+
+
 def test_a_record_comes_back_from_its_plain_form() -> None:
     assert from_dict(to_dict(ANSWER)) == ANSWER
     with pytest.raises(InvalidTensorError, match="The answer's 'rows'"):

@@ -30,6 +30,7 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
+from firstline_edge.cascade import Trail
 
 MakeScene = Callable[..., Scene]
 
@@ -536,6 +537,78 @@ class TestDeadline:
         await clock.advance(2)
         with pytest.raises(DeadlineExceededError):
             await task
+
+
+class TestPunctuality:
+    """The full model is asked only where its answer can be expected before the deadline."""
+
+    async def test_what_would_be_late_is_answered_now_and_promised(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 0.6
+        trail = Trail()
+        response = await scene.cascade.infer(request(SURE, UNSURE, deadline_s=0.6), trail)
+        answer = said(response)
+        assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
+        assert yes(response) == [SURE, UNSURE]
+        assert scene.cloud.requests == [] and len(scene.promises.items) == 1
+        assert outcomes(response) == [("edge", "ok")]
+        assert trail.cause.startswith("Asking the full model takes up to 600 ms at the moment, and 580 ms are left")
+
+    async def test_what_fits_is_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 0.6
+        assert said(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
+        assert scene.cascade.punctuality.held_back == 0
+
+    async def test_without_a_deadline_the_devices_own_holds(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 1.99
+        assert said(await scene.infer(UNSURE)).reason is Reason.DEADLINE
+        scene.cloud.p95_s = 1.97
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+
+    async def test_a_link_of_which_nothing_is_known_is_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        assert said(await scene.infer(UNSURE, deadline_s=0.01)).tier is Tier.CLOUD
+
+    async def test_what_the_device_cannot_answer_is_asked_whatever_it_takes(self, make_scene: MakeScene) -> None:
+        for scene in (make_scene(clock=SimulatedClock()), make_scene(clock=SimulatedClock(), loads=False)):
+            scene.cloud.p95_s = 10.0
+            assert said(await scene.infer(*[UNSURE] * 20)).tier is Tier.CLOUD
+        slow = make_scene(clock=SimulatedClock(), row_ms=5000.0)
+        slow.cloud.p95_s = 10.0
+        assert said(await slow.infer(SURE, route=Route.CLOUD, deadline_s=1.0)).tier is Tier.CLOUD
+
+    async def test_one_in_fifty_is_asked_all_the_same(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 10.0
+        answers = [said(await scene.infer(0.5 + count / 1000)) for count in range(200)]
+        assert sum(answer.tier is Tier.CLOUD for answer in answers) == len(scene.cloud.requests) == 4
+        assert (scene.cascade.punctuality.held_back, scene.cascade.punctuality.explored) == (196, 4)
+
+    async def test_what_is_on_its_way_already_is_waited_for(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.gate = asyncio.Event()
+        first = asyncio.create_task(scene.infer(UNSURE))
+        await settle()
+        scene.cloud.p95_s = 10.0
+        second = asyncio.create_task(scene.infer(UNSURE))
+        await settle()
+        scene.cloud.gate.set()
+        assert {said(answer).tier for answer in await asyncio.gather(first, second)} == {Tier.CLOUD}
+        assert len(scene.cloud.requests) == 1
+
+    async def test_only_the_rows_that_would_travel_count(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        sizes: list[int] = []
+
+        def predicted_s(size_bytes: int, quantile: float = 0.95) -> float:
+            sizes.append(size_bytes)
+            return 0.0
+
+        scene.cloud.predicted_s = predicted_s  # type: ignore[method-assign]
+        await scene.infer(SURE, UNSURE, SURE, 0.7)
+        assert sizes == [8]
 
 
 class TestTogether:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
@@ -97,15 +98,19 @@ async def test_a_link_fault_moves_on_to_the_next_within_the_deadline(house: Hous
 
 async def test_a_link_that_hangs_leaves_the_next_one_half_of_the_time_until_its_breaker_opens(house: House) -> None:
     house.first.answer = house.hang
-    for _ in range(2):
-        asked = asyncio.create_task(house.infer(timeout_s=1.98))
+
+    async def asked(timeout_s: float) -> list[str]:
+        asking = asyncio.create_task(house.infer(timeout_s=timeout_s))
         await settle()
-        await house.clock.advance(0.99)
-        assert (await asked).answer is not None
-        assert house.outcomes == ["remote_timeout", "ok"]
+        await house.clock.advance(timeout_s / 2)
+        assert (await asking).answer is not None
+        return house.outcomes
+
+    assert await asked(1.98) == ["remote_timeout", "ok"]
+    assert await asked(1.98) == ["ok"]  # no answer within 0.99 s: not asked for one again
+    assert await asked(4.0) == ["remote_timeout", "ok"]  # more time than it was ever given
     assert house.chain.states()["first"] == "open"  # though it answers every probe
-    await house.infer(timeout_s=1.98)
-    assert house.outcomes == ["ok"]
+    assert await asked(30.0) == ["ok"]
 
 
 async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
@@ -403,3 +408,125 @@ async def test_a_broker_that_refuses_probes_shows_as_refused_until_it_takes_one(
     await house.clock.advance(1.0)
     await settle()
     assert house.chain.reports()["first"].state is LinkState.UP
+
+
+class TestTiming:
+    """What a link takes is learnt from every call and every probe."""
+
+    async def take(self, house: House, seconds: float, *, size_rows: int = 1) -> None:
+        async def slowly(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            await house.clock.sleep(seconds)
+            return response(asked)
+
+        house.first.answer = slowly
+        asking = asyncio.create_task(house.infer(request(size_rows)))
+        await settle()
+        await house.clock.advance(seconds)
+        await asking
+
+    async def test_a_chain_that_was_never_used_predicts_what_its_probes_took(self, house: House) -> None:
+        assert house.chain.predicted_s(1000) == pytest.approx(0, abs=1e-3)
+        assert LinkChain([], [], house.clock).predicted_s(1000) is None
+        assert house.chain.timings() == {"first": None, "second": None}
+
+    async def test_answers_are_timed_and_the_gateways_share_told_apart(self, house: House) -> None:
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        for _ in range(10):
+            await self.take(house, 0.2)
+        assert house.chain.predicted_s(7) == pytest.approx(0.2, rel=0.06)
+        report = house.chain.timings()["first"]
+        assert report is not None
+        assert report.total_p95_ms == pytest.approx(200, rel=0.06)
+        assert report.service_p50_ms == pytest.approx(1.5, rel=0.06)
+        assert report.network_p50_ms == pytest.approx(198.5, rel=0.06)
+
+    async def test_the_best_link_counts_and_one_that_cannot_be_used_does_not(self, house: House) -> None:
+        await self.take(house, 1.0)
+        assert house.chain.predicted_s(7) == pytest.approx(0, abs=1e-3)  # the second one's probe
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        await settle()
+        assert house.chain.predicted_s(7) == pytest.approx(1.0, rel=0.06)
+        house.cut()
+        house.first.on_lost()
+        await settle()
+        assert house.chain.predicted_s(7) is None
+
+    async def test_a_timeout_and_a_caller_who_leaves_count_as_at_least_so_long(self, house: House) -> None:
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        await settle()
+        house.first.answer = house.hang
+        asking = asyncio.create_task(house.infer(timeout_s=0.5))
+        await settle()
+        await house.clock.advance(0.5)
+        with pytest.raises(errors.RemoteTimeoutError):
+            await asking
+        assert (house.chain.predicted_s(7) or 0) > 0.5
+        asking = asyncio.create_task(house.infer())
+        await settle()
+        await house.clock.advance(3.0)
+        asking.cancel()
+        await settle()
+        assert (house.chain.predicted_s(7) or 0) > 3.0
+
+    async def test_a_refusal_says_nothing_of_time(self, house: House) -> None:
+        for error in (DOWN, errors.QueueFullError("later"), errors.ModelMismatchError("no")):
+            house.first.error = house.second.error = error
+            with pytest.raises(errors.FirstlineError):
+                await house.infer()
+        assert house.chain.timings() == {"first": None, "second": None}
+
+    async def test_old_evidence_of_a_bad_link_is_not_believed_for_ever(self, house: House) -> None:
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        for _ in range(50):
+            await self.take(house, 1.0)
+        assert house.chain.predicted_s(7) is not None
+        await house.clock.advance(600)
+        assert house.chain.predicted_s(7) is None
+
+
+class TestRetryBudget:
+    async def test_failover_is_bounded_where_the_first_link_goes_on_failing(self, house: House) -> None:
+        house.first.error = LinkBusyError("all connections are busy")  # opens no breaker
+        for _ in range(100):
+            with contextlib.suppress(errors.RemoteTimeoutError):
+                await house.infer()
+        assert len(house.first.calls) == 100
+        assert 10 + 20 - 2 <= len(house.second.calls) <= 10 + 20
+        assert house.chain.retries.retries == len(house.second.calls)
+        assert house.chain.retries.denied == 100 - len(house.second.calls)
+
+    async def test_a_link_that_is_passed_by_costs_no_budget(self, house: House) -> None:
+        house.first.error = house.first.probe_error = DOWN
+        house.first.on_lost()
+        await settle()
+        for _ in range(50):
+            await house.infer()
+        assert house.chain.retries.retries == 0
+
+
+async def test_a_dead_link_is_asked_nothing_and_probed_once_at_a_time(house: House) -> None:
+    house.cut()
+    await house.fail_until_open()
+    calls, probes = len(house.first.calls), house.first.probes
+    running, most = 0, 0
+
+    async def probe(_timeout_s: float) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await house.clock.sleep(2.0)
+        running -= 1
+        raise DOWN
+
+    house.first.probe = probe  # type: ignore[method-assign]
+    for _ in range(200):
+        with pytest.raises(errors.LinkDownError):
+            await house.infer()
+        house.first.on_lost()
+        await house.clock.advance(0.1)
+    assert most == 1
+    assert (len(house.first.calls), house.first.probes) == (calls, probes)

@@ -68,6 +68,11 @@ def test_explain_tells_a_story() -> None:
     ]
     (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud"})
     assert corrected.endswith("Corrected by the gateway, model aaaaaaaaaaaa. The answer is final.")
+    for changed, told in ((True, "another class"), (False, "the same class")):
+        (corrected,) = describe(LINE | {"event": "corrected", "status": "final", "tier": "cloud", "changed": changed})
+        assert corrected.endswith(
+            f"Corrected by the gateway, model aaaaaaaaaaaa, which says {told}. The answer is final."
+        )
     (expired,) = describe(LINE | {"event": "corrected", "status": "expired"})
     assert "did not come in time" in expired
     (strange,) = describe({"request_id": "r"})

@@ -14,7 +14,7 @@ from support.logs import captured_lines
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tensor
+from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_edge import rows
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
@@ -94,6 +94,7 @@ class House:
             on_correction=self.note,
             complaints=self.complaints,
             max_age_s=3600.0,
+            retries=self.chain.retries,
             settings=DeliverySettings(concurrency=2, refusals=3),
         )
 
@@ -107,15 +108,26 @@ class House:
     def mend(self) -> None:
         self.link.error = self.link.probe_error = None
 
-    async def promise(self, reason: Reason = Reason.LINK_DOWN, **fields: Any) -> str:
+    async def promise(
+        self, reason: Reason = Reason.LINK_DOWN, *, asked_before: bool = False, hurried: bool = False, **fields: Any
+    ) -> str:
         asked = request(2, **fields)
         provisional = response(asked, Status.PROVISIONAL, rows=3)
         assert provisional.answer is not None
         first, _, third = provisional.answer.rows
         said = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
+        if asked_before:
+            said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, "remote_timeout", 500.0)))
         provisional = replace(provisional, answer=said)
-        await self.outbox.put(OutboxItem(asked, (0, 2), provisional, self.clock.wall_s()))
+        item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
+        await self.outbox.put(item)
+        if hurried:
+            self.delivery.hurry(item)
         return asked.request_id
+
+    def sent(self, request_id: str) -> int:
+        """How often it was sent."""
+        return sum(asked.request_id == request_id for asked, _ in self.link.calls)
 
     async def until_empty(self, step_s: float = 5.0, steps: int = 200) -> None:
         for _ in range(steps):
@@ -397,15 +409,91 @@ async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -
         return response(asked)
 
     house.link.answer = note
-    late = [await house.promise(Reason.DEADLINE) for _ in range(8)]
-    at_once = await house.promise(Reason.REQUESTED)
+    late = [await house.promise(Reason.DEADLINE, asked_before=True) for _ in range(8)]
+    at_once = [await house.promise(reason) for reason in (Reason.REQUESTED, Reason.DEADLINE)]  # neither was sent before
     await house.pass_time(6, step_s=0.1)
     assert house.outbox.depth == 0
-    assert moments[at_once] <= 0.1
+    assert all(moments[request_id] <= 0.2 for request_id in at_once)
     waits = [moments[request_id] for request_id in late]
     assert max(waits) <= 5.2
     assert sum(wait > 0.5 for wait in waits) >= 6
     assert len({round(wait, 1) for wait in waits}) >= 5
+
+
+class TestHurry:
+    async def test_what_a_caller_waits_for_overtakes_what_is_slow(self, house: House) -> None:
+        gate = asyncio.Event()
+        slow = await house.promise()
+
+        async def answer(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            if asked.request_id == slow:
+                await gate.wait()
+            return response(asked)
+
+        house.link.answer = answer
+        await house.outbox.until_quiet()
+        waiting = await house.promise(Reason.REQUESTED)
+        hurried = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert await house.status(hurried) is Status.FINAL
+        assert (house.sent(slow), house.sent(waiting)) == (1, 0)
+        gate.set()
+        await house.until_empty()
+
+    async def test_it_is_sent_and_told_once(self, house: House) -> None:
+        promised = [await house.promise(Reason.REQUESTED, hurried=True) for _ in range(20)]
+        await house.until_empty()
+        assert [house.sent(request_id) for request_id in promised] == [1] * 20
+        told = [said.answer.request_id for said in house.announced if said.answer is not None]
+        assert sorted(told) == sorted(promised)
+
+    async def test_what_does_not_get_through_waits_with_the_others(self, house: House) -> None:
+        house.link.error = errors.QueueFullError("Full.", retry_after_s=2.0)
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 1
+        house.mend()
+        await house.pass_time(1.0)
+        assert house.sent(promised) == 1
+        await house.pass_time(3.0)
+        assert (house.sent(promised), await house.status(promised)) == (2, Status.FINAL)
+
+    async def test_a_dead_link_is_not_tried(self, house: House) -> None:
+        house.cut()
+        await house.promise()
+        await house.outbox.until_quiet()
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 0
+        house.mend()
+        await house.until_empty()
+        assert house.sent(promised) == 1
+
+    async def test_only_what_somebody_waits_for(self, house: House) -> None:
+        late = [await house.promise(Reason.DEADLINE, asked_before=True, hurried=True) for _ in range(4)]
+        await house.outbox.until_quiet()
+        assert sum(house.sent(request_id) for request_id in late) < 4  # they leave the gateway alone for a while
+        await house.until_empty()
+
+
+async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: House) -> None:
+    """A gateway that was too slow for twenty requests gets them again little by little; new ones pass them by."""
+    moments: dict[str, float] = {}
+
+    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        moments[asked.request_id] = house.clock.monotonic_s()
+        return response(asked)
+
+    house.link.answer = note
+    again = [await house.promise(Reason.LINK_DOWN, asked_before=True) for _ in range(30)]
+    new = [await house.promise() for _ in range(5)]
+    await house.pass_time(1, step_s=0.1)
+    assert all(request_id in moments for request_id in new)
+    # Ten that were saved up, one a second, and a fifth of all calls.
+    assert 11 <= sum(request_id in moments for request_id in again) <= 15
+    assert house.chain.retries.denied > 0
+    await house.pass_time(30, step_s=0.5)
+    assert house.outbox.depth == 0
 
 
 async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) -> None:

@@ -24,14 +24,16 @@ def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) -> Non
     )
     final = response(request())
     assert final.answer is not None
-    expired = replace(final, answer=replace(final.answer, status=Status.EXPIRED))
+    final = replace(final, answer=replace(final.answer, changed=True))
+    assert final.answer is not None
+    expired = replace(final, answer=replace(final.answer, status=Status.EXPIRED, changed=None))
     with captured_lines() as lines:
         recorder.corrected(final)
         recorder.corrected(expired, "Other bundle.")
     recorder.close()
     request_id = final.answer.request_id
     assert lines == [
-        {"event": "corrected", "level": "info", "request_id": request_id, "model": "digits"},
+        {"event": "corrected", "level": "info", "request_id": request_id, "model": "digits", "changed": True},
         {
             "event": "correction expired",
             "level": "info",
@@ -42,3 +44,4 @@ def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) -> Non
     ]
     kept, ended = find(path, request_id)
     assert "cause" not in kept and ended["cause"] == "Other bundle."
+    assert (kept["changed"], ended["changed"]) == (True, None)

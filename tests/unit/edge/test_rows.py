@@ -37,6 +37,10 @@ def test_a_provisional_row_gives_the_reason() -> None:
     assert (answer.status, answer.reason, answer.tier) == (Status.PROVISIONAL, Reason.LINK_DOWN, Tier.CLOUD)
 
 
+def one_hot(*classes: int) -> Array:
+    return np.eye(10, dtype=np.float32)[list(classes)]
+
+
 class TestMerge:
     def test_only_the_corrected_rows_change(self) -> None:
         asked = escalations.request(3)
@@ -62,6 +66,20 @@ class TestMerge:
         assert (merged.answer.status, merged.answer.rows, merged.id) == (Status.FINAL, (), "mine")
         assert (merged.answer.certified, merged.answer.model_digest) == (True, "f" * 64)
         assert merged.answer.confidence == 0.4  # the edge model's, as it was
+
+    @pytest.mark.parametrize(("likeliest", "changed"), [((0, 3), False), ((0, 4), True), ((5, 3), True)])
+    def test_it_says_whether_a_corrected_row_is_of_another_class(
+        self, likeliest: tuple[int, int], changed: bool
+    ) -> None:
+        """Row 1 was kept: what the full model would have said of it plays no part."""
+        asked = escalations.request(3)
+        first = replace(
+            escalations.response(asked, Status.PROVISIONAL), outputs=(Tensor("probabilities", one_hot(0, 1, 3)),)
+        )
+        correction = escalations.response(asked.take([0, 2]))
+        merged = merge(first, (0, 2), replace(correction, outputs=(Tensor("probabilities", one_hot(*likeliest)),)))
+        assert merged.answer is not None and first.answer is not None
+        assert (first.answer.changed, merged.answer.changed) == (None, changed)
 
     @pytest.mark.parametrize(
         "probabilities",

@@ -113,3 +113,57 @@ async def test_close_ends_what_is_left() -> None:
     await flights.close()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class TestWithoutKeeping:
+    """A computation that its caller wants only for itself."""
+
+    async def test_it_ends_when_its_caller_leaves_alone(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        alone = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
+        await settle()
+        alone.cancel()
+        await settle()
+        assert b"a" not in flights and b"b" not in flights
+        work.gate.set()
+        assert await flights.run(*work.of(b"a")) == [b"aa"]
+        assert work.calls == [[b"a", b"b"], [b"a"]]
+
+    async def test_whoever_comes_in_the_moment_of_the_end_computes_anew(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
+        await settle()
+        alone.cancel()
+        await asyncio.sleep(0)
+        late = asyncio.create_task(flights.run(*work.of(b"a")))
+        await settle()
+        work.gate.set()
+        assert await late == [b"aa"]
+
+    async def test_it_goes_on_for_those_who_joined(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        first = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
+        await settle()
+        other = asyncio.create_task(flights.run(*work.of(b"c", b"b")))  # waits for its own before it looks at the other
+        await settle()
+        first.cancel()
+        await settle()
+        work.gate.set()
+        assert await other == [b"cc", b"bb"]
+        assert work.calls == [[b"a", b"b"], [b"c"]]
+
+    async def test_a_caller_who_only_joined_ends_nothing(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        owner = asyncio.create_task(flights.run(*work.of(b"a")))
+        await settle()
+        guest = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
+        await settle()
+        owner.cancel()
+        guest.cancel()
+        await settle()
+        assert b"a" in flights
+        await flights.close()

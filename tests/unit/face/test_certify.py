@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ def test_bad_arguments_get_a_sentence(tmp_path: Path) -> None:
 def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.02, "--out", out, "-o", "json").stdout)
-    assert list(found) == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
+    assert list(found)[:6] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
     assert found["certified"] and found["n"] == 599
+    assert (found["score"], found["selected"], found["auroc"]) == ("max_probability", 0, {})  # too few to set any aside
 
     before, after = open_bundle(_DIGITS / "bundle"), open_bundle(out)
     assert (after.manifest.name, after.manifest.version) == ("digits", before.manifest.version + 1)
@@ -96,6 +98,8 @@ def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     assert (certificate.contract, certificate.epsilon, certificate.delta, certificate.n) == (
         "disagreement", 0.02, 0.1, 599,
     )  # fmt: skip
+    assert certificate.audit_epsilon == 0.02
+    assert certificate.histogram is not None and sum(certificate.histogram.shares) == pytest.approx(1)
     assert (certificate.threshold, certificate.kept, certificate.risk_upper) == (
         found["threshold"], found["kept"], found["risk_upper"],
     )  # fmt: skip
@@ -110,6 +114,56 @@ def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     contracts = [model.certificate and model.certificate.contract for model in both.edge]
     assert contracts == ["disagreement", None, "harm"]
     assert [path.name for path in tmp_path.iterdir()] == ["certified"]
+
+
+def test_a_part_set_aside_chooses_the_score_and_the_bundle_carries_it(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    _run(*_BUNDLE, "--epsilon", 0.1, "--out", first, "--edge", "edge-tflite-int8")
+    chosen = (first, *_BUNDLE[1:], "--epsilon", 0.1, "--select", 0.5, "--edge", "edge-onnx")
+    result = _run(*chosen, "--out", second, "-o", "json")
+    found = msgspec.json.decode(result.stdout)
+    assert (found["n"], found["selected"]) == (299, 300)
+    assert set(found["auroc"]) == {"margin", "max_probability", "entropy", "energy", "learned"}
+    assert max(found["auroc"].values()) > 0.9
+    assert "edge-tflite-int8 are void" in result.stderr
+    assert "300 other rows decided on the score" in _run(*chosen).stdout
+
+    manifest = open_bundle(second).manifest
+    onnx, _, int8 = manifest.edge
+    certificate = valid_certificate(manifest, onnx)
+    assert certificate is not None and valid_certificate(manifest, int8) is None
+    assert (manifest.policy.score.kind, manifest.policy.score.temperature) == (found["score"], found["temperature"])
+    assert manifest.policy.threshold == certificate.threshold == found["threshold"]
+    assert manifest.policy.value is not None
+
+    again = (second, *_BUNDLE[1:], "--epsilon", 0.1, "--edge", "edge-tflite-int8", "--score", "bundle")
+    assert "void" not in _run(*again, "--out", third).stderr
+    manifest = open_bundle(third).manifest
+    assert [valid_certificate(manifest, model) is not None for model in manifest.edge] == [True, False, True]
+
+
+def test_a_score_by_name_and_what_audits_test_of_harm(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    _run(*_BUNDLE, "--epsilon", 0.1, "--loss", "harm", "--score", "energy", "--out", out)
+    found = open_bundle(out).manifest
+    certificate = found.edge[0].certificate
+    assert found.policy.score.kind == "energy" and certificate is not None
+    assert certificate.audit_epsilon is not None and 0 < certificate.audit_epsilon < 0.5
+    figures = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(_DIGITS / "heldout"), "-o", "json"])
+    (variant,) = msgspec.json.decode(figures.stdout)["variants"]
+    assert variant["tiered"]["edge_share"] == certificate.kept
+    assert variant["tiered"]["disagreement"] <= certificate.audit_epsilon
+    assert "energy of the logits" in CliRunner().invoke(app, ["bundle", "verify", str(out)]).stdout
+
+
+def test_without_scikit_learn_the_best_of_the_others_is_taken_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    chosen = (*_BUNDLE, "--epsilon", 0.1, "--select", 0.5)
+    result = _run(*chosen, "-o", "json")
+    assert "learned" not in msgspec.json.decode(result.stdout)["auroc"]
+    assert result.stderr.count("no score was learned: pip install 'firstline[analysis]'") == 1
+    assert "fitted with scikit-learn" in _run(*chosen, "--score", "learned", code=2).stderr
+    assert "no score was learned" not in _run(*chosen, "--score", "margin").stderr
 
 
 def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> None:
@@ -142,6 +196,8 @@ def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path) -> None:
     assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
     assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
+    assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
+    assert "--score" in says("--scores", "-", "--delta", 0.1, "--score", "margin")
     assert "has no edge variant 'other'" in says(*_BUNDLE, "--edge", "other")
     assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")
     tmp_path.joinpath("mine").write_text("keep me")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from firstline.workbench.scores import LEARNED, choose_score, fit_isotonic, fit_logistic
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import auroc, margin, score
 from firstline_core.routing.learned import features
@@ -57,3 +59,19 @@ def test_too_few_losses_leave_the_margin() -> None:
     np.testing.assert_array_equal(choice.score(rows), score("margin", rows))
     with pytest.raises(ConfigError, match="only one kind"):
         fit_logistic(rows, np.zeros(50, np.bool_))
+    own = Score("entropy", 2.0)
+    assert choose_score(rows, np.arange(50) < 3, own=(own, margin(rows))).declared == own
+
+
+def test_logits_and_the_bundles_own_graph_are_candidates() -> None:
+    rows, losses = _answers(5, 400)
+    graph = Score("graph", graph=Artefact("score.onnx", "a" * 64, 1))
+    oracle = 1.0 - losses.astype(np.float32)  # nothing beats the losses themselves
+    choice = choose_score(rows, losses, logits=np.log(np.maximum(rows, 1e-3)), own=(graph, oracle))
+    assert set(choice.aurocs) == {"margin", "max_probability", "entropy", "energy", "graph", "learned"}
+    assert (choice.declared, choice.aurocs["graph"]) == (graph, 1.0)
+
+
+def test_the_choice_says_the_temperature_of_what_it_compared() -> None:
+    rows, losses = _answers(6, 400)
+    assert choose_score(rows, losses, temperature=1.7).declared.temperature == 1.7

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,22 @@ def test_what_was_counted_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     assert store.counted("cam", "a")
     assert not store.counted("yard", "a")
     assert path.stat().st_mode & 0o777 == 0o600
+    store.close()
+
+
+def test_a_process_that_dies_takes_no_audit_along(tmp_path: Path) -> None:
+    dies = (
+        "import os, pathlib, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_contract_store import Store, pool_of\n"
+        "Store(pathlib.Path(sys.argv[1])).put(pool_of(2), 'cam', 'a', disagrees=True)\n"
+        "os._exit(9)\n"
+    )
+    path = tmp_path / "contracts.db"
+    command = [sys.executable, "-c", dies, str(path), str(Path(__file__).parent), *sys.path]
+    assert subprocess.run(command, check=False).returncode == 9
+    store = Store(path)
+    assert store.pools() == [pool_of(2)]
+    assert store.counted("cam", "a")
     store.close()
 
 

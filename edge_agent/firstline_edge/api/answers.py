@@ -1,0 +1,88 @@
+"""Answers in words, answers by id, and both as streams of events."""
+
+from __future__ import annotations
+
+import contextlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from firstline_core.errors import RequestError
+from firstline_core.protocol import http, short
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.oip import encode_response
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.streams import Render, Streams, last_event_id, wants_events
+
+
+class Answers:
+    """The handlers of the short way in and of the answers' addresses.
+
+    Args:
+        agent: started.
+        streams: those that are open.
+        budget: for bodies.
+    """
+
+    def __init__(self, agent: EdgeAgent, streams: Streams, budget: BodyBudget) -> None:
+        self._agent = agent
+        self._streams = streams
+        self._budget = budget
+
+    async def infer_file(self, request: Request, principal: str) -> Reply | Response:
+        """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
+        agent, model = self._agent, request.path_params["model"]
+        streamed = wants_events(request.headers)
+        with contextlib.ExitStack() as held:
+            stream = held.enter_context(self._streams.opened(self._in_words)) if streamed else None
+            with self._budget.share() as counted:
+                body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+                asked = await short.read_request(
+                    model,
+                    agent.short_metadata(model),
+                    request.headers,
+                    request.query_params,
+                    body,
+                    principal=principal,
+                    limits=agent.limits,
+                )
+                if stream is None:
+                    return self._in_words(await agent.infer(asked))
+                ending = held.enter_context(agent.endings.watch(asked.request_id))
+                response = await agent.infer(asked)
+            return stream.response(response, ending, held)
+
+    async def answer(self, request: Request, principal: str) -> Reply:
+        """The latest answer under an id."""
+        render = self._in_form(request)
+        return render(await self._agent.answer(request.path_params["request_id"], principal))
+
+    async def events(self, request: Request, principal: str) -> Response:
+        """The answer under an id as it stands, and its last word when it comes."""
+        request_id, seen = request.path_params["request_id"], last_event_id(request.headers)
+        with contextlib.ExitStack() as held:
+            stream = held.enter_context(self._streams.opened(self._in_form(request), seen))
+            ending = held.enter_context(self._agent.endings.watch(request_id))
+            return stream.response(await self._agent.answer(request_id, principal), ending, held)
+
+    def _in_form(self, request: Request) -> Render:
+        """How the caller wants an answer that it asks for by id.
+
+        Raises:
+            RequestError: not at all.
+        """
+        form = request.query_params.get("form", "short")
+        if form not in ("short", "v2"):
+            raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
+
+        def tensors(response: InferResponse) -> Reply:
+            encoded = encode_response(InferRequest(response.model, (), request.path_params["request_id"]), response)
+            return Reply(200, http.headers_for(encoded), encoded.body)
+
+        return tensors if form == "v2" else self._in_words
+
+    def _in_words(self, response: InferResponse) -> Reply:
+        return http.json_reply(short.reply_from(response, self._agent.labels(response.model, response.version)))

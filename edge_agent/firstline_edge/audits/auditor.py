@@ -1,0 +1,267 @@
+"""Has the full model check a random sample of kept answers, in the background.
+
+A row is drawn with a probability that follows from past traffic and the budget alone, before anything is known of its
+loss, and whoever asked for it never waits. What was drawn travels to the gateway even where this device knows the full
+model's answer to it already: the gateway pools the audits of all devices, and would otherwise hear of new inputs only,
+whose risk is not the one that was promised. What it says is kept like any other answer of the full model.
+
+An audit is tried once. One that is lost (offline, refused, too late, the process ended) is counted and forgotten:
+were it tried until it comes, what comes would depend on the link, and the link may depend on the input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
+from firstline_core.ids import new_request_id
+from firstline_core.routing import sampling
+from firstline_core.routing.sampling import Allowance, Pace
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_edge import keys
+from firstline_edge.audits.samples import Sample, SampleLog
+from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.escalation import checked, escalation_of
+from firstline_edge.links.base import Cloud
+from firstline_edge.models import HeldModel
+from firstline_edge.rows import Row
+from firstline_edge.settings import AuditSection
+
+log = logger(__name__)
+
+_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN)
+_WAITING = 64
+_WAITING_BYTES = 16 << 20
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A kept answer that was drawn.
+
+    Args:
+        request_id: of the request that it answers.
+        position: of the row in that request.
+        sent: what the gateway is asked, under an id of its own.
+        content: sha256 of the row.
+        score: the edge model's.
+        predicted: the class that it gave.
+        propensity: the probability with which it was drawn.
+    """
+
+    watched: Watched
+    request_id: str
+    position: int
+    sent: InferRequest
+    content: bytes
+    score: float
+    predicted: int
+    propensity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How an audit ended.
+
+    Args:
+        outcome: agreed, disagreed or lost.
+        cause: why it was lost; "" where it was not.
+    """
+
+    audit: Audit
+    outcome: str
+    cause: str = ""
+
+
+class Auditor:
+    """Draws, sends and tells.
+
+    Args:
+        cloud: the way to the gateway; None on a device without links, which audits nothing.
+        available: whether a link may be used now.
+        cache: keeps what the full model says.
+        standings: learns of each result.
+        samples: of escalated answers; those of audits go through `standings`.
+        traffic: the live escalations, which go first.
+        settings: what audits may cost.
+        clock: for the budget and for deadlines.
+        rng: draws.
+        on_drawn: told when an answer is drawn.
+        on_finding: told how each audit ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        cloud: Cloud | None,
+        available: Callable[[], bool],
+        cache: ResultCache,
+        standings: Standings,
+        samples: SampleLog,
+        traffic: LiveTraffic,
+        settings: AuditSection,
+        clock: Clock,
+        rng: random.Random,
+        on_drawn: Callable[[], None] = lambda: None,
+        on_finding: Callable[[Finding], None] = lambda _: None,
+    ) -> None:
+        self._cloud = cloud
+        self._available = available
+        self._cache = cache
+        self._standings = standings
+        self._samples = samples
+        self._traffic = traffic
+        self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
+        self._clock = clock
+        self._rng = rng
+        self._on_drawn = on_drawn
+        self._on_finding = on_finding
+        self._pace = Pace(clock.monotonic_s())
+        self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
+        self._waiting_bytes = 0
+
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        """Looks at each row that the policy has judged by its score, before any of them is escalated.
+
+        Counts the scores. Of the answers that were kept under the certificate (or under the threshold to which an alarm
+        tightened it), wherever they came from, it draws some; of those that the full model gave before, it keeps some.
+        """
+        watched = self._standings.find(model)
+        if watched is None or request.privacy is Privacy.LOCAL_ONLY:
+            return
+        recalled: list[Row] = []
+        for row in rows:
+            if row.reason not in _BY_SCORE:
+                continue
+            if watched.scores is not None:
+                watched.scores.add(row.score)
+            said = row.said
+            if said is None or row.edge is None:
+                continue
+            if row.output is not row.edge:
+                recalled.append(row)
+            elif said.certified or (watched.standing.alarmed and row.score >= watched.threshold):
+                self._kept(watched, request, row)
+        if recalled:
+            self.escalated(model, recalled)
+
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+        """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
+
+        Args:
+            model: of both answers.
+            rows: answered by the full model; what the edge model said of them may be known.
+        """
+        watched = self._standings.find(model)
+        if watched is None:
+            return
+        for row in rows:
+            if row.edge is None or row.output is None or row.said is None or not row.said.certified:
+                continue
+            share = self._share()
+            if self._rng.random() < share:
+                agree = int(np.argmax(row.edge.probabilities) == np.argmax(row.output.probabilities))
+                self._samples.add(self._sample(watched, row.score, agree, share, kept=False))
+
+    async def run(self) -> None:
+        """Audits what was drawn, one at a time, until it is cancelled."""
+        while True:
+            audit = await self._queue.get()
+            self._waiting_bytes -= audit.sent.size_bytes
+            try:
+                await self._traffic.wait_quiet()
+                await self._ask(audit)
+            except FirstlineError as error:
+                self._lose(audit, error)
+            except Exception as error:  # the outermost loop of a task that must never end
+                log.exception("an audit broke", request_id=audit.request_id)
+                self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
+
+    def _share(self) -> float:
+        """The propensity of the next answer, by what came before it; none while there is no room for an audit."""
+        if self._cloud is None or self._queue.full() or self._waiting_bytes > _WAITING_BYTES:
+            return 0.0
+        self._pace = sampling.elapsed(self._pace, self._clock.monotonic_s(), self._allowance)
+        return sampling.propensity(self._pace, self._allowance)
+
+    def _kept(self, watched: Watched, request: InferRequest, row: Row) -> None:
+        share = self._share()
+        drawn = self._rng.random() < share
+        self._pace = sampling.counted(self._pace, _row_bytes(request.inputs[0], row.position), audited=drawn)
+        if not drawn:
+            return
+        audit = _audit_of(watched, request, row, share)
+        watched.record.drawn += 1
+        self._on_drawn()
+        self._standings.save()
+        if self._available():
+            self._waiting_bytes += audit.sent.size_bytes
+            self._queue.put_nowait(audit)
+        else:
+            self._lose(audit, LinkDownError("No link to the gateway works at the moment."))
+
+    async def _ask(self, audit: Audit) -> None:
+        if self._cloud is None:
+            raise LinkDownError("This device has no link to a gateway.")
+        manifest, attempts = audit.watched.model.manifest, list[Attempt]()
+        response = await self._cloud.infer(audit.sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
+        self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
+        full = checked(response, 1, len(manifest.labels), manifest.full_digest)
+        if full.digest != manifest.full_digest:
+            raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
+        self._cache.put(keys.result_key(full.digest, audit.content), ModelOutput(full.probabilities[0]))
+        agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
+        # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
+        self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
+        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=True)
+        self._standings.audited(audit.watched, sample)
+
+    def _lose(self, audit: Audit, error: FirstlineError) -> None:
+        audit.watched.record.lost += 1
+        self._standings.save()
+        self._on_finding(Finding(audit, "lost", error.message))
+
+    def _sample(self, watched: Watched, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
+        record = watched.record
+        return Sample(watched.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
+
+
+def _audit_of(watched: Watched, request: InferRequest, row: Row, share: float) -> Audit:
+    certificate, probabilities = watched.certificate, row.output.probabilities if row.output is not None else ()
+    predicted = int(np.argmax(probabilities))
+    # The gateway pools one threshold of a fleet: the certificate's. A tightened one is this device's own affair.
+    note = AuditNote(
+        predicted=predicted,
+        propensity=share,
+        floor=share,
+        epsilon=watched.epsilon,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
+    return Audit(
+        watched=watched,
+        request_id=request.request_id,
+        position=row.position,
+        sent=replace(escalation, request_id=new_request_id(), audit=None if watched.standing.alarmed else note),
+        content=row.content,
+        score=row.score,
+        predicted=predicted,
+        propensity=share,
+    )
+
+
+def _row_bytes(tensor: Tensor, position: int) -> int:
+    if not tensor.array.dtype.hasobject:
+        return int(tensor.array.nbytes // tensor.array.shape[0])
+    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
+    return size_bytes

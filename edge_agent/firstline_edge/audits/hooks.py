@@ -1,0 +1,32 @@
+"""What the cascade shows of each request to whoever audits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from firstline_core.types import InferRequest
+from firstline_edge.models import HeldModel
+from firstline_edge.rows import Row
+
+
+class Audits(Protocol):
+    """Has answers checked; `audits/auditor.py` is it. Nothing here takes time that a caller would notice."""
+
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        """Every row has a verdict; those that the full model must answer have no answer yet."""
+        ...
+
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+        """The full model has answered these rows."""
+        ...
+
+
+class NoAudits:
+    """Nobody looks."""
+
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass

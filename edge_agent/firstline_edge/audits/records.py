@@ -1,0 +1,134 @@
+"""What a device remembers of a certificate, and its form on disk: one JSON file, replaced as a whole or not at all.
+
+A record belongs to what the certificate was made for, down to the threshold: where anything of that changes, its key
+does, and whatever was remembered says nothing any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from firstline_core.bundle.certificate import Certificate
+from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.routing import audit
+from firstline_core.routing.audit import AuditState
+from firstline_core.routing.tightening import EVERYTHING
+
+FORMAT = 1
+_RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes back brings its alarm with it
+
+
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is known of one certificate in the field.
+
+    Attributes:
+        model, version: of the bundle, for people.
+        test: of the threshold in use: a tightened one has a test of its own.
+        alarmed: the promise was broken, here or in the fleet's eyes, or what was known of it is lost.
+        cause: of the alarm, in a sentence.
+        alarmed_wall_s: when that was; 0 before.
+        tightened: the score from which answers are still kept; None for the certificate's.
+        escalates_all: none is.
+        escalations_per_hour: the gateway's quota, None where it set none.
+        drawn, agreed, disagreed, lost: audits; what was drawn and is none of the others is under way.
+        scores: histogram of the latest scores, in the certificate's bins.
+    """
+
+    model: str
+    version: str
+    test: AuditState
+    alarmed: bool = False
+    cause: str = ""
+    alarmed_wall_s: float = 0.0
+    tightened: float | None = None
+    escalates_all: bool = False
+    escalations_per_hour: float | None = None
+    drawn: int = 0
+    agreed: int = 0
+    disagreed: int = 0
+    lost: int = 0
+    scores: tuple[float, ...] = ()
+
+    @property
+    def threshold(self) -> float | None:
+        """The tightened one, infinite where nothing is kept; None where it is the certificate's."""
+        return EVERYTHING if self.escalates_all else self.tightened
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    records: dict[str, Record]
+
+
+def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -> str:
+    """The sha256 of all that a record holds for.
+
+    Args:
+        model: the bundle's name.
+        version: the bundle's.
+        certificate: what was proved.
+        epsilon: what the audits test.
+    """
+    said = (
+        *(model, version, certificate.edge_digest, certificate.full_digest, certificate.score_digest),
+        *(certificate.threshold, epsilon),
+    )
+    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+
+
+def read(path: Path) -> dict[str, Record]:
+    """The records, none where there is no file; what was under way when they were written is lost.
+
+    Raises:
+        IntegrityError: the file is not what `write` wrote, or of a version that is not known here.
+        OSError: the disk refuses.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        if (found := msgspec.json.decode(text, type=_Head).format) != FORMAT:
+            raise IntegrityError(f"{path} has format {found}; this version of Firstline reads {FORMAT}.")
+        document = msgspec.json.decode(text, type=_Document)
+        for record in document.records.values():
+            audit.check(record.test)
+            record.lost = record.drawn - record.agreed - record.disagreed
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}") from error
+    return document.records
+
+
+def encode(records: Mapping[str, Record]) -> bytes:
+    """The file's content: the latest records, of which the last ones are the newest."""
+    latest = dict(list(records.items())[-_RECORDS_KEPT:])
+    return msgspec.json.encode(_Document(FORMAT, latest))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Puts the content into the file's place: after a power cut it is the old one or the new one.
+
+    Raises:
+        OSError: the disk refuses; the old one stays.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,137 @@
+"""The audits, put together: what the cascade hooks into, what runs beside it, and what is told of an alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.routing import audit, drift
+from firstline_core.telemetry.logs import logger
+from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.samples import SampleLog
+from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.cache import ResultCache
+from firstline_edge.models import HeldModel, Models
+from firstline_edge.settings import AuditSection
+from firstline_edge.state import StateDirectory
+from firstline_edge.wiring import Links
+
+log = logger(__name__)
+
+
+class AuditRoom:
+    """All of the contract in the field, for one agent.
+
+    Args:
+        settings: what audits may cost, and what an alarm does.
+        state: where their results are kept.
+        models: those held.
+        clock: for budgets and deadlines.
+    """
+
+    def __init__(self, settings: AuditSection, state: StateDirectory, models: Models, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._news: asyncio.Queue[Watched] = asyncio.Queue()
+        self._samples = SampleLog(state.samples_path, settings.samples_limit_bytes)
+        self.traffic = LiveTraffic()
+        self.standings = Standings(
+            state.standing_path, models.all, self._samples, settings, clock, on_alarm=self._news.put_nowait
+        )
+
+    def auditor(
+        self,
+        cache: ResultCache,
+        links: Links,
+        *,
+        on_drawn: Callable[[], None],
+        on_finding: Callable[[Finding], None],
+    ) -> Auditor:
+        """Who draws and sends; the links are not needed before.
+
+        Args:
+            cache: gains what the full model says.
+            links: the ways to the gateway.
+            on_drawn: told when an answer is drawn.
+            on_finding: told how each audit ended.
+        """
+        return Auditor(
+            cloud=links.chain,
+            available=lambda: links.available,
+            cache=cache,
+            standings=self.standings,
+            samples=self._samples,
+            traffic=self.traffic,
+            settings=self._settings,
+            clock=self._clock,
+            rng=random.Random(),  # noqa: S311 (nobody gains by guessing which answer is audited)
+            on_drawn=on_drawn,
+            on_finding=on_finding,
+        )
+
+    async def run(self, auditor: Auditor, links: Links) -> None:
+        """Audits, saves and tells until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(auditor.run(), name="auditor")
+            tasks.create_task(self.standings.keep_saving(), name="standings")
+            tasks.create_task(self._tell_fleet(links), name="alarms")
+
+    async def close(self) -> None:
+        """Keeps what is known; audits under way are lost."""
+        await self.standings.close()
+        self._samples.close()
+
+    def describe(self, held: HeldModel) -> dict[str, object] | None:
+        """How the model's certificate stands, for `status`; None where audits can test none."""
+        watched = self.standings.find(held)
+        if watched is None:
+            return None
+        record, index = watched.record, watched.stability_index()
+        return {
+            "alarm": record.alarmed,
+            "cause": record.cause or None,
+            "since": _shown(record.alarmed_wall_s) if record.alarmed else None,
+            "tightened": record.tightened,
+            "escalates_all": record.escalates_all,
+            "escalations_per_hour": self.standings.quota_per_hour(watched) if record.alarmed else None,
+            "epsilon": watched.epsilon,
+            "e_value": audit.e_value(record.test),
+            "alarm_at": self.alarm_at(watched),
+            "audits": {
+                "drawn": record.drawn,
+                "agreed": record.agreed,
+                "disagreed": record.disagreed,
+                "lost": record.lost,
+            },
+            "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
+        }
+
+    def alarm_at(self, watched: Watched) -> float:
+        """The e-value that raises the alarm."""
+        return self._settings.fleet_devices / watched.certificate.delta
+
+    async def _tell_fleet(self, links: Links) -> None:
+        while True:
+            record = (await self._news.get()).record
+            facts = {
+                "event": "contract_alarm",
+                "model": record.model,
+                "version": record.version,
+                "cause": record.cause,
+                "threshold": record.tightened,
+                "escalates_all": record.escalates_all,
+            }
+            for link in links.mqtt:
+                try:
+                    await link.tell(facts)
+                except FirstlineError as error:  # the birth message says it at the next connection
+                    log.info("the alarm was not told over MQTT", error=error.message)
+
+
+def _shown(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,105 @@
+"""The durable sample of answers whose truth is known: audited ones that were kept, and escalated ones.
+
+Both are drawn with the same probability, so that the file goes back equally far for either, and with weights of
+1 / propensity they stand for all that was asked. It holds scores and losses: no payload, no label, no request id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from firstline_core.telemetry.decisions import DecisionLog, lines
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+_RECENT = 5_000
+"""Kept answers that a tightening looks back upon: enough for any change that audits can find."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """An answer of which both models' opinion is known.
+
+    Attributes:
+        key: of the record that it belongs to.
+        model, version: of the bundle.
+        at: wall time.
+        score: the edge model's.
+        agree: 1 where both say the same, else 0.
+        propensity: with which it was drawn.
+        kept: whether the edge model's answer was given to the caller.
+    """
+
+    key: str
+    model: str
+    version: str
+    at: float
+    score: float
+    agree: int
+    propensity: float
+    kept: bool
+
+    @property
+    def loss(self) -> float:
+        return 1.0 - self.agree
+
+
+class SampleLog:
+    """Appends to two files of at most `limit_bytes` each, and remembers the latest kept answers of each record."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._lines = DecisionLog(path, limit_bytes)
+        self._recent: dict[str, deque[Sample]] = {}
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            for sample in read(path):
+                self._remember(sample)
+        except OSError as error:
+            log.warning("cannot read earlier audits' results", path=str(path), error=str(error))
+
+    def add(self, sample: Sample) -> None:
+        """Keeps one; a disk that refuses costs the sample its place after a restart."""
+        self._remember(sample)
+        try:
+            self._lines.append(msgspec.structs.asdict(sample))
+        except OSError as error:
+            log.warning("cannot keep an audit's result", error=str(error))
+
+    def recent(self, key: str) -> list[Sample]:
+        """The latest kept answers of a record, oldest first."""
+        return list(self._recent.get(key, ()))
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _remember(self, sample: Sample) -> None:
+        if sample.kept:
+            self._recent.setdefault(sample.key, deque(maxlen=_RECENT)).append(sample)
+
+
+def read(path: Path) -> Iterator[Sample]:
+    """All samples of the file and the one before it, oldest first; what is none is passed over.
+
+    Raises:
+        OSError: the files cannot be read.
+    """
+    for line in lines(path):
+        try:
+            yield msgspec.convert(line, Sample)
+        except msgspec.ValidationError:
+            continue
+
+
+def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int]]:
+    """Rows for `firstline certify --scores`: `score,agree,weight`, and whether the answer was kept."""
+    for sample in samples:
+        yield {
+            "score": sample.score,
+            "agree": sample.agree,
+            "weight": 1 / sample.propensity,
+            "kept": int(sample.kept),
+        }

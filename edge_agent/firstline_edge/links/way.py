@@ -1,0 +1,68 @@
+"""One link as the chain sees it: its breaker, what was heard of it last, and how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError, UnauthorizedError
+from firstline_core.routing.timing import LinkTiming
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferResponse, Tier
+from firstline_edge.links.base import Link, LinkReport, LinkState
+from firstline_edge.links.breaker import CircuitBreaker, State
+
+log = logger(__name__)
+
+# Either side waited for the answer, in vain.
+_LATE = (RemoteTimeoutError, DeadlineExceededError)
+
+
+@dataclass(slots=True)
+class Way:
+    """A link, its breaker, what wakes its prober, what was heard of it last, and its times."""
+
+    link: Link
+    breaker: CircuitBreaker
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    timing: LinkTiming = field(default_factory=LinkTiming)
+    up: bool = True
+    heard: bool = False
+    refused: bool = False
+    problem: str = ""
+
+    def worked(self) -> None:
+        self.heard, self.refused, self.problem = True, False, ""
+
+    def failed(self, error: FirstlineError) -> None:
+        """A fault, or a refusal of this device."""
+        refused = isinstance(error, UnauthorizedError)
+        if refused and not self.refused:  # once, not for each request
+            log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
+        self.heard, self.refused, self.problem = True, refused, error.message
+
+    def timed(self, size_bytes: int, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
+        """Learns from a call that ended: by an answer, or because nobody waits any longer.
+
+        Any other failure says nothing of how long an answer takes.
+        """
+        if isinstance(outcome, InferResponse):
+            self.timing.answered(size_bytes, seconds, now_s, service_s_of(outcome))
+        elif isinstance(outcome, (*_LATE, asyncio.CancelledError)):
+            self.timing.waited(size_bytes, seconds, now_s)
+
+    @property
+    def report(self) -> LinkReport:
+        if self.refused:
+            state = LinkState.REFUSED
+        elif self.breaker.state is not State.CLOSED:
+            state = LinkState.DOWN if self.breaker.state is State.OPEN else LinkState.PROBING
+        else:
+            state = LinkState.UP if self.heard else LinkState.UNKNOWN
+        return LinkReport(state, self.link.address, self.problem)
+
+
+def service_s_of(response: InferResponse) -> float | None:
+    """What the gateway says that it took; None where it does not."""
+    attempts = response.answer.attempts if response.answer is not None else ()
+    return next((tried.ms / 1000 for tried in reversed(attempts) if tried.tier is Tier.CLOUD), None)

@@ -1,0 +1,72 @@
+"""A table of scores: CSV with the columns score and agree, checked line by line."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from firstline_core.errors import ConfigError
+
+_STDIN = "-"
+
+
+def read_table(source: str) -> list[tuple[float, int]]:
+    """Score and agreement of each row.
+
+    Args:
+        source: a file, or "-" for standard input.
+
+    Raises:
+        ConfigError: not such a table; the message names the line.
+    """
+    try:
+        if source == _STDIN:
+            return list(_rows(sys.stdin, "standard input"))
+        with Path(source).open(newline="", encoding="utf-8-sig") as stream:
+            return list(_rows(stream, source))
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not a CSV file in UTF-8: {error}.") from error
+
+
+def _rows(lines: Iterable[str], source: str) -> Iterator[tuple[float, int]]:
+    reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
+    try:
+        names = [name.strip().removeprefix("\ufeff") for name in reader.fieldnames or ()]
+        missing = [name for name in ("score", "agree") if name not in names]
+        if missing:
+            raise ConfigError(
+                f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
+            )
+        reader.fieldnames = names
+        count = 0
+        for row in reader:
+            yield (
+                _score(row["score"], f"{source}:{reader.line_num}"),
+                _agree(row["agree"], f"{source}:{reader.line_num}"),
+            )
+            count += 1
+    except csv.Error as error:
+        raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
+    if not count:
+        raise ConfigError(f"{source} has no rows below its first line; a certificate needs some.")
+
+
+def _score(text: str | None, where: str) -> float:
+    try:
+        found = float(text or "")
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"{where} has the score '{text or ''}'; a score is a finite number.")
+    return found
+
+
+def _agree(text: str | None, where: str) -> int:
+    if (text or "").strip() not in ("0", "1"):
+        raise ConfigError(f"{where} has '{text or ''}' under agree; it is 1 where edge and full model agree, else 0.")
+    return int(text or "")

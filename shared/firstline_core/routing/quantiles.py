@@ -1,0 +1,161 @@
+"""Quantiles of a stream that forgets: log-spaced bins with exponentially decayed weights. Pure; bounded memory.
+
+The bins are DDSketch's (Masson, Rim and Lee, VLDB 2019): bin i holds (gamma^(i-1), gamma^i], so that any value in it is
+known to a relative error. Weights follow forward decay (Cormode, Shkapenyuk, Srivastava and Xu, ICDE 2009): instead of
+shrinking all that is old, each new observation weighs more, which costs nothing and changes no quantile.
+
+An observation may be censored: "at least so long", as a timeout says. The quantiles are then those of the product-limit
+estimate (Kaplan and Meier, 1958): a censored observation counts for all that lies beyond it, and for nothing before.
+"""
+
+from __future__ import annotations
+
+import math
+
+RELATIVE_ERROR = 0.05
+_GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+_LOG_GAMMA = math.log(_GAMMA)
+# From a tenth of a millisecond to some minutes: what is beyond is counted at the end.
+_LOWEST, _HIGHEST = math.ceil(math.log(1e-4) / _LOG_GAMMA), math.ceil(math.log(300.0) / _LOG_GAMMA)
+
+HALF_LIFE_COUNT = 32.0
+"""Observations after which one weighs half: an estimate rests on the last 46, as it were."""
+HALF_LIFE_S = 60.0
+"""Seconds after which one weighs half, however few came since: a network's weather."""
+# Powers of two that a fresh weight may reach before all are scaled back, and the oldest forgotten.
+_MAX_EXPONENT = 8.0
+# Weights below this share of a fresh one are as good as none.
+_NEGLIGIBLE = 1e-3
+
+
+class DecayedQuantiles:
+    """Durations in seconds, recent ones counting most.
+
+    Args:
+        half_life_count: in observations.
+        half_life_s: in seconds.
+    """
+
+    __slots__ = ("_at_s", "_bins", "_censored", "_ended", "_exponent", "_half_life_s", "_known", "_step")
+
+    def __init__(self, half_life_count: float = HALF_LIFE_COUNT, half_life_s: float = HALF_LIFE_S) -> None:
+        self._step = 1 / half_life_count
+        self._half_life_s = half_life_s
+        self._bins: dict[int, list[float]] = {}  # index -> weight of those that ended here, of those censored here
+        self._ended = self._censored = 0.0  # sums of those
+        self._exponent = 0.0  # the newest observation weighs 2 ** this
+        self._at_s = 0.0  # its time
+        self._known: dict[float, float] = {}  # quantiles, until the next observation
+
+    def add(self, seconds: float, now_s: float, *, censored: bool = False) -> None:
+        """Adds an observation.
+
+        Args:
+            seconds: how long it took; or, where censored, how long it was waited for in vain.
+            now_s: on a monotonic clock.
+            censored: whether the end was not seen.
+
+        Raises:
+            ValueError: no duration.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"A duration of {seconds} s is none.")
+        self._exponent += self._step + self._age(now_s)
+        self._at_s = max(self._at_s, now_s)
+        if self._exponent > _MAX_EXPONENT:
+            self._scale_back()
+        weight: float = 2.0**self._exponent
+        self._put(_bin_of(seconds), *((0.0, weight) if censored else (weight, 0.0)))
+
+    def weight(self, now_s: float) -> float:
+        """How many fresh observations all that is remembered is worth."""
+        fade: float = 2.0 ** -(self._exponent + self._age(now_s))
+        return (self._ended + self._censored) * fade
+
+    def quantile(self, share: float) -> float | None:
+        """The duration that this share does not exceed, within the relative error; None where nothing was seen.
+
+        Where too many were waited for in vain to know it, it is more than the longest such wait.
+
+        Args:
+            share: above 0 and below 1.
+        """
+        if not self._bins:
+            return None
+        if share not in self._known:
+            self._known[share] = self._quantile(1 - share)
+        return self._known[share]
+
+    def doubt(self, worth: float) -> None:
+        """Lets all that is remembered weigh no more than so many fresh observations: things may have changed."""
+        excess = self.weight(self._at_s) / worth
+        if excess > 1:
+            self._exponent += math.log2(excess)
+
+    def merged(self, other: DecayedQuantiles) -> DecayedQuantiles:
+        """Both streams as one; the half-lives are this one's."""
+        both = DecayedQuantiles(1 / self._step, self._half_life_s)
+        both._at_s = max(self._at_s, other._at_s)
+        for part in (self, other):
+            fade = 2.0 ** -(part._exponent + part._age(both._at_s))
+            for index, (ended, censored) in part._bins.items():
+                both._put(index, ended * fade, censored * fade)
+        return both
+
+    @property
+    def bins(self) -> int:
+        """How many are in use: what the memory is for."""
+        return len(self._bins)
+
+    def _age(self, now_s: float) -> float:
+        """Half-lives since the newest observation."""
+        return max(0.0, now_s - self._at_s) / self._half_life_s if self._bins else 0.0
+
+    def _put(self, index: int, ended: float, censored: float) -> None:
+        weights = self._bins.get(index)
+        if weights is None:
+            weights = self._bins[index] = [0.0, 0.0]
+        weights[0] += ended
+        weights[1] += censored
+        self._ended += ended
+        self._censored += censored
+        self._known.clear()
+
+    def _scale_back(self) -> None:
+        fade = 2.0**-self._exponent
+        bins, self._bins, self._ended, self._censored, self._exponent = self._bins, {}, 0.0, 0.0, 0.0
+        for index, (ended, censored) in bins.items():
+            if (ended + censored) * fade > _NEGLIGIBLE:
+                self._put(index, ended * fade, censored * fade)
+
+    def _quantile(self, beyond: float) -> float:
+        """The value beyond which so large a share lies, by the product-limit estimate."""
+        at_risk = self._ended + self._censored
+        surviving = 1.0
+        indices = sorted(self._bins)
+        if not self._censored:  # the same, from the end that is nearer to what is asked for
+            tail = beyond * at_risk
+            for index in reversed(indices):
+                tail -= self._bins[index][0]
+                if tail < 0:
+                    return _middle_of(index)
+        for index in indices:
+            ended, censored = self._bins[index]
+            surviving *= 1 - ended / at_risk
+            if surviving <= beyond:
+                return _middle_of(index)
+            at_risk -= ended + censored
+            if at_risk <= 0:
+                break
+        return _middle_of(indices[-1]) * _GAMMA
+
+
+def _bin_of(seconds: float) -> int:
+    if seconds <= 0:
+        return _LOWEST
+    return min(_HIGHEST, max(_LOWEST, math.ceil(math.log(seconds) / _LOG_GAMMA)))
+
+
+def _middle_of(index: int) -> float:
+    """Within the relative error of everything in the bin."""
+    return 2 * _GAMMA**index / (_GAMMA + 1)

@@ -1,0 +1,171 @@
+"""How long a link takes, by the size of what is sent: streaming estimates that forget. Pure: times are handed in.
+
+A transfer takes a + b * bytes, give or take. The line (a, b) is fitted to recent observations by least squares of the
+relative errors; each observation is then put down as the time that a payload of `REFERENCE_BYTES` would have taken, and
+the quantiles are theirs. So all sizes share what is known, and the line only says how sizes compare: when a link slows
+down, the quantiles follow at once and not twice. (Measured against one estimate for each power of two, and against
+quantiles of the ratio to the line: bench/timing.py.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firstline_core.routing.quantiles import DecayedQuantiles
+
+REFERENCE_BYTES = 32 * 1024
+LEAST_WEIGHT = 0.5
+"""Evidence that is worth less than this many fresh observations is none: what it spoke of is tried anew."""
+_LINE_HALF_LIFE_COUNT = 64.0
+_CLIP = 3.0  # times what was expected: a stall must not tilt the line
+_LEAST_S = 1e-5
+_AFTER_RETURN = 4.0
+_KEEP = 2.0 ** (-1 / _LINE_HALF_LIFE_COUNT)
+
+
+class TimesBySize:
+    """Durations of one kind, by payload size. A few hundred numbers, however long it runs."""
+
+    __slots__ = ("_base_s", "_moments", "_slope_s", "_times")
+
+    def __init__(self) -> None:
+        self._times = DecayedQuantiles()
+        # Sums of weight * (1, x, x * x, y, x * y), with x in `REFERENCE_BYTES` and y in seconds.
+        self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._base_s, self._slope_s = 1.0, 0.0
+
+    def add(self, size_bytes: int, seconds: float, now_s: float, *, censored: bool = False) -> None:
+        """Adds an observation; censored where it was waited for so long in vain."""
+        x = size_bytes / REFERENCE_BYTES
+        expected_s = self._expected_s(x) if self._moments[0] else max(_LEAST_S, seconds)
+        if not censored or seconds >= expected_s:
+            self._fit(x, min(seconds, _CLIP * expected_s), expected_s)
+        self._times.add(seconds / self._scale(x), now_s, censored=censored)
+
+    def quantile(self, size_bytes: int, share: float) -> float | None:
+        """Seconds that this share of payloads of this size does not exceed; None where nothing was seen."""
+        at_reference_s = self._times.quantile(share)
+        return None if at_reference_s is None else at_reference_s * self._scale(size_bytes / REFERENCE_BYTES)
+
+    def weight(self, now_s: float) -> float:
+        """How many fresh observations all that is remembered is worth."""
+        return self._times.weight(now_s)
+
+    def doubt(self, worth: float) -> None:
+        """See `DecayedQuantiles.doubt`."""
+        self._times.doubt(worth)
+
+    @property
+    def typical_bytes(self) -> int:
+        """The mean size of late, 0 where nothing was seen."""
+        weight, x = self._moments[:2]
+        return round(x / weight * REFERENCE_BYTES) if weight else 0
+
+    def _expected_s(self, x: float) -> float:
+        return max(_LEAST_S, self._base_s + self._slope_s * x)
+
+    def _scale(self, x: float) -> float:
+        return self._expected_s(x) / self._expected_s(1.0)
+
+    def _fit(self, x: float, y: float, expected_s: float) -> None:
+        weight = 1 / expected_s**2
+        n, sx, sxx, sy, sxy = self._moments
+        n, sx, sxx = _KEEP * n + weight, _KEEP * sx + weight * x, _KEEP * sxx + weight * x * x
+        sy, sxy = _KEEP * sy + weight * y, _KEEP * sxy + weight * x * y
+        self._moments = (n, sx, sxx, sy, sxy)
+        spread = n * sxx - sx * sx
+        slope = (n * sxy - sx * sy) / spread if spread > 1e-9 * n * sxx else 0.0
+        base = (sy - slope * sx) / n
+        if slope < 0:  # larger ones were quicker, by chance
+            slope, base = 0.0, sy / n
+        elif base < 0:
+            slope, base = sxy / sxx, 0.0
+        self._base_s, self._slope_s = base, slope
+
+
+@dataclass(frozen=True, slots=True)
+class TimingReport:
+    """How long a link takes, for people, in milliseconds; for payloads of `typical_bytes`.
+
+    Args:
+        typical_bytes: mean size of late.
+        observations: how many fresh ones the evidence is worth.
+        total_p50_ms: from sending to the answer.
+        network_p50_ms: of that, what the gateway did not account for: the way there and back.
+        service_p50_ms: what the gateway says that it took, its queue included.
+    """
+
+    typical_bytes: int
+    observations: float
+    total_p50_ms: float
+    total_p95_ms: float
+    network_p50_ms: float | None
+    network_p95_ms: float | None
+    service_p50_ms: float | None
+    service_p95_ms: float | None
+
+
+class LinkTiming:
+    """What is known of one link's times."""
+
+    def __init__(self) -> None:
+        self._total, self._network, self._service = TimesBySize(), TimesBySize(), TimesBySize()
+        self._probes = DecayedQuantiles()
+
+    def answered(self, size_bytes: int, seconds: float, now_s: float, service_s: float | None = None) -> None:
+        """A call was answered.
+
+        Args:
+            size_bytes: of the payload that was sent.
+            seconds: from sending to the answer.
+            now_s: on a monotonic clock.
+            service_s: of that, what the gateway says that it took; None where it does not say.
+        """
+        self._total.add(size_bytes, seconds, now_s)
+        if service_s is not None:
+            service_s = min(max(0.0, service_s), seconds)
+            self._service.add(size_bytes, service_s, now_s)
+            self._network.add(size_bytes, seconds - service_s, now_s)
+
+    def waited(self, size_bytes: int, seconds: float, now_s: float) -> None:
+        """A call was given up after so long, unanswered."""
+        self._total.add(size_bytes, seconds, now_s, censored=True)
+
+    def probed(self, seconds: float, now_s: float) -> None:
+        """A probe came back: nothing that was sent can be answered sooner."""
+        self._probes.add(seconds, now_s)
+
+    def returned(self) -> None:
+        """The link was down, and works again. It need not be the one that it was."""
+        self._total.doubt(_AFTER_RETURN)
+
+    def predicted_s(self, size_bytes: int, share: float, now_s: float) -> float | None:
+        """Seconds within which this share of such payloads is answered; None where nothing is known, or not any more.
+
+        Until a payload was answered, a probe's time stands in.
+        """
+        if self._total.weight(now_s) >= LEAST_WEIGHT:
+            return self._total.quantile(size_bytes, share)
+        return self._probes.quantile(share) if self._probes.weight(now_s) >= LEAST_WEIGHT else None
+
+    def report(self, now_s: float) -> TimingReport | None:
+        """None where nothing is known, or not any more."""
+        observations = self._total.weight(now_s)
+        if observations < LEAST_WEIGHT:
+            return None
+        size_bytes = self._total.typical_bytes
+
+        def ms(times: TimesBySize, share: float) -> float | None:
+            seconds = times.quantile(size_bytes, share)
+            return None if seconds is None else round(seconds * 1000, 3)
+
+        return TimingReport(
+            size_bytes,
+            round(observations, 1),
+            ms(self._total, 0.5) or 0.0,
+            ms(self._total, 0.95) or 0.0,
+            ms(self._network, 0.5),
+            ms(self._network, 0.95),
+            ms(self._service, 0.5),
+            ms(self._service, 0.95),
+        )

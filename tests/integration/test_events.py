@@ -1,0 +1,249 @@
+"""An answer's events, over a link that is cut and mended, an agent that restarts, callers who leave or do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from support.agent import DIGITS, edge_settings, serving_agent, until
+from support.broker import free_port
+from support.gateway import serving
+
+from firstline.demo.wire import Wire
+from firstline.sse import EventReader
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.decisions import find
+from firstline_core.types import Tensor
+from firstline_edge.agent import EdgeAgent
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import load as load_gateway_settings
+
+SHORT = "/firstline/v1/models/digits/infer"
+STREAM = {"Accept": "text/event-stream"}
+QUICK = {"breaker__open_ms": 50, "breaker__open_max_ms": 100}
+
+
+@dataclass(frozen=True)
+class Scans:
+    """Scans by what the edge model says of them: it is sure; its class is the full model's; it is not."""
+
+    sure: bytes
+    confirmed: bytes
+    corrected: bytes
+
+
+@pytest.fixture(scope="module")
+def scans() -> Scans:
+    bundle, options = open_bundle(DIGITS), RuntimeOptions()
+    assert bundle.manifest.full is not None
+    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
+    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 200).read()]
+    images = Tensor("image", np.array(contents, dtype=np.object_))
+    said, right = edge.predict(images), full.predict(images)
+    scores = load_scorer(bundle, options)(said)
+    unsure = scores < bundle.manifest.policy.threshold
+    same = said.argmax(axis=1) == right.argmax(axis=1)
+    return Scans(
+        sure=contents[int(scores.argmax())],
+        confirmed=contents[int(np.flatnonzero(unsure & same)[0])],
+        corrected=contents[int(np.flatnonzero(unsure & ~same)[0])],
+    )
+
+
+@contextlib.asynccontextmanager
+async def gateway() -> AsyncIterator[Wire]:
+    """The way to a gateway that serves the digits."""
+    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
+    full = open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))
+    async with serving(full) as url, Wire(int(url.rpartition(":")[2])) as wire:
+        yield wire
+
+
+@dataclass(frozen=True)
+class House:
+    agent: EdgeAgent
+    http: httpx.AsyncClient
+    url: str
+
+    async def promised(self, content: bytes, **query: str) -> dict[str, Any]:
+        reply = (await self.http.post(SHORT, params=query, content=content)).json()
+        assert (reply["status"], reply["durable"]) == ("provisional", True)
+        return dict(reply)
+
+
+@contextlib.asynccontextmanager
+async def device(state: Path, port: int, **overrides: Any) -> AsyncIterator[House]:
+    link = {"kind": "http", "url": f"http://127.0.0.1:{port}"}
+    settings = edge_settings(state, links=[link], **(QUICK | overrides))
+    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=20) as http:
+        yield House(agent, http, url)
+
+
+def events_of(request_id: str) -> str:
+    return f"/firstline/v1/answers/{request_id}/events"
+
+
+async def told(response: httpx.Response) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    """The ids and answers of a stream, until it ends."""
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    reader = EventReader()
+    async for piece in response.aiter_bytes():
+        for event in reader.read(piece):
+            yield event.id, orjson.loads(event.data)
+
+
+async def all_told(house: House, path: str, **headers: str) -> list[tuple[int, dict[str, Any]]]:
+    async with house.http.stream("GET", path, headers=headers) as response:
+        return [found async for found in told(response)]
+
+
+async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans: Scans) -> None:
+    async with gateway() as wire, device(tmp_path, wire.port) as house:
+        await wire.cut()
+        first = await house.promised(scans.corrected)
+        path = events_of(first["request_id"])
+        async with house.http.stream("GET", path) as response:
+            assert (response.status_code, response.headers["Cache-Control"]) == (200, "no-store")
+            heard = told(response)
+            number, provisional = await anext(heard)
+            assert (number, provisional) == (1, first)
+            await wire.restore()
+            number, final = await anext(heard)
+            assert (number, final["status"], final["tier"], final["changed"]) == (2, "final", "cloud", True)
+            assert provisional["label"] != final["label"]
+            assert [found async for found in heard] == []
+
+        assert final == (await house.http.get(path.removesuffix("/events"))).json()
+        assert await all_told(house, path) == [(2, final)]
+        assert await all_told(house, path, **{"Last-Event-ID": "1"}) == [(2, final)]
+        done = await house.http.get(path, headers={"Last-Event-ID": "2"})
+        assert (done.status_code, done.content) == (204, b"")
+        ((_, v2),) = await all_told(house, f"{path}?form=v2")
+        assert v2["parameters"]["changed"] is True and v2["outputs"][0]["name"] == "probabilities"
+        assert (await house.http.head(path)).status_code == 200
+        lines = find(house.agent.state.decisions_path, first["request_id"])
+        assert [line["changed"] for line in lines] == [None, True]
+        assert len(house.agent.endings) == 0
+
+
+async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
+    async with gateway() as wire, device(tmp_path, wire.port) as house:
+        for content, changed in ((scans.corrected, True), (scans.confirmed, False)):
+            async with house.http.stream(
+                "POST", SHORT, params={"wait": "first"}, content=content, headers=STREAM
+            ) as response:
+                (_, first), (_, last) = [found async for found in told(response)]
+            assert (first["status"], first["reason"], first["request_id"]) == (
+                "provisional", "requested", last["request_id"],
+            )  # fmt: skip
+            assert "changed" not in first
+            assert (last["status"], last["changed"], last["certified"]) == ("final", changed, True)
+            assert (first["label"] != last["label"]) is changed
+
+        async with house.http.stream("POST", SHORT, content=scans.sure, headers=STREAM) as response:
+            ((number, only),) = [found async for found in told(response)]
+        assert (number, only["status"], only["reason"]) == (2, "final", "confident")
+        plain = await house.http.post(SHORT, content=scans.sure, headers={"Accept": "*/*"})
+        assert plain.headers["Content-Type"] == "application/json"
+        refused = await house.http.post(SHORT, content=b"no picture", headers=STREAM)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_tensor")
+        assert len(house.agent.endings) == 0
+
+
+async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> None:
+    async with device(tmp_path, free_port(), outbox__max_age_s=0.5) as house:
+        first = await house.promised(scans.corrected)
+        found = await all_told(house, events_of(first["request_id"]))
+        assert [(number, said["status"]) for number, said in found] in (
+            [(1, "provisional"), (2, "expired")], [(2, "expired")],
+        )  # fmt: skip
+        assert "changed" not in found[-1][1]
+
+
+async def test_the_principals_rule_is_that_of_the_answers(tmp_path: Path, scans: Scans) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("camera:0123456789abcdef\nphone:fedcba9876543210\n")
+    camera, phone = ({"Authorization": f"Bearer {t}"} for t in ("0123456789abcdef", "fedcba9876543210"))
+    async with device(tmp_path / "state", free_port(), api__token_file=str(file)) as house:
+        reply = await house.http.post(SHORT, content=scans.corrected, headers=camera)
+        path = events_of(reply.json()["request_id"])
+        for headers, expected in (
+            ({}, (401, "unauthorized")),
+            (phone, (404, "unknown_answer")),
+            (camera | {"Last-Event-ID": "3"}, (400, "invalid_request")),
+            (camera | {"Last-Event-ID": "one"}, (400, "invalid_request")),
+        ):
+            refused = await house.http.get(path, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == expected
+        unknown = await house.http.get(events_of("01890a5d-ac96-774b-bcce-b302099a8057"), headers=camera)
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_answer")
+        form = await house.http.get(f"{path}?form=long", headers=camera)
+        assert (form.status_code, form.json()["code"]) == (400, "invalid_request")
+        async with house.http.stream("GET", path, headers=camera) as response:
+            assert response.status_code == 200
+
+
+async def test_streams_are_counted_and_given_back(tmp_path: Path, scans: Scans) -> None:
+    async with device(tmp_path, free_port(), api__streams_limit=1) as house:
+        path = events_of((await house.promised(scans.corrected))["request_id"])
+        async with house.http.stream("GET", path) as response:
+            await anext(told(response))
+            for refused in (
+                await house.http.get(path),
+                await house.http.post(SHORT, content=scans.confirmed, headers=STREAM),
+            ):
+                assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
+                assert "api.streams_limit" in refused.json()["error"]
+            assert (await house.http.post(SHORT, content=scans.sure)).status_code == 200
+
+        async def free() -> bool:
+            async with house.http.stream("GET", path) as response:
+                return response.status_code == 200
+
+        await until(free)  # the caller left
+
+
+async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path, scans: Scans) -> None:
+    async with device(tmp_path, free_port(), api__stream_heartbeat_s=0.01) as house:
+        path = events_of((await house.promised(scans.corrected))["request_id"])
+        async with house.http.stream("GET", path, headers={"Last-Event-ID": "1"}) as response:
+            pieces = response.aiter_bytes()
+            assert [await anext(pieces) for _ in range(3)] == [b":\n\n"] * 3
+
+
+async def test_a_reader_that_does_not_read_holds_up_nobody(tmp_path: Path, scans: Scans) -> None:
+    async with device(tmp_path, free_port(), api__stream_heartbeat_s=0.001) as house:
+        path = events_of((await house.promised(scans.corrected))["request_id"])
+        with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2]))) as idle:
+            idle.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            for _ in range(20):
+                assert (await house.http.post(SHORT, content=scans.sure)).status_code == 200
+            async with house.http.stream("GET", path) as response:
+                assert (await anext(told(response)))[0] == 1
+
+
+async def test_the_end_of_the_agent_ends_a_stream_and_the_next_agent_goes_on(tmp_path: Path, scans: Scans) -> None:
+    async with gateway() as wire, httpx.AsyncClient() as caller:
+        async with device(tmp_path, wire.port) as house:
+            await wire.cut()
+            path = events_of((await house.promised(scans.corrected))["request_id"])
+            response = await caller.send(caller.build_request("GET", house.url + path), stream=True)
+            heard = told(response)
+            assert (await anext(heard))[0] == 1
+        # The agent did not wait for the last word; the stream has none, but came to a proper end.
+        assert [found async for found in heard] == []
+        await wire.restore()
+        async with device(tmp_path, wire.port) as house:
+            ((number, final),) = await all_told(house, path, **{"Last-Event-ID": "1"})
+            assert (number, final["status"], final["changed"]) == (2, "final", True)

@@ -1,0 +1,101 @@
+"""Budgets: never over, free while ample, and a higher value never loses to a lower one."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
+from firstline_core.routing.demand import SLOTS
+
+START_S = 20_500 * DAY_S
+
+costs = st.just(0.0) | st.floats(0.001, 50)
+amounts = st.floats(0.01, 1e6)
+shares = st.floats(0, 1)
+periods = st.sampled_from([HOUR_S, DAY_S])
+# Seconds since the request before, value, cost, whether the contract demands it.
+offers = st.lists(st.tuples(st.floats(0, 9000), shares, costs, st.booleans()), max_size=120)
+
+
+@given(amounts, periods, offers)
+def test_no_period_spends_more_than_its_budget(amount: float, period_s: float, stream: list[tuple[float, ...]]) -> None:
+    account = Account({"bytes": Meter(Budget(amount, period_s), Ledger())})
+    now_s, spent = START_S, dict[int, float]()
+    for wait_s, value, cost, demanded in stream:
+        now_s += wait_s
+        if account.buy(value, Cost(cost), now_s, demanded=bool(demanded)).paid:
+            period = int(now_s // period_s)
+            spent[period] = spent.get(period, 0.0) + cost
+    assert all(sum_spent <= amount * (1 + 1e-9) for sum_spent in spent.values())
+
+
+@given(offers, st.lists(st.tuples(shares, costs, st.booleans()), min_size=1))
+def test_a_budget_also_holds_for_what_asks_no_price(
+    stream: list[tuple[float, ...]], promises: list[tuple[float, float, bool]]
+) -> None:
+    account = Account({"joules/day": Meter(Budget(100.0, DAY_S), Ledger())})
+    spent = 0.0
+    for _, value, cost, demanded in stream:
+        spent += cost * account.buy(value, Cost(joules=cost), START_S, demanded=bool(demanded)).paid
+    for _, cost, _ in promises:
+        spent += cost * account.take(Cost(joules=cost), START_S)
+    assert spent <= 100.0 * (1 + 1e-9)
+
+
+@given(offers, shares, shares, costs, st.booleans())
+def test_a_higher_value_is_never_denied_where_a_lower_one_is_paid(
+    stream: list[tuple[float, ...]], one: float, other: float, cost: float, demanded: bool
+) -> None:
+    def account_after(stream: list[tuple[float, ...]]) -> tuple[Account, float]:
+        account, now_s = Account({"money": Meter(Budget(60.0, HOUR_S), Ledger())}), START_S
+        for wait_s, value, price, wanted in stream:
+            now_s += wait_s
+            account.buy(value, Cost(money=price), now_s, demanded=bool(wanted))
+        return account, now_s
+
+    lower, higher = sorted((one, other))
+    account, now_s = account_after(stream)
+    twin, _ = account_after(stream)
+    paid_lower = account.buy(lower, Cost(money=cost), now_s, demanded=demanded).paid
+    assert twin.buy(higher, Cost(money=cost), now_s, demanded=demanded).paid >= paid_lower
+
+
+@given(offers)
+def test_what_the_contract_demands_never_costs_more_than_the_rest(stream: list[tuple[float, ...]]) -> None:
+    meter, now_s = Meter(Budget(40.0, HOUR_S), Ledger()), START_S
+    for wait_s, value, cost, demanded in stream:
+        now_s += wait_s
+        assert 0 <= meter.price(now_s, demanded=True) <= meter.price(now_s, demanded=False)
+        taken = value >= meter.price(now_s, demanded=bool(demanded)) * cost and cost <= meter.left(now_s)
+        meter.offered(value, cost, now_s, demanded=bool(demanded), taken=taken)
+        if taken:
+            meter.charge(cost, now_s, priced=True)
+
+
+@settings(max_examples=50)
+@given(offers)
+def test_an_ample_budget_has_no_price(stream: list[tuple[float, ...]]) -> None:
+    # So ample that every slot of the day may bring as much as all of this together.
+    amount = 4 * SLOTS * sum(cost for _, _, cost, _ in stream) + 1.0
+    meter, now_s = Meter(Budget(amount, DAY_S), Ledger()), START_S
+    for wait_s, value, cost, demanded in stream:
+        now_s = min(now_s + wait_s, START_S + DAY_S - 1)
+        meter.offered(value, cost, now_s, demanded=bool(demanded), taken=True)
+        meter.charge(cost, now_s, priced=True)
+        assert meter.price(now_s, demanded=False) == 0.0
+
+
+@given(offers)
+def test_the_same_history_makes_the_same_prices_after_a_restart(stream: list[tuple[float, ...]]) -> None:
+    ledger = Ledger()
+    steady, restarted = Meter(Budget(50.0, DAY_S), Ledger()), Meter(Budget(50.0, DAY_S), ledger)
+    now_s = START_S
+    for wait_s, value, cost, demanded in stream:
+        now_s += wait_s
+        restarted = Meter(restarted.budget, ledger)
+        assert restarted.left(now_s) == steady.left(now_s)
+        for meter in (steady, restarted):
+            meter.offered(value, cost, now_s, demanded=bool(demanded), taken=cost <= meter.left(now_s))
+            meter.charge(min(cost, meter.left(now_s)), now_s, priced=True)

@@ -1,0 +1,108 @@
+"""Streaming quantiles: close to the truth, quick to learn, bounded, and never without sense."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.routing.quantiles import RELATIVE_ERROR, DecayedQuantiles
+from firstline_core.routing.timing import TimesBySize
+
+durations = st.floats(0, 1e9, allow_nan=False)
+shares = st.floats(0.01, 0.99)
+observations = st.lists(st.tuples(durations, st.floats(0, 1e6), st.booleans()), min_size=1, max_size=200)
+
+
+def remembering() -> DecayedQuantiles:
+    return DecayedQuantiles(half_life_count=1e9, half_life_s=1e9)
+
+
+@given(st.lists(st.floats(1e-4, 300), min_size=1, max_size=300), shares)
+def test_within_the_relative_error_of_the_true_quantile(values: list[float], share: float) -> None:
+    found = remembering()
+    for value in values:
+        found.add(value, 0.0)
+    ordered = sorted(values)
+    rank = share * len(values)
+    # One rank to either side: how to count a share of a few is a matter of taste, and weights are floats.
+    low, high = ordered[max(0, math.ceil(rank) - 2)], ordered[min(len(values) - 1, math.ceil(rank))]
+    got = found.quantile(share)
+    assert got is not None
+    assert low * (1 - RELATIVE_ERROR) * 0.999 <= got <= high * (1 + RELATIVE_ERROR) * 1.001
+
+
+@given(observations, shares)
+def test_whatever_comes_it_is_a_number_and_bounded(seen: list[tuple[float, float, bool]], share: float) -> None:
+    found, by_size = DecayedQuantiles(), TimesBySize()
+    for position, (seconds, now_s, censored) in enumerate(seen):
+        found.add(seconds, now_s, censored=censored)
+        by_size.add(position * 1000, seconds, now_s, censored=censored)
+        for got in (found.quantile(share), by_size.quantile(10**position % 10**9, share)):
+            assert got is not None and math.isfinite(got) and got >= 0
+        assert 0 < found.weight(now_s) <= 47.2
+    assert found.bins <= 160
+
+
+@given(observations, st.lists(shares, min_size=2, max_size=5))
+def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], asked: list[float]) -> None:
+    found = DecayedQuantiles()
+    for seconds, now_s, censored in seen:
+        found.add(seconds, now_s, censored=censored)
+    got = [found.quantile(share) or 0.0 for share in sorted(asked)]
+    assert all(less <= more for less, more in pairwise(got))
+
+
+@given(observations, observations, shares)
+def test_merging_is_seeing_both(
+    one: list[tuple[float, float, bool]], two: list[tuple[float, float, bool]], share: float
+) -> None:
+    parts = [remembering(), remembering()]
+    both = remembering()
+    for part, seen in zip(parts, (one, two), strict=True):
+        for seconds, now_s, censored in seen:
+            part.add(seconds, now_s, censored=censored)
+            both.add(seconds, now_s, censored=censored)
+    merged = parts[0].merged(parts[1])
+    assert merged.weight(1e6) == pytest.approx(both.weight(1e6), rel=1e-2)
+    # A share that falls between two bins may fall to either side.
+    around = [both.quantile(min(0.999, max(0.001, share + nudge))) or 0.0 for nudge in (-0.01, 0.01)]
+    assert around[0] <= (merged.quantile(share) or 0.0) <= around[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_is_known_after_a_few_observations_for_the_worse_and_five_half_lives_for_the_better(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    found = DecayedQuantiles()
+
+    def until_near(level_s: float) -> int:
+        for count in range(1000):
+            found.add(level_s * rng.lognormvariate(0, 0.1), 0.0)
+            near = level_s * 0.9 <= (found.quantile(0.95) or 0.0) <= level_s * 1.4
+            if near:
+                return count + 1
+        return 1000
+
+    for _ in range(300):
+        found.add(0.02 * rng.lognormvariate(0, 0.1), 0.0)
+    assert until_near(0.2) <= 5
+    for _ in range(300):
+        found.add(0.2 * rng.lognormvariate(0, 0.1), 0.0)
+    assert until_near(0.02) <= 160
+
+
+@given(st.floats(1e-3, 100), st.integers(2, 50), st.integers(1, 50))
+def test_what_was_waited_for_in_vain_takes_longer_than_that(waited_s: float, in_vain: int, answered: int) -> None:
+    found = remembering()
+    for _ in range(answered):
+        found.add(waited_s / 10, 0.0)
+    for _ in range(in_vain):
+        found.add(waited_s, 0.0, censored=True)
+    if in_vain > 0.06 * (in_vain + answered):
+        assert (found.quantile(0.95) or 0.0) > waited_s

@@ -1,0 +1,120 @@
+"""The policies: who answers, by what each looks at."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from firstline_core.routing.policies import KINDS, PARAMETERS, Seen, State, make, value_of
+from firstline_core.routing.policy import Decision
+from firstline_core.types import Reason, Tier
+
+KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Reason.UNCERTAIN)
+
+
+def seen(
+    score: float = 0.9, *, value: float = 0.1, certified: bool = False, now_s: float = 0.0, rest: float = 0.0
+) -> Seen:
+    probabilities = np.array([score, 1 - score - rest, rest], np.float32)
+    return Seen(score, value, 0.8, certified, probabilities, now_s)
+
+
+@pytest.mark.parametrize(("score", "expected"), [(0.9, KEPT), (0.8, KEPT), (0.79, ESCALATED), (math.nan, ESCALATED)])
+def test_certified_keeps_from_the_threshold_on(score: float, expected: Decision) -> None:
+    assert make("certified").decide(seen(score, certified=True), State()) == expected
+
+
+class TestValue:
+    def test_the_contract_comes_before_the_price(self) -> None:
+        assert make("value").decide(seen(0.7, value=0.0, certified=True), State()) == ESCALATED
+        assert make("value").decide(seen(math.nan, value=0.0, certified=True), State()) == ESCALATED
+
+    def test_beyond_the_contract_the_price_decides(self) -> None:
+        found = make("value").decide(seen(0.9, certified=True), State())
+        assert (found.tier, found.reason, found.demanded) == (Tier.CLOUD, Reason.VALUABLE, False)
+
+    def test_without_a_certificate_nothing_is_demanded(self) -> None:
+        assert not make("value").decide(seen(0.1, value=0.9), State()).demanded
+
+    def test_what_is_worth_too_little_is_kept(self) -> None:
+        policy = make("value", least_value=0.2)
+        assert policy.decide(seen(0.1, value=0.19), State()) == KEPT
+        assert policy.decide(seen(0.9, value=0.2), State()).tier is Tier.CLOUD
+
+
+def test_threshold_takes_the_number_given_or_the_bundles_own() -> None:
+    assert make("threshold", threshold=0.95).decide(seen(0.9), State()) == ESCALATED
+    assert make("threshold").decide(seen(0.9), State()) == KEPT
+
+
+def test_edge_only_and_cloud_only_do_not_look() -> None:
+    assert make("edge_only").decide(seen(math.nan), State()) == Decision(Tier.EDGE, Reason.POLICY)
+    assert make("cloud_only").decide(seen(1.0), State()) == Decision(Tier.CLOUD, Reason.POLICY)
+
+
+def test_random_escalates_its_share_and_repeats_itself() -> None:
+    def drawn(seed: int) -> list[Tier]:
+        state = State(draws=random.Random(seed))
+        return [make("random", rate=0.25).decide(seen(), state).tier for _ in range(2000)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1).count(Tier.CLOUD) / 2000 == pytest.approx(0.25, abs=0.04)
+
+
+class TestSedna:
+    @pytest.mark.parametrize(
+        ("score", "rest", "expected"),
+        [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)],
+    )
+    def test_hard_is_what_is_spread(self, score: float, rest: float, expected: Decision) -> None:
+        assert make("sedna").decide(seen(score, rest=rest), State()) == expected
+
+    def test_its_formula(self) -> None:
+        row = seen(0.7, rest=0.1)
+        certainty = 1 + (0.7 * math.log(0.7) + 0.2 * math.log(0.2) + 0.1 * math.log(0.1)) / math.log(3)
+        assert make("sedna", threshold=certainty - 1e-4).decide(row, State()) == KEPT
+        assert make("sedna", threshold=certainty + 1e-4).decide(row, State()) == ESCALATED
+
+    @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
+    def test_what_is_no_probability_is_not_hard(self, odd: float) -> None:
+        row = seen()
+        row.probabilities[1] = odd
+        assert make("sedna").decide(row, State()) == KEPT
+
+
+class TestGroundlight:
+    def test_a_pause_follows_each_escalation(self) -> None:
+        policy, state = make("groundlight", threshold=0.9, pause_s=2.0), State()
+        decisions = [policy.decide(seen(0.5, now_s=now_s), state) for now_s in (100.0, 101.0, 102.0, 102.1)]
+        held = Decision(Tier.EDGE, Reason.BUDGET)
+        assert decisions == [ESCALATED, held, held, ESCALATED]
+
+    def test_the_confident_is_kept_and_starts_no_pause(self) -> None:
+        policy, state = make("groundlight"), State()
+        assert policy.decide(seen(0.9, now_s=5.0), state) == KEPT
+        assert policy.decide(seen(0.5, now_s=5.1), state) == ESCALATED
+
+    def test_models_do_not_share_a_pause(self) -> None:
+        policy = make("groundlight")
+        assert policy.decide(seen(0.5), State()) == policy.decide(seen(0.5), State()) == ESCALATED
+
+
+def test_only_firstlines_own_policies_may_be_certified() -> None:
+    assert {kind for kind in KINDS if make(kind).certifies} == {"certified", "value"}
+    assert [make(kind).kind for kind in KINDS] == list(KINDS)
+
+
+def test_each_policy_takes_the_parameters_that_are_told_of_it() -> None:
+    for kind, names in PARAMETERS.items():
+        for name in names:
+            assert getattr(make(kind, **{name: 0.125}), name) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("learned", "score", "expected"), [(0.3, 0.9, 0.3), (None, 0.9, 0.1), (None, 7.0, 0.0), (None, math.nan, 1.0)]
+)
+def test_the_value_is_learned_or_supposed(learned: float | None, score: float, expected: float) -> None:
+    assert value_of(learned, score) == pytest.approx(expected)

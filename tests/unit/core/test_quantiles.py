@@ -1,0 +1,51 @@
+import math
+
+import pytest
+
+from firstline_core.routing.quantiles import DecayedQuantiles
+
+
+def test_nothing_is_known_of_what_was_never_seen() -> None:
+    assert DecayedQuantiles().quantile(0.5) is None
+    assert DecayedQuantiles().weight(1e9) == 0
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_what_is_no_duration_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="is none"):
+        DecayedQuantiles().add(seconds, 0.0)
+
+
+def test_censored_ones_count_for_what_lies_beyond_them() -> None:
+    found = DecayedQuantiles(1e9, 1e9)
+    for seconds in (0.1, 0.1, 0.4, 0.8):
+        found.add(seconds, 0.0)
+    found.add(0.2, 0.0, censored=True)
+    # Kaplan and Meier: 3/5 are left after 0.1, then the censored one leaves two of equal share.
+    assert found.quantile(0.39) == pytest.approx(0.1, rel=0.05)
+    assert found.quantile(0.6) == pytest.approx(0.4, rel=0.05)
+    assert found.quantile(0.75) == pytest.approx(0.8, rel=0.05)
+
+
+def test_weights_halve_by_the_count_and_by_the_clock() -> None:
+    found = DecayedQuantiles(half_life_count=10, half_life_s=60)
+    found.add(1.0, 0.0)
+    assert found.weight(0.0) == pytest.approx(1)
+    assert found.weight(60.0) == pytest.approx(0.5)
+    assert found.weight(1e12) == 0
+    for _ in range(1000):
+        found.add(1.0, 60.0)
+    assert found.weight(60.0) == pytest.approx(1 / (1 - 2**-0.1), rel=0.02)
+
+
+def test_a_doubted_past_gives_way() -> None:
+    found = DecayedQuantiles()
+    for _ in range(100):
+        found.add(1.0, 0.0)
+    found.doubt(4)
+    assert found.weight(0.0) == pytest.approx(4)
+    for _ in range(6):
+        found.add(0.1, 0.0)
+    assert found.quantile(0.5) == pytest.approx(0.1, rel=0.05)
+    found.doubt(100)
+    assert found.weight(0.0) < 11

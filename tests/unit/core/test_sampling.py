@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from firstline_core.routing.sampling import HORIZON_S, Allowance, Pace, counted, elapsed, filled, propensity
+
+HOUR = 3600
+
+
+def spent(allowance: Allowance, arrivals: list[tuple[float, int]], seed: int = 0) -> list[tuple[float, int]]:
+    """When answers of which size were drawn."""
+    rng, pace, drawn = random.Random(seed), Pace(0.0), []
+    for at_s, size_bytes in arrivals:
+        pace = elapsed(pace, at_s, allowance)
+        audited = rng.random() < propensity(pace, allowance)
+        pace = counted(pace, size_bytes, audited=audited)
+        if audited:
+            drawn.append((at_s, size_bytes))
+    return drawn
+
+
+def most_in_an_hour(drawn: list[tuple[float, int]], weigh: bool) -> int:
+    """The most audits, or bytes, that any hour saw."""
+    return max(
+        (sum(size if weigh else 1 for at, size in drawn if start <= at < start + HOUR) for start, _ in drawn), default=0
+    )
+
+
+@pytest.mark.parametrize("every_s", [0.05, 1, 60])
+def test_a_steady_stream_spends_most_of_the_audits_and_no_hour_more_than_allowed(every_s: float) -> None:
+    allowance = Allowance(per_hour=60, bytes_per_hour=1e12, max_share=1)
+    arrivals = [(number * every_s, 1000) for number in range(int(6 * HOUR / every_s))]
+    drawn = spent(allowance, arrivals)
+    assert most_in_an_hour(drawn, weigh=False) <= 61
+    assert len(drawn) > 0.6 * 60 * min(6, len(arrivals) / 60)
+
+
+def test_bursts_after_quiet_hours_stay_within_both_budgets_but_for_one_payload() -> None:
+    allowance = Allowance(per_hour=100, bytes_per_hour=1_000_000, max_share=1)
+    arrivals = [(hour * HOUR + number * 0.01, 40_000) for hour in (0, 3, 4, 5, 9) for number in range(5_000)]
+    drawn = spent(allowance, arrivals)
+    assert drawn
+    assert most_in_an_hour(drawn, weigh=False) <= 101
+    assert most_in_an_hour(drawn, weigh=True) <= 1_000_000 + 40_000
+
+
+def test_a_device_with_little_traffic_audits_its_largest_share() -> None:
+    allowance = Allowance(per_hour=60, bytes_per_hour=1e9, max_share=0.1)
+    pace = elapsed(Pace(0.0), HOUR, allowance)
+    assert propensity(pace, allowance) == 0.1
+    drawn = spent(allowance, [(number * 30.0, 1000) for number in range(5000)])
+    assert len(drawn) == pytest.approx(500, rel=0.15)
+
+
+def test_the_budget_begins_empty_and_none_is_no_audit() -> None:
+    assert propensity(Pace(0.0), Allowance(60, 1e9, 1)) == 0
+    never = Allowance(0, 1e9, 1)
+    assert propensity(elapsed(Pace(0.0), 9 * HOUR, never), never) == 0
+
+
+def test_the_present_answer_has_no_say_in_its_own_propensity() -> None:
+    allowance = Allowance(60, 1e6, 1)
+    pace = elapsed(Pace(0.0), HORIZON_S, allowance)
+    before = propensity(pace, allowance)
+    charged = counted(pace, 10_000_000, audited=True)
+    assert before == 1
+    assert propensity(charged, allowance) == 0  # a debt, which later answers wait for
+    assert propensity(counted(pace, 10_000_000, audited=False), allowance) < before
+
+
+def test_a_small_allowance_still_saves_up_for_one() -> None:
+    assert filled(0.0, HOUR, 1.0) == 0.75
+    assert filled(0.0, 100 * HOUR, 1.0) == 1.0
+    assert filled(0.0, 100 * HOUR, 0.0) == 0.0
+    assert filled(0.0, 100 * HOUR, 400.0) == 100.0
+
+
+def test_time_that_goes_backwards_earns_nothing() -> None:
+    allowance = Allowance(60, 1e6, 1)
+    pace = elapsed(Pace(100.0), 50.0, allowance)
+    assert (pace.audits, pace.rows) == (0, 0)

@@ -1,0 +1,98 @@
+import random
+
+import pytest
+
+from firstline_core.routing.timing import LEAST_WEIGHT, LinkTiming, TimesBySize
+
+
+def fed(base_s: float, per_mib_s: float, sizes: list[int], *, spread: float = 0.1, times: int = 60) -> TimesBySize:
+    rng = random.Random(1)
+    found = TimesBySize()
+    for count in range(times):
+        size_bytes = sizes[count % len(sizes)]
+        seconds = (base_s + per_mib_s * size_bytes / 2**20) * rng.lognormvariate(0, spread)
+        found.add(size_bytes, seconds, count * 0.1)
+    return found
+
+
+def test_sizes_share_what_is_known() -> None:
+    found = fed(0.05, 2.0, [4_000, 40_000, 400_000])
+    for size_bytes in (1_000, 10_000, 100_000, 1_000_000):
+        typical_s = 0.05 + 2.0 * size_bytes / 2**20
+        assert found.quantile(size_bytes, 0.5) == pytest.approx(typical_s, rel=0.3)
+        assert typical_s < (found.quantile(size_bytes, 0.95) or 0) < typical_s * 1.6
+
+
+def test_one_size_says_what_it_can_of_others() -> None:
+    found = fed(0.05, 0.0, [30_000])
+    assert found.quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
+
+
+def test_larger_is_never_predicted_to_be_quicker() -> None:
+    found = TimesBySize()
+    for count, (size_bytes, seconds) in enumerate([(1_000, 1.0), (1_000_000, 0.1)] * 20):
+        found.add(size_bytes, seconds, count)
+    assert (found.quantile(1_000, 0.95) or 0) <= (found.quantile(1_000_000, 0.95) or 0)
+
+
+def test_a_stall_does_not_tilt_the_line() -> None:
+    found = fed(0.05, 0.5, [4_000, 400_000])
+    before = found.quantile(400_000, 0.5)
+    found.add(4_000, 20.0, 10.0)
+    assert found.quantile(400_000, 0.5) == pytest.approx(before, rel=0.2)
+
+
+def test_nothing_is_predicted_without_evidence_or_with_stale_evidence() -> None:
+    timing = LinkTiming()
+    assert timing.predicted_s(1_000, 0.95, 0.0) is None
+    assert timing.report(0.0) is None
+    timing.answered(1_000, 0.2, 0.0)
+    assert timing.predicted_s(1_000, 0.95, 0.0) == pytest.approx(0.2, rel=0.05)
+    assert timing.predicted_s(1_000, 0.95, 61.0) is None
+
+
+def test_bad_evidence_of_any_amount_is_forgotten_in_minutes() -> None:
+    timing = LinkTiming()
+    for _ in range(1000):
+        timing.waited(1_000, 2.0, 0.0)
+    assert (timing.predicted_s(1_000, 0.95, 0.0) or 0) > 2.0
+    assert timing.predicted_s(1_000, 0.95, 420.0) is None
+
+
+def test_a_probe_stands_in_until_something_was_answered() -> None:
+    timing = LinkTiming()
+    timing.probed(0.3, 0.0)
+    assert timing.predicted_s(1_000, 0.95, 0.0) == pytest.approx(0.3, rel=0.05)
+    timing.answered(1_000, 0.1, 1.0)
+    assert timing.predicted_s(1_000, 0.95, 1.0) == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_link_that_returns_is_learnt_anew() -> None:
+    timing = LinkTiming()
+    for _ in range(100):
+        timing.answered(1_000, 2.0, 0.0)
+    timing.returned()
+    for _ in range(20):
+        timing.answered(1_000, 0.1, 1.0)
+    assert timing.predicted_s(1_000, 0.8, 1.0) == pytest.approx(0.1, rel=0.05)
+
+
+def test_the_models_time_and_the_links_are_told_apart() -> None:
+    timing = LinkTiming()
+    for _ in range(20):
+        timing.answered(30_000, 0.3, 0.0, service_s=0.1)
+    report = timing.report(0.0)
+    assert report is not None
+    assert report.typical_bytes == 30_000
+    assert report.observations > 10 * LEAST_WEIGHT
+    assert report.total_p50_ms == pytest.approx(300, rel=0.05)
+    assert report.network_p95_ms == pytest.approx(200, rel=0.05)
+    assert report.service_p95_ms == pytest.approx(100, rel=0.05)
+
+
+def test_a_gateway_that_claims_more_time_than_passed_is_not_believed() -> None:
+    timing = LinkTiming()
+    timing.answered(1_000, 0.1, 0.0, service_s=5.0)
+    report = timing.report(0.0)
+    assert report is not None
+    assert (report.network_p50_ms or 0) < 1 < (report.service_p50_ms or 0) <= 106

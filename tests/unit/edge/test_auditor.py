@@ -1,0 +1,203 @@
+"""Which kept answers are audited, what crosses the link for it, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.edge import SURE, UNSURE, Scene, said
+
+from firstline_core.bundle.certificate import Histogram
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import LinkDownError
+from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_edge import keys
+from firstline_edge.audits.samples import read
+from firstline_edge.settings import AuditSection
+
+ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
+BINS = Histogram((0.7, 0.9), (0.2, 0.3, 0.5))
+
+MakeScene = Callable[..., Scene]
+
+
+@pytest.fixture
+async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
+    made: list[tuple[Scene, asyncio.Task[None]]] = []
+
+    def make(audit: AuditSection = ALL, **arguments: Any) -> Scene:
+        clock = SimulatedClock()
+        scene = Scene(clock=clock, audit=audit, folder=tmp_path, **{"certified": 0.8, "histogram": BINS} | arguments)
+        clock._now_s += 600  # the budget fills
+        assert scene.auditor is not None
+        made.append((scene, asyncio.create_task(scene.auditor.run())))
+        return scene
+
+    yield make
+    for scene, task in made:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        scene.samples.close()
+        await scene.close()
+
+
+async def turns_until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to hold")
+
+
+async def ended(scene: Scene, count: int) -> list[str]:
+    await turns_until(lambda: len(scene.findings) >= count)
+    return [finding.outcome for finding in scene.findings]
+
+
+async def test_a_kept_answer_is_audited_under_an_id_of_its_own_and_its_note_says_how(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    response = await scene.infer(SURE)
+    assert said(response).certified
+    assert scene.cloud.requests == []  # not before the answer
+    assert await ended(scene, 1) == ["disagreed"]
+    (sent,) = scene.cloud.requests
+    certificate = scene.held.edge and scene.held.edge.certificate
+    assert certificate is not None and sent.audit is not None
+    assert sent.request_id != said(response).request_id
+    assert (sent.audit.predicted, sent.audit.propensity, sent.audit.floor) == (0, 1.0, 1.0)
+    assert (sent.audit.epsilon, sent.audit.threshold) == (0.05, 0.8)
+    assert sent.audit.edge_digest == certificate.edge_digest
+    assert sent.full_model_digest == scene.cloud.digest
+
+
+async def test_cache_hits_are_audited_and_travel_each_time(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.agrees = lambda _: True
+    for number in range(3):
+        response = await scene.infer(SURE)
+        assert said(response).tier is (Tier.CACHE if number else Tier.EDGE)
+    assert await ended(scene, 3) == ["agreed"] * 3
+    assert len(scene.cloud.requests) == 3
+
+
+async def test_only_kept_rows_of_a_batch_travel_one_by_one(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    await scene.infer(SURE, UNSURE, 0.99)
+    await ended(scene, 2)
+    audited = [request.audit is not None for request in scene.cloud.requests]
+    assert sorted(zip(scene.sent_rows, audited, strict=True)) == [([UNSURE], False), ([SURE], True), ([0.99], True)]
+    assert [finding.audit.position for finding in scene.findings] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY, "route": Route.EDGE}],
+)
+async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
+    make_scene: MakeScene, wish: dict[str, Any]
+) -> None:
+    scene = make_scene()
+    for _ in range(5):
+        await scene.infer(SURE, **wish)
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None and watched.scores is not None
+    assert (watched.record.drawn, scene.cloud.requests, sum(watched.scores.counts)) == (0, [], 0)
+    assert list(read(scene.samples_path)) == []
+
+
+@pytest.mark.parametrize("arguments", [{"certified": None}, {"min_threshold": 0.85}, {"linked": False}])
+async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask(
+    make_scene: MakeScene, arguments: dict[str, Any]
+) -> None:
+    scene = make_scene(**arguments)
+    for _ in range(5):
+        await scene.infer(SURE)
+    assert scene.cloud.requests == scene.findings == []
+
+
+async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    response = await scene.infer(SURE)
+    await ended(scene, 1)
+    content = scene.findings[0].audit.content
+    kept = scene.cache.get(keys.result_key(scene.cloud.digest, content))
+    assert kept is not None and kept.probabilities[1] == pytest.approx(0.99)
+    assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
+
+
+async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.error = LinkDownError("gone")
+    await scene.infer(SURE)
+    assert await ended(scene, 1) == ["lost"]
+    scene.available = False
+    await scene.infer(SURE)
+    assert await ended(scene, 2) == ["lost", "lost"]
+    assert len(scene.cloud.requests) == 1
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None
+    assert (watched.record.drawn, watched.record.lost, watched.record.test.audits) == (2, 2, 0)
+    assert list(read(scene.samples_path)) == []
+
+
+async def test_another_models_answer_is_no_verdict(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.digest = ""
+    await scene.infer(SURE)
+    assert await ended(scene, 1) == ["lost"]
+
+
+async def test_escalations_go_first(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.gate = asyncio.Event()
+    live = [asyncio.create_task(scene.infer(UNSURE + number / 1000)) for number in range(4)]
+    await turns_until(lambda: len(scene.cloud.requests) == 4)
+    await scene.infer(SURE)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(scene.cloud.requests) == 4
+    scene.cloud.gate.set()
+    await asyncio.gather(*live)
+    await ended(scene, 1)
+    assert len(scene.cloud.requests) == 5
+
+
+async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.gate = asyncio.Event()  # the audit hangs
+    for _ in range(100):
+        assert said(await scene.infer(SURE)).reason is Reason.CONFIDENT
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None
+    assert watched.record.drawn == 64  # the queue is full, and none is drawn any more
+    assert scene.findings == []
+
+
+async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    scene.cloud.agrees = lambda value: value == UNSURE
+    await scene.infer(UNSURE)
+    await scene.infer(UNSURE)  # what the full model said is known by now
+    await scene.infer(SURE)
+    await ended(scene, 1)
+    found = [
+        (round(sample.score, 3), sample.agree, sample.propensity, sample.kept) for sample in read(scene.samples_path)
+    ]
+    assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
+
+
+async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:
+    scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0))
+    scene.cloud.agrees = lambda _: True
+    clock, drawn_at_s = scene.cascade._clock, []
+    for _ in range(24 * 120):
+        clock._now_s += 30  # type: ignore[attr-defined]
+        before = len(scene.findings)
+        await scene.infer(SURE)
+        await asyncio.sleep(0)
+        drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
+    assert len(drawn_at_s) > 0.6 * 20 * 24
+    assert max(sum(at <= other < at + 3600 for other in drawn_at_s) for at in drawn_at_s) <= 21

@@ -1,0 +1,85 @@
+"""The policy that the device chose, at work in the cascade."""
+
+from __future__ import annotations
+
+import pytest
+from support.edge import SURE, UNSURE, Scene, said
+
+from firstline_core.routing import policies
+from firstline_core.types import Reason, Tier
+from firstline_edge.router import Router
+from firstline_edge.settings import PolicySection
+from firstline_edge.wiring import make_policy
+
+
+def scene_with(chosen: policies.Policy, **arguments: float) -> Scene:
+    scene = Scene(**arguments)  # type: ignore[arg-type]
+    scene.router = Router(min_threshold=0.0, chosen=chosen)
+    scene.cascade._router = scene.router
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("chosen", "value", "tier", "reason"),
+    [
+        (policies.make("certified"), SURE, Tier.EDGE, Reason.CONFIDENT),
+        (policies.make("threshold", threshold=0.99), SURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policies.make("edge_only"), UNSURE, Tier.EDGE, Reason.POLICY),
+        (policies.make("cloud_only"), SURE, Tier.CLOUD, Reason.POLICY),
+        (policies.make("sedna", threshold=0.1), UNSURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policies.make("value", least_value=0.2), UNSURE, Tier.CLOUD, Reason.VALUABLE),
+        (policies.make("value", least_value=0.2), SURE, Tier.EDGE, Reason.CONFIDENT),
+    ],
+)
+async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, tier: Tier, reason: Reason) -> None:
+    scene = scene_with(chosen)
+    answer = said(await scene.infer(value))
+    assert (answer.tier, answer.reason) == (tier, reason)
+    await scene.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "covered"),
+    [
+        (policies.make("certified"), True),
+        (policies.make("value", least_value=0.3), True),
+        (policies.make("threshold", threshold=0.7), False),
+        (policies.make("groundlight", threshold=0.7), False),
+        (policies.make("edge_only"), False),
+    ],
+)
+async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
+    chosen: policies.Policy, *, covered: bool
+) -> None:
+    scene = scene_with(chosen, certified=0.7)
+    answer = said(await scene.infer(0.75))
+    assert (answer.tier, answer.certified) == (Tier.EDGE, covered)
+    await scene.close()
+
+
+async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
+    scene = scene_with(policies.make("groundlight", pause_s=60.0))
+    first, held = said(await scene.infer(UNSURE)), said(await scene.infer(UNSURE - 0.05))
+    assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
+    await scene.close()
+
+
+def test_settings_name_parameters_as_their_policies_do() -> None:
+    section = PolicySection(
+        threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
+    )
+    made = {kind: make_policy(PolicySection(**{**_fields(section), "kind": kind})) for kind in policies.KINDS}
+    assert made == {
+        "certified": policies.Certified(),
+        "value": policies.Value(0.1),
+        "threshold": policies.Threshold(0.6),
+        "edge_only": policies.EdgeOnly(),
+        "cloud_only": policies.CloudOnly(),
+        "random": policies.Random(0.2),
+        "sedna": policies.Sedna(0.4),
+        "groundlight": policies.Groundlight(0.6, 9.0),
+    }
+
+
+def _fields(section: PolicySection) -> dict[str, object]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}

@@ -1,0 +1,255 @@
+"""What an alarm makes of a certificate, and what outlives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.edge import SURE, UNSURE, Scene, said
+
+from firstline_core.bundle.certificate import Histogram
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import IntegrityError
+from firstline_core.routing import audit
+from firstline_core.types import ContractNotice, Reason, Status, Tier
+from firstline_edge.audits import records
+from firstline_edge.audits.samples import Sample
+from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.settings import AuditSection
+
+CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, escalations_per_hour=4.0)
+
+WORSE = [(0.85, 0), (0.97, 1), (0.96, 1), (0.99, 1), (0.98, 1), (0.97, 1), (0.85, 1), (0.96, 1)] * 50
+"""One in eight disagrees, all of them at a low score."""
+
+MakeScene = Callable[..., Scene]
+
+
+@pytest.fixture
+async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
+    made: list[Scene] = []
+
+    def make(settings: AuditSection = CAREFUL, **arguments: Any) -> Scene:
+        for scene in made:
+            scene.samples.close()
+        made.append(Scene(clock=SimulatedClock(), audit=settings, folder=tmp_path, **{"certified": 0.8} | arguments))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        scene.samples.close()
+        await scene.close()
+
+
+def standings_of(scene: Scene) -> Standings:
+    assert scene.standings is not None
+    return scene.standings
+
+
+def watched_of(scene: Scene) -> Watched:
+    found = standings_of(scene).find(scene.held)
+    assert found is not None
+    return found
+
+
+def feed(scene: Scene, *results: tuple[float, int]) -> int:
+    """Results of audits, as (score, agree); returns after how many there was an alarm, 0 for none."""
+    watched = watched_of(scene)
+    for number, (score, agree) in enumerate(results, 1):
+        standings_of(scene).audited(watched, Sample(watched.key, "m", "3", 0.0, score, agree, 1.0, kept=True))
+        if watched.record.alarmed:
+            return number
+    return 0
+
+
+def elapse(scene: Scene, seconds: float) -> None:
+    scene.cascade._clock._now_s += seconds  # type: ignore[attr-defined]
+
+
+async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
+    await standings_of(scene).close()
+    return make_scene(**arguments)
+
+
+async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert feed(scene, *[(SURE, 1)] * 200) == 0
+    answer = said(await scene.infer(SURE))
+    assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
+
+
+async def test_an_alarm_uncertifies_and_keeps_what_the_audits_still_find_good(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert 10 < feed(scene, *WORSE) < len(WORSE)
+    watched = watched_of(scene)
+    assert watched.record.tightened == 0.96 and not watched.record.escalates_all
+    kept = said(await scene.infer(0.97))
+    assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
+    assert watched.record.test == audit.begin(0.05)  # the new threshold has a test of its own
+
+
+async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert said(await scene.infer(SURE)).certified  # in the cache from now on
+    assert feed(scene, *[(SURE, 0)] * 20)
+    assert watched_of(scene).record.escalates_all
+    denied = said(await scene.infer(SURE))
+    assert (denied.tier, denied.reason, denied.status) == (Tier.CACHE, Reason.BUDGET, Status.FINAL)
+    assert not denied.certified
+    ordinary = said(await scene.infer(UNSURE))  # what the certificate itself escalates needs no quota
+    assert (ordinary.tier, ordinary.certified) == (Tier.CLOUD, True)
+    elapse(scene, 20 * 3600)  # however long it lasts, a quarter of an hour's allowance is saved up
+    tiers = [said(await scene.infer(value)).tier for value in (SURE, 0.96, 0.97)]
+    assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.EDGE]
+    assert said(await scene.infer(SURE)).tier is Tier.CACHE  # what the full model said is known, and free
+    assert said(await scene.infer(SURE)).certified
+
+
+async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
+    scene = make_scene(msgspec.structs.replace(CAREFUL, on_alarm="escalate"))
+    assert feed(scene, *WORSE)
+    assert watched_of(scene).record.escalates_all
+
+
+async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    feed(scene, *WORSE)
+    watched = watched_of(scene)
+    first, cause = watched.threshold, watched.record.cause
+    for _ in range(30):
+        standings_of(scene).audited(watched, Sample(watched.key, "m", "3", 0.0, 0.96, 0, 1.0, kept=True))
+    assert watched.threshold > first == 0.96
+    assert watched.record.cause == cause
+
+
+async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert said(await scene.infer(SURE)).certified
+    scene.cloud.notice = ContractNotice(alarm=False, escalations_per_hour=7.0)
+    await scene.infer(UNSURE)
+    assert said(await scene.infer(SURE)).certified
+    scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
+    await scene.infer(0.61)
+    watched = watched_of(scene)
+    assert watched.record.alarmed and watched.record.escalates_all  # no audits here say what may be kept
+    assert standings_of(scene).quota_per_hour(watched) == 7.0
+    assert not said(await scene.infer(SURE)).certified
+    before = watched.record.alarmed_wall_s
+    elapse(scene, 60)
+    await scene.infer(0.62)
+    assert watched.record.alarmed_wall_s == before
+
+
+async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScene) -> None:
+    alone = feed(make_scene(), *[(SURE, 0)] * 50)
+    scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=1000))
+    watched_of(scene).record.test = audit.begin(0.05)
+    assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
+
+
+async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    feed(scene, (0.85, 0), (0.97, 1))
+    evidence = watched_of(scene).record.test
+    again = await restarted(scene, make_scene)
+    assert watched_of(again).record.test == evidence
+    feed(again, *WORSE)
+    once_more = await restarted(again, make_scene)
+    assert watched_of(once_more).standing == watched_of(again).standing
+    assert watched_of(once_more).standing.alarmed
+    kept = said(await once_more.infer(0.97))
+    assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
+
+
+async def test_what_was_under_way_when_the_process_ended_is_lost(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    watched_of(scene).record.drawn = 3
+    feed(scene, (SURE, 1))
+    again = await restarted(scene, make_scene)
+    record = watched_of(again).record
+    assert (record.drawn, record.agreed, record.lost) == (3, 1, 2)
+
+
+async def test_another_certificate_begins_anew(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    feed(scene, *[(SURE, 0)] * 20)
+    again = await restarted(scene, make_scene, certified=0.82)
+    assert not watched_of(again).record.alarmed
+    assert said(await again.infer(SURE)).certified
+    back = await restarted(again, make_scene)
+    assert watched_of(back).record.alarmed  # a folder that comes back brings its alarm with it
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"format":2,"records":{}}', b'{"format":1,"records":{"k":{}}}', b"\xff"]
+)
+async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certified(
+    make_scene: MakeScene, tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "standing.json"
+    path.write_bytes(content)
+    with pytest.raises(IntegrityError, match=str(path)):
+        records.read(path)
+    scene = make_scene()
+    assert "not certified until a newly certified bundle comes" in standings_of(scene).problem
+    assert path.with_name("standing.json.unreadable").read_bytes() == content
+    answer = said(await scene.infer(SURE))
+    assert (answer.certified, answer.reason) == (False, Reason.CONFIDENT)  # kept as before, promised no more
+    again = await restarted(scene, make_scene)
+    assert not said(await again.infer(SURE)).certified
+    assert standings_of(again).problem == ""
+    fresh = await restarted(again, make_scene, certified=0.82)
+    assert said(await fresh.infer(SURE)).certified
+
+
+async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(make_scene: MakeScene) -> None:
+    histogram = Histogram((0.7, 0.9), (0.3, 0.3, 0.4))
+    scene = make_scene(histogram=histogram)
+    for number in range(300):
+        await scene.infer((0.6, 0.85, 0.95, 0.96)[number % 4] + number / 1e5)
+    watched = watched_of(scene)
+    assert (watched.stability_index() or 0) < 0.1
+    for number in range(600):
+        await scene.infer(0.95 + number / 1e5)
+    index = watched.stability_index()
+    assert index is not None and index > 0.25
+    again = await restarted(scene, make_scene, histogram=histogram)
+    assert watched_of(again).stability_index() == pytest.approx(index)
+
+
+async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
+    make_scene: MakeScene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = make_scene()
+    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    feed(scene, (SURE, 1))
+    async with asyncio.timeout(5):
+        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+            await asyncio.sleep(0.001)
+    (found,) = records.read(tmp_path / "standing.json").values()
+    assert found.agreed == 1
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    (tmp_path / "standing.json.new").mkdir()  # where the next one would be written
+    for _ in range(2):
+        await standings_of(scene).close()
+    assert sum("cannot keep what the audits found" in line for line in caplog.messages) == 1
+
+
+def test_only_the_latest_records_are_kept() -> None:
+    many = {f"{number}": records.Record(model="m", version="1", test=audit.begin(0.05)) for number in range(100)}
+    kept = msgspec.json.decode(records.encode(many))["records"]
+    assert list(kept) == [f"{number}" for number in range(36, 100)]
+
+
+@pytest.mark.parametrize("field", ["edge_digest", "full_digest", "score_digest", "threshold"])
+def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeScene) -> None:
+    scene = make_scene()
+    certificate = watched_of(scene).certificate
+    other = msgspec.structs.replace(certificate, **{field: 0.81 if field == "threshold" else "9" * 64})
+    assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", other, 0.05)
+    assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", certificate, 0.06)
