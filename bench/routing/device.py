@@ -7,6 +7,8 @@ Put in are replayed models, an outbox in memory and a link that is not there; se
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,11 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from firstline_core.clock import Clock
-from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.errors import FirstlineError
+from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.hedge import HedgeOptions
 from firstline_edge.links.breaker import CircuitBreaker
 from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.retries import RetryBudget
 from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
@@ -50,8 +55,8 @@ class Given:
     """The answer to one request.
 
     Args:
-        seconds: until it was given.
-        predicted: its class.
+        seconds: until it was given; infinite where it was refused.
+        predicted: its class; -1 where there is none.
         later: the class of the correction that came for a provisional answer; `predicted` where none did.
     """
 
@@ -59,10 +64,7 @@ class Given:
     seconds: float
     predicted: int
     later: int
-    tier: Tier
-    status: Status
-    reason: Reason
-    certified: bool
+    tier: Tier | None
 
 
 @asynccontextmanager
@@ -71,7 +73,8 @@ async def device(
 ) -> AsyncIterator[Device]:
     """A device that runs, until it is left."""
     rng = random.Random(seed)
-    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
+    retries = RetryBudget(clock)
+    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries)
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
@@ -83,8 +86,9 @@ async def device(
         router=router,
         options=_OPTIONS,
         clock=clock,
+        hedge=HedgeOptions(),
     )
-    delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S)  # type: ignore[arg-type]
+    delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
     await chain.start()
     delivering = asyncio.create_task(delivery.run())
     try:
@@ -101,13 +105,14 @@ async def serve(
 ) -> list[Given]:
     """Asks for each row when its time has come, and waits for what was promised."""
     began_s = clock.monotonic_s()
-    given: dict[str, tuple[int, float, InferResponse]] = {}
+    answered: dict[int, tuple[float, InferResponse]] = {}
 
     async def ask(number: int, row: int) -> None:
         asked_s = clock.monotonic_s()
-        request = InferRequest(NAME, (tensor_of(pool, row),), f"{number}", deadline_s=asked_s + deadline_s)
-        response = await on.cascade.infer(request)
-        given[request.request_id] = (row, clock.monotonic_s() - asked_s, response)
+        request = InferRequest(NAME, (tensor_of(pool, row),), str(number), deadline_s=asked_s + deadline_s)
+        with contextlib.suppress(FirstlineError):  # nobody had time for it
+            response = await on.cascade.infer(request)
+            answered[number] = clock.monotonic_s() - asked_s, response
 
     async with asyncio.TaskGroup() as asking:
         for number, (row, at_s) in enumerate(zip(rows, arrivals, strict=True)):
@@ -116,24 +121,16 @@ async def serve(
     ends_s = clock.monotonic_s() + _PATIENCE_S
     while on.outbox.depth and clock.monotonic_s() < ends_s:
         await clock.sleep(1.0)
-    return [_look(*given[request_id], on.outbox.finished.get(request_id)) for request_id in sorted(given, key=int)]
+    return [_look(row, answered.get(number), on.outbox.finished.get(str(number))) for number, row in enumerate(rows)]
 
 
-def _look(row: int, seconds: float, response: InferResponse, correction: InferResponse | None) -> Given:
-    answer = response.answer
-    if answer is None:
-        raise AssertionError("The cascade answered without saying how.")
+def _look(row: int, answered: tuple[float, InferResponse] | None, correction: InferResponse | None) -> Given:
+    if answered is None:
+        return Given(row, math.inf, -1, -1, None)
+    seconds, response = answered
     predicted = _class(response)
-    return Given(
-        row=row,
-        seconds=seconds,
-        predicted=predicted,
-        later=predicted if correction is None else _class(correction),
-        tier=answer.tier,
-        status=answer.status,
-        reason=answer.reason,
-        certified=answer.certified,
-    )
+    tier = response.answer.tier if response.answer is not None else None
+    return Given(row, seconds, predicted, predicted if correction is None else _class(correction), tier)
 
 
 def _class(response: InferResponse) -> int:

@@ -10,6 +10,7 @@ from firstline_core.routing.policies import Kind, make
 from firstline_edge.models import HeldModel
 from firstline_edge.router import Router
 from pools import Pool
+from routing.replay import DECLARED
 
 KINDS: tuple[Kind, ...] = (
     "certified",
@@ -24,14 +25,18 @@ KINDS: tuple[Kind, ...] = (
 
 
 def router_of(kind: Kind, model: HeldModel, fitted: Pool, clock: Clock) -> Router:
-    """A router with this policy; those with a free parameter escalate as often as `certified` does, on what was fitted.
+    """A router with this policy.
 
-    Sedna's and Groundlight's keep the numbers that their projects ship with, and `threshold` the bundle's.
+    What `value` asks for an escalation beyond the contract's, and the rate of `random`, are such that either would
+    escalate as many of the fitted rows as `certified` does. The others keep the numbers that their projects ship with,
+    and `threshold` what the pairs' bundles declare.
     """
     certified = Router(min_threshold=0.0)
     escalated = score("max_probability", fitted.edge) < certified.threshold(model)
     parameters: dict[str, float] = {}
-    if kind == "random":
+    if kind == "threshold":
+        parameters["threshold"] = DECLARED
+    elif kind == "random":
         parameters["rate"] = float(escalated.mean())
     elif kind == "value" and model.edge is not None and model.edge.value is not None:
         values = model.edge.value.losses(fitted.edge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
 from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
+from firstline_core.errors import DeadlineExceededError
 from firstline_core.routing.certificate import certify
 from firstline_core.routing.confidence import score
 from firstline_core.types import (
@@ -134,13 +136,14 @@ class _OneCore(Workers):
     """Runs one call after the other, each for as long as it is stated to take."""
 
     def __init__(self, run_ms: float, clock: Clock) -> None:
-        super().__init__(1, 0)
+        super().__init__(1, 0, clock)
         self._run_ms = run_ms
-        self._clock = clock
         self._core = asyncio.Lock()
 
-    async def run(self, call: Callable[[A], R], argument: A) -> R:
+    async def run(self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf) -> R:
         async with self._core:
+            if self._clock.monotonic_s() >= deadline_s:
+                raise DeadlineExceededError("The request's deadline passed before this device's model was free for it.")
             await self._clock.sleep(self._run_ms / 1000)
         return call(argument)
 
