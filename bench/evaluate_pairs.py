@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
 from figures import Figure, report
+
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
 from firstline.workbench.dataset import Dataset, open_dataset

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-
 from figures import Figure
+from pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
+
 from firstline_core.routing.certificate import certify
 from firstline_core.routing.confidence import score
-from pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 from routing.audits import Floats, Tests, check_against_update, constant, delays
 from routing.margins import at_most, most
 from routing.parts import Effort, Job, Table
@@ -116,7 +116,7 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
     random = np.random.default_rng(_SEED)
     sample = random.integers(0, len(losses), _CALIBRATION)
     for epsilon in EPSILONS:
-        check_against_update(epsilon, constant(np.random.default_rng(_SEED), 1, 2 * epsilon), 0.02)
+        check_against_update(epsilon, constant(np.random.default_rng(_SEED), 1), 0.02)
         certified = certify(scores[sample], losses[sample], epsilon, _CERTIFIED_DELTA).threshold
         thresholds = {
             name: threshold
@@ -125,8 +125,8 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
         }
         for name, threshold in thresholds.items():
             kept, risk = truth.at(threshold)
-            stream = constant(random, streams, risk)
-            late, _ = delays(Tests(epsilon, (streams,)), DELTA, (stream, 0), (stream, FALSE_ALARM_AUDITS))
+            test, stream = Tests(epsilon, (streams,)), constant(random, streams)
+            late, _ = delays(test, DELTA, stream, (risk, 0), (risk, FALSE_ALARM_AUDITS))
             found.append(Watch(pool.name, "", epsilon, name, 0, risk, risk, kept, late, 0))
         shifts: dict[str, Callable[[float], Pool]] = {
             "labels": lambda threshold: relabelled(pool, scores >= threshold, losses, 2 * epsilon),  # noqa: B023
@@ -140,8 +140,8 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
                 continue
             (kept, after), risk = at[name], truth.at(thresholds[name])[1]
             for quiet in QUIET:
-                before, then = constant(random, streams, risk), constant(random, streams, after)
-                late, early = delays(Tests(epsilon, (streams,)), DELTA, (before, quiet), (then, within(epsilon)))
+                test, stream = Tests(epsilon, (streams,)), constant(random, streams)
+                late, early = delays(test, DELTA, stream, (risk, quiet), (after, within(epsilon)))
                 found.append(Watch(pool.name, shift, epsilon, name, quiet, risk, after, kept, late, int(early.sum())))
     return found
 

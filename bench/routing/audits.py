@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from firstline_core.routing import audit
 
 Floats = NDArray[np.float64]
-Stream = Callable[[], tuple[Floats, Floats]]
-"""Gives the next audit's losses and weights, one for each run."""
+Stream = Callable[[float], tuple[Floats, Floats]]
+"""From a risk to the next audit's losses and weights, one for each run."""
 
 
 class Tests:
@@ -48,29 +48,30 @@ class Tests:
         return e_values
 
 
-def constant(random: np.random.Generator, runs: int, risk: float) -> Stream:
-    """Audits of answers drawn from a population of this risk, all with one propensity."""
+def constant(random: np.random.Generator, runs: int) -> Stream:
+    """Audits of answers drawn from a population of the risk, all with one propensity."""
     ones = np.ones(runs)
-    return lambda: ((random.random(runs) < risk).astype(np.float64), ones)
+    return lambda risk: ((random.random(runs) < risk).astype(np.float64), ones)
 
 
 def delays(
-    test: Tests, delta: float, before: tuple[Stream, int], after: tuple[Stream, int]
+    test: Tests, delta: float, stream: Stream, before: tuple[float, int], after: tuple[float, int]
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Audits from the shift to the first alarm (infinite where there is none), and which runs alarmed before it.
 
     Args:
-        test: of as many runs as the streams have.
+        test: of as many runs as the stream has.
         delta: the level of an alarm.
-        before: stream and audits before the shift.
-        after: those after it.
+        stream: where the audits come from.
+        before: risk and audits before the shift.
+        after: risk and audits after it.
     """
     found = np.full(test.wealth.shape[1], np.inf)
     early = np.zeros(test.wealth.shape[1], bool)
     for _ in range(before[1]):
-        early |= test.update(*before[0]()) * delta >= 1
+        early |= test.update(*stream(before[0])) * delta >= 1
     for at in range(1, after[1] + 1):
-        alarmed = test.update(*after[0]()) * delta >= 1
+        alarmed = test.update(*stream(after[0])) * delta >= 1
         found[alarmed & np.isinf(found)] = at
     return found, early
 
@@ -80,12 +81,12 @@ def check_against_update(epsilon: float, stream: Stream, floor: float) -> None:
 
     Args:
         epsilon: as promised.
-        stream: of one run, 2,000 audits of it.
+        stream: of one run; 2,000 audits of it, at twice the risk that was promised.
         floor: the smallest propensity of the stream, of which a weight is the share.
     """
     test, state = Tests(epsilon, (1,)), audit.begin(epsilon)
     for _ in range(2_000):
-        losses, weights = stream()
+        losses, weights = stream(2 * epsilon)
         seen = test.update(losses, weights)[0]
         state = audit.update(state, losses[0], propensity=floor / weights[0], floor=floor)
         if not math.isclose(seen, audit.e_value(state), rel_tol=1e-6):

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from pools import Pool
 
 from firstline.workbench.scores import choose_score, fit_logistic
+from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
 from firstline_core.routing.policies import Kind, Policy, Seen, State, make, value_of
 from firstline_core.types import Tier
-from pools import Pool
 from routing.replay import DECLARED
 
 Floats = NDArray[np.float64]
@@ -54,7 +55,7 @@ def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
         ]
 
     certainty = entropy(measured.edge).astype(np.float64)
-    return Rows(seen(score("max_probability", measured.edge)), seen(choice.score(measured.edge)), certainty)
+    return Rows(seen(score("max_probability", measured.edge)), seen(scorer(choice.declared)(measured.edge)), certainty)
 
 
 def escalated(policy: Policy, rows: Sequence[Seen], state: State | None = None) -> NDArray[np.bool_]:

@@ -1,9 +1,9 @@
 """Contract kept: does the certificate keep its word, and how much does it keep at the edge?
 
 Each labelled pool is taken as the population, so that the true risk of any threshold is known. Calibration samples are
-drawn from it with replacement, and the whole procedure is repeated on each: from 1,000 rows on a selection part chooses
-or fits the score and places the starts, below that the margin is taken as it is and every row certifies. Beside it the
-naive way: the loosest threshold whose risk on the sample is at most epsilon.
+drawn from it with replacement, and the whole procedure of `firstline certify` is repeated on each, for a bundle whose
+own score is the margin. Beside it the naive way: the loosest threshold whose risk on the sample is at most epsilon; and
+a plain walk, from strict to loose over fixed margins, until the first that is not shown.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
-
 from figures import Figure
-from firstline.workbench.scores import choose_score
-from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Start, certify, split, starts_at
-from firstline_core.routing.confidence import Probabilities, Scores, score
+from numpy.typing import NDArray
 from pools import CIFAR10, TRAINSAMPLE, Pool
+
+from firstline.workbench.selection import select
+from firstline_core.bundle.manifest import Score
+from firstline_core.bundle.scorer import scorer
+from firstline_core.routing import binomial
+from firstline_core.routing.certificate import certify
 from routing.margins import at_most, most
 from routing.parts import Effort, Job, Table
 from routing.population import Population
@@ -30,7 +31,8 @@ PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1,
 AIMS = {650: 0.7, 2500: 0.9}
 """Of the oracle's share, on the CIFAR pair at epsilon 5 %."""
 
-_SELECT_FROM, _SELECT_FRACTION = 1000, 0.1
+_PLAIN_GRID = np.arange(0.99, 0, -0.01)
+_OWN = Score("margin")
 _SEED = 20261121
 
 
@@ -42,7 +44,8 @@ class Tally:
         broken, naive_broken: calibrations whose threshold has a true risk above epsilon.
         certified: calibrations with a threshold.
         learned: calibrations that chose the learned score.
-        kept: true share kept, summed over the calibrations; so are the next two.
+        kept: true share kept, summed over the calibrations; so are the next three.
+        plain: what the plain walk keeps.
         own_oracle: what the chosen score's oracle keeps.
         ceiling: what the loosest threshold that passes by itself, at full delta, keeps; that is not valid.
         oracle: share that the margin's oracle keeps.
@@ -60,6 +63,7 @@ class Tally:
     certified: int = 0
     learned: int = 0
     kept: float = 0.0
+    plain: float = 0.0
     own_oracle: float = 0.0
     ceiling: float = 0.0
 
@@ -91,25 +95,29 @@ def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
 def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     """Repeats the procedure; every promise on the same samples."""
     losses = pool.losses()[loss]
-    margin = score("margin", pool.edge)
+    truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
+    margin = scorer(_OWN)(pool.edge)
     plain = Population.of(margin, losses)
     tallies = {
         (epsilon, delta): Tally(pool.name, loss, n, epsilon, delta, calibrations, plain.oracle(epsilon))
         for epsilon, delta in PROMISES
     }
     for rows in np.random.default_rng(_SEED).integers(0, len(losses), (calibrations, n)):
-        scores, starts, rest, learned = _chosen(pool.edge, losses, margin, rows)
-        truth = plain if scores is margin else Population.of(scores, losses)
+        own_scores = margin[rows].astype(np.float64)
+        chosen = select(pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
+        scores, certifying = chosen.scores[chosen.rest], losses[rows[chosen.rest]]
+        truth = plain if chosen.score == _OWN else Population.of(scorer(chosen.score)(pool.edge), losses)
         sample = Population.of(margin[rows], losses[rows])
         for (epsilon, delta), tally in tallies.items():
-            tally.learned += learned
-            found = certify(scores[rest], losses[rest], epsilon, delta, starts=starts)
+            tally.learned += chosen.score.learned is not None
+            found = certify(scores, certifying, epsilon, delta, starts=chosen.starts, seed=_SEED)
             if found.threshold is not None:
                 share, risk = truth.at(found.threshold)
                 tally.certified += 1
                 tally.kept += share
                 tally.broken += risk > epsilon
             tally.own_oracle += truth.oracle(epsilon)
+            tally.plain += plain.at(_plain_walk(sample, n, epsilon, delta))[0]
             passing = sample.risks <= epsilon
             tally.naive_broken += _loosest(sample, passing, plain)[1] > epsilon
             kept = np.round(sample.shares[passing] * n)
@@ -118,16 +126,13 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     return list(tallies.values())
 
 
-def _chosen(
-    edge: Probabilities, losses: NDArray[np.bool_], margin: Scores, rows: NDArray[np.intp]
-) -> tuple[Scores, tuple[Start, ...] | None, NDArray[np.intp], bool]:
-    """Step by step what a user's data goes through: scores of the population, starts, certification rows."""
-    if len(rows) < _SELECT_FROM:
-        return margin, None, rows, False
-    selection, rest = split(len(rows), _SELECT_FRACTION, _SEED)
-    choice = choose_score(edge[rows[selection]], losses[rows[selection]], seed=_SEED)
-    scores = choice.score(edge)
-    return scores, starts_at(scores[rows[selection]]), rows[rest], choice.learned is not None
+def _plain_walk(sample: Population, n: int, epsilon: float, delta: float) -> float:
+    """The threshold that fixed-sequence testing over a fixed grid of margins certifies; infinite where none."""
+    shares, risks = np.array([sample.at(threshold) for threshold in _PLAIN_GRID]).T
+    kept = np.round(shares * n)
+    failed = binomial.cdf(np.round(risks * kept), kept, epsilon) > delta
+    passed = int(failed.argmax()) if failed.any() else len(_PLAIN_GRID)
+    return float(_PLAIN_GRID[passed - 1]) if passed else np.inf
 
 
 def _loosest(sample: Population, passing: NDArray[np.bool_], truth: Population) -> tuple[float, float]:
@@ -152,6 +157,11 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
                 "ratio",
                 None if aim is None else f">= {aim}",
                 holds,
+            ),
+            Figure(
+                f"{what}: kept by a plain walk over fixed margins, of what the margin's oracle keeps",
+                tally.plain / trials / tally.oracle if tally.oracle else None,
+                "ratio",
             ),
             Figure(
                 f"{what}: kept, of what the chosen score's oracle keeps",

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-
 from figures import Figure
+from pools import DIGITS, Pool
+
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.routing.confidence import score
 from firstline_core.types import InferRequest, Reason
 from firstline_edge.router import Router
-from pools import DIGITS, Pool
 from routing.device import Device, device
 from routing.network import SimulatedLink, Weather
 from routing.parts import Effort, Job, Table

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from pools import Pool
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -29,7 +30,6 @@ from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
 from firstline_edge.rows import merge
-from pools import Pool
 from routing.network import SimulatedLink
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of

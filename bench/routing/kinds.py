@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from pools import Pool
 
 from firstline_core.clock import Clock
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Kind, make
 from firstline_edge.models import HeldModel
 from firstline_edge.router import Router
-from pools import Pool
 from routing.replay import DECLARED
 
 KINDS: tuple[Kind, ...] = (

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-
 from figures import Figure
+from pools import TRAINSAMPLE, Pool
+
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Seen, State, make, value_of
 from firstline_core.types import Tier
-from pools import TRAINSAMPLE, Pool
 from routing.parts import Effort, Job, Table
 from routing.replay import DECLARED, Deployed, deploy
 from routing.traffic import Floats, Traffic

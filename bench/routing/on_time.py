@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-
 from figures import Figure
+from pools import TRAINSAMPLE, Pool
+
 from firstline_core.routing.policies import Kind
 from firstline_core.types import Tier
-from pools import TRAINSAMPLE, Pool
 from routing.device import Given, device, serve
 from routing.kinds import KINDS, router_of
 from routing.network import SimulatedLink, Weather

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
+from pools import Pool
 
 from firstline.workbench.scores import fit_logistic
 from firstline_core.bundle.artefact import Artefact
@@ -36,7 +37,6 @@ from firstline_core.types import (
 )
 from firstline_edge.models import EdgeModel, HeldModel
 from firstline_edge.workers import Workers
-from pools import Pool
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from figures import RESULTS, Figure, report
 from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
+
 from routing import alarm, contract, dead_link, on_time, value
 from routing.parts import Effort, Job, run
 from routing.table import show
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(show(table), end="\n\n")
         part = next(name for name, of in PARTS.items() if module in of)
         found_here = module.figures(records)
-        figures += [figure._replace(figure=f"{part}: {figure.figure}") for figure in found_here]
+        # A target of its own has one part.
+        prefix = f"{part}: " if said.target == _TARGET else ""
+        figures += [figure._replace(figure=prefix + figure.figure) for figure in found_here]
         plots.draw(module.__name__.rpartition(".")[2], records, folder)
     return report(said.target, figures)

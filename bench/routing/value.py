@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
-
 from figures import Figure
+from numpy.typing import NDArray
 from pools import TRAINSAMPLE, Pool
+
 from routing.contenders import CONTENDERS, rows_of
 from routing.parts import Effort, Job, Table
 

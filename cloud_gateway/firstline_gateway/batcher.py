@@ -21,6 +21,8 @@ from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probab
 # Weight of the newest batch in the running mean of seconds a row.
 _SMOOTHING = 0.2
 _FIRST_RETRY_S = 1.0
+# Of the room to wait. An audit that is refused is lost, whatever it would have shown; an escalation has a caller.
+_AUDITS_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -134,12 +136,13 @@ class Batcher:
 
     def _enqueue(self, key: ModelKey, item: _Waiting) -> None:
         queue = self._queues.setdefault(key, _Queue())
-        if len(queue.waiting) >= self._queue_requests:
+        share = 1.0 if item.request.audit is None else _AUDITS_SHARE
+        if len(queue.waiting) >= self._queue_requests * share:
             raise QueueFullError(
                 f"{len(queue.waiting)} requests wait for model '{key.name}' already; come back later.",
                 retry_after_s=self._drained_in_s(queue),
             )
-        if self._bytes and self._bytes + item.size_bytes > self._queue_bytes:
+        if self._bytes and self._bytes + item.size_bytes > self._queue_bytes * share:
             raise QueueFullError(
                 f"{self._bytes} bytes of requests wait already; come back later.",
                 retry_after_s=self._drained_in_s(queue),

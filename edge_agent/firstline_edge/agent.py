@@ -33,18 +33,20 @@ from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions, Trail
 from firstline_edge.complaints import Complaints
 from firstline_edge.disk_cache import DiskCache
-from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.models import HeldModel, Models, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.purse import open_spending
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
+from firstline_edge.spending import denied
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links, hedge_options, make_policy, open_links
+from firstline_edge.wiring import Links, hedge_options, link_names, make_policy, open_links
 from firstline_edge.workers import Workers
 
 LOCAL_PRINCIPAL = "local"
@@ -135,7 +137,19 @@ class EdgeAgent:
         self.audits = AuditRoom(settings.audit, self.state, self.models, clock)
         resources.push_async_callback(self.audits.close)
 
-        self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock)
+        self.spending = open_spending(
+            settings,
+            self.state.spending_path,
+            clock,
+            link_names=link_names(settings.links),
+            link=lambda: self.links.in_use,
+        )
+        toll: Toll = free
+        if self.spending is not None:
+            toll = self.spending.paid
+            resources.callback(self.spending.save)
+
+        self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock, toll)
         resources.push_async_callback(self.links.close)
 
         auditor = self.audits.auditor(
@@ -161,13 +175,16 @@ class EdgeAgent:
             ),
             clock=clock,
             complaints=self.complaints,
+            spending=self.spending,
             hedge=hedge_options(settings),
             audits=auditor,
             heed=standings.heed,
             traffic=self.audits.traffic,
         )
         resources.push_async_callback(self._cascade.close)
-        for work in (self._deliver(), self.audits.run(auditor, self.links)):
+        works = [self._deliver(), self.audits.run(auditor, self.links)]
+        works += [self.spending.keep()] if self.spending is not None else []
+        for work in works:
             resources.push_async_callback(_cancelled, asyncio.create_task(work))
         report.add_gauges(self)
         self._ready = True
@@ -191,6 +208,7 @@ class EdgeAgent:
             time.perf_counter() - started_s,
             cause=trail.cause,
             wait=request.wait.value if request.wait is Wait.FIRST else "",
+            **denied(trail.denials),
             **self._routing(request),
         )
         return response
@@ -282,6 +300,8 @@ class EdgeAgent:
 
     def uncertified(self, held: HeldModel) -> str:
         """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        if not self._router.policy.certifies:
+            return f"policy.kind is {self._router.policy.kind}, which no certificate covers"
         watched = self.audits.standings.find(held)
         if watched is not None and watched.record.alarmed:
             return f"an alarm voids its certificate: {watched.record.cause}"

@@ -40,6 +40,7 @@ from firstline_edge.punctuality import Punctuality
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, respond
 from firstline_edge.single_flight import SingleFlight
+from firstline_edge.spending import Denial, Spending
 
 log = logger(__name__)
 
@@ -73,12 +74,14 @@ class Trail:
         attempts: every try so far.
         tier, reason: who was to answer last, and why; None where it was refused before that.
         cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
+        denials: by row, why it was not worth its price.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     tier: Tier | None = None
     reason: Reason | None = None
     cause: str = ""
+    denials: dict[int, Denial] = field(default_factory=dict)
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
         self.tier, self.reason = tier, reason
@@ -115,6 +118,7 @@ class Cascade:
         cloud: None on a device without links: what the edge model says is then all there is.
         router: decides by the edge model's answer.
         complaints: gains what the gateway says against a model; None to keep that here.
+        spending: says what is worth its price; None where nothing has one.
         hedge: when to ask the full model before the edge model has answered; None for never.
         audits: sees what the policy judged, and what the full model then said; None to audit nothing.
         heed: takes up what the gateway says of a model's contract.
@@ -132,6 +136,7 @@ class Cascade:
         options: CascadeOptions,
         clock: Clock,
         complaints: Complaints | None = None,
+        spending: Spending | None = None,
         hedge: HedgeOptions | None = None,
         audits: Audits | None = None,
         heed: Heed = ignore_notice,
@@ -153,6 +158,7 @@ class Cascade:
         self._router = router
         self._options = options
         self._clock = clock
+        self._spending = spending
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
     @property
@@ -262,7 +268,13 @@ class Cascade:
             return True
         if self._recall_full(case, row):
             return True
-        if decision is None and edge is not None and not self._router.grants(model, row):
+        if decision is not None or edge is None:
+            return False
+        if self._denied(case, row, verdict):
+            instead = self._router.instead(model, row, verdict)
+            row.keep(instead.reason, edge.loaded.digest, certified=self._router.covers(model, row, instead))
+            return True
+        if not self._router.grants(model, row):
             row.keep(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
@@ -307,13 +319,16 @@ class Cascade:
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
                 late = "This device's model was not done before the request's deadline; give it more time."
-                case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
+                if self._spending is None or self._spending.ample:
+                    case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
                 outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
             raise
         attempts.append(attempt(self._clock, Tier.EDGE, "ok", started_s))
         private = case.request.privacy is Privacy.LOCAL_ONLY
+        if self._spending is not None and not private:
+            self._spending.ran(len(missing))
         for row, key, output in zip(missing, missing_keys, outputs, strict=True):
             row.edge, row.edge_tier = output, Tier.EDGE
             self._cache.put(key, output, private=private)
@@ -331,6 +346,16 @@ class Cascade:
         if not any(tried.tier is Tier.CACHE for tried in attempts):
             attempts.append(attempt(self._clock, Tier.CACHE, "ok", started_s))
         return True
+
+    def _denied(self, case: _Case, row: Row, verdict: Decision) -> bool:
+        """Whether asking the full model about this row is not worth its price; notes why."""
+        if self._spending is None or row.edge is None:
+            return False
+        size_bytes = case.request.size_bytes / case.request.rows
+        denial = self._spending.denial(size_bytes, row.value, demanded=verdict.demanded)
+        if denial is not None:
+            case.trail.denials[row.position] = denial
+        return denial is not None
 
     async def _answer_for_now(
         self, case: _Case, edge: EdgeModel, waiting: Sequence[Row], reason: Reason, *, promised: bool

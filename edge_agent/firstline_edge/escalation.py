@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import (
+    BudgetExceededError,
     CapacityError,
     DeadlineExceededError,
     FirstlineError,
@@ -99,11 +100,13 @@ def checked_digest(response: InferResponse, digest: str = "") -> str:
 
 def reason_for(error: FirstlineError) -> Reason:
     """Why the edge answer stands in for the full model's."""
+    if isinstance(error, BudgetExceededError):
+        return Reason.BUDGET
     if isinstance(error, DeadlineExceededError | RemoteTimeoutError):
         return Reason.DEADLINE
     return Reason.LINK_DOWN if isinstance(error, LinkError | CapacityError) else Reason.CLOUD_ERROR
 
 
 def may_come(error: FirstlineError) -> bool:
-    """Whether the same escalation may be answered later: a refusal will be the same tomorrow."""
-    return isinstance(error, LinkError | CapacityError)
+    """Whether the same escalation may be answered later: a refusal will be the same tomorrow, and spent is spent."""
+    return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)

@@ -99,7 +99,7 @@ class EdgeModel:
         return await self.workers.run(self.run, tensor, deadline_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldModel:
     """A bundle on this device.
 

@@ -17,6 +17,7 @@ from firstline_edge.models import HeldModel
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
     from firstline_edge.links.chain import LinkChain
+    from firstline_edge.spending import Spending
 
 
 def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
@@ -36,6 +37,9 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "links": {name: asdict(link) | {"timing": timings[name]} for name, link in agent.links.reports().items()},
         "outbox": {"items": agent.outbox.depth, "size_bytes": agent.outbox.size_bytes},
         "cache": {"entries": len(agent.cache), "size_bytes": agent.cache.size_bytes},
+        "policy": agent.settings.policy.kind,
+        "budgets": agent.spending.status() if agent.spending is not None else [],
+        "conditions": asdict(agent.spending.conditions) if agent.spending is not None else None,
     }
 
 
@@ -91,6 +95,14 @@ def add_gauges(agent: EdgeAgent) -> None:
         ("link", "part", "quantile"),
         lambda: _link_seconds(agent.links.timings()),
     )
+    if agent.spending is not None:
+        spending = agent.spending
+        for name, description, key in (
+            ("budget_spent", "What was spent in this hour or day.", "spent"),
+            ("budget_left", "What may still be spent in it.", "left"),
+            ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
+        ):
+            agent.metrics.readings(name, description, ("budget",), partial(_budgets, spending, key))
     agent.metrics.readings(
         "retries_total",
         "What was asked again after a failure, and what the budget did not allow to be.",
@@ -131,6 +143,10 @@ def _link_seconds(timings: Mapping[str, TimingReport | None]) -> dict[tuple[str,
                 if ms is not None:
                     found[link, part, quantile] = ms / 1000
     return found
+
+
+def _budgets(spending: Spending, key: str) -> dict[tuple[str, ...], float]:
+    return {(budget["budget"],): budget[key] for budget in spending.status()}
 
 
 def _retries(chain: LinkChain | None) -> dict[tuple[str, ...], float]:
@@ -179,5 +195,7 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
 def _problems(agent: EdgeAgent) -> list[tuple[Path, str]]:
     found = [(problem.path, problem.message) for problem in agent.models.problems]
     found += [(agent.state.standing_path, agent.audits.standings.problem)]
+    if agent.spending is not None:
+        found += [(agent.state.spending_path, agent.spending.problem)]
     found += [(agent.state.cache_path, agent.cache.problem), (agent.state.outbox_path, agent.outbox.problem)]
     return [(path, message) for path, message in found if message]

@@ -13,6 +13,7 @@ from firstline_edge.audits.standing import CLEAR, Standing, Standings
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
 
+_CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
 _TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
 
 
@@ -65,6 +66,11 @@ class Router:
             now_s=self._clock.monotonic_s(),
         )
         return self.policy.decide(seen, self._states[model.edge.digest])
+
+    def instead(self, model: HeldModel, row: Row, denied: Decision) -> Decision:
+        """What becomes of an edge answer whose escalation was denied: kept for its score, if only the price spoke."""
+        confident = row.score >= self.threshold(model, model.group(row.edge))
+        return _CONFIDENT if confident and not denied.demanded else _DENIED
 
     def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a valid certificate covers an edge answer that this verdict keeps."""

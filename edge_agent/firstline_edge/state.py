@@ -50,6 +50,10 @@ class StateDirectory:
         return self.path / "cache"
 
     @property
+    def spending_path(self) -> Path:
+        return self.path / "spending.json"
+
+    @property
     def outbox_path(self) -> Path:
         return self.path / "outbox" / "outbox.db"
 

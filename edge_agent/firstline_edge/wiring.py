@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from firstline_core.waiting import first_of
 from firstline_edge.hedge import HedgeOptions
 from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
 from firstline_edge.links.retries import RetryBudget, RetrySettings
 from firstline_edge.settings import EdgeSettings, LinkSection, PolicySection
@@ -45,6 +45,11 @@ class Links:
 
     chain: LinkChain | None
     mqtt: tuple[MqttLink, ...] = ()
+
+    @property
+    def in_use(self) -> str:
+        """Name of the link that a request would take, "" where there is none."""
+        return self.chain.in_use if self.chain is not None else ""
 
     @property
     def available(self) -> bool:
@@ -87,6 +92,15 @@ class Links:
             await self.chain.close()
 
 
+def link_names(sections: Sequence[LinkSection]) -> list[str]:
+    """What each link is called; two of one kind are told apart by a number."""
+    kinds = [section.kind for section in sections]
+    return [
+        f"{kind}-{before + 1}" if (before := kinds[:position].count(kind)) else kind
+        for position, kind in enumerate(kinds)
+    ]
+
+
 def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
     """When to ask the full model early; None for never."""
     section = settings.hedge
@@ -96,7 +110,7 @@ def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
     return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
 
 
-async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock) -> Links:
+async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock, toll: Toll = free) -> Links:
     """Makes the links and starts them; none is waited for.
 
     Raises:
@@ -112,10 +126,8 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
         else:
             mqtt.append(make_mqtt_link(section, settings, birth, limits, clock))
             links.append(mqtt[-1])
-    for position, link in enumerate(links):
-        before = sum(other.name.partition("-")[0] == link.name for other in links[:position])
-        if before:  # two links of one kind are told apart
-            link.name = f"{link.name}-{before + 1}"
+    for link, name in zip(links, link_names(settings.links), strict=True):
+        link.name = name
     breaker = BreakerSettings(
         failure_threshold=settings.breaker.failure_threshold,
         open_s=settings.breaker.open_ms / 1000,
@@ -125,7 +137,7 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
     retries = RetryBudget(
         clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
     )
-    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries)
+    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, toll=toll)
     await chain.start()
     return Links(chain, tuple(mqtt))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from firstline.cli.contracts import ByOption, ContractOption, GroupsOption, Scope, Wish, print_groups, sentence
 from firstline.cli.output import Output, OutputOption, print_json, warn
 from firstline.cli.paths import require_bundle
 from firstline.cli.rows import (
@@ -28,7 +30,8 @@ from firstline.workbench.selection import Selection
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, certify, check_share
+from firstline_core.routing.certificate import Certificate, check_share
+from firstline_core.routing.weighted import certify_weighted
 
 
 class Loss(StrEnum):
@@ -68,6 +71,9 @@ def certify_command(
         Loss,
         typer.Option(help="disagreement: the full model says otherwise; harm: the edge is wrong where it is right."),
     ] = Loss.DISAGREEMENT,
+    contract: ContractOption = Scope.KEPT,
+    by: ByOption = None,
+    groups: GroupsOption = None,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
     from_agent: FromAgentOption = None,
     token_file: TokenFileOption = "",
@@ -98,22 +104,21 @@ def certify_command(
     """
     if (bundle is None) == (scores is None):
         raise ConfigError("Name either a bundle, with --data, or a table with --scores.")
-    check_share("epsilon", epsilon)  # before the models run for minutes
-    check_share("delta", delta)
-    if select:
-        check_share("the selection fraction", select)
-    written = ""
+    for name, share in {"epsilon": epsilon, "delta": delta, "the selection fraction": select or 0.5}.items():
+        check_share(name, share)  # before the models run for minutes
+    written, wish = "", Wish(contract, by, groups)
+    wish.check(loss.value, out)
     if bundle is None:
         bundles_own = data or out or edge or from_agent or full_from or loss is not Loss.DISAGREEMENT
-        if bundles_own or score is not Choice.BEST:
+        if bundles_own or score is not Choice.BEST or not wish.plain:
             raise ConfigError(
-                "--data, --loss, --edge, --score, --from-agent and --out go with a bundle; a table has scores and "
-                "agreements."
+                "--scores goes with --epsilon, --delta, --select and --seed; all others go with a bundle."
             )
         rows = read_table(scores or "")
-        found = certify(
-            [score for score, _ in rows],
-            [1 - agree for _, agree in rows],
+        found = certify_weighted(
+            [row.score for row in rows],
+            [1 - row.agree for row in rows],
+            [row.weight for row in rows],
             epsilon,
             delta,
             select_fraction=select or 0.0,
@@ -127,12 +132,13 @@ def certify_command(
         if out is not None:
             refuse_overwriting(out, force)  # before the models run for minutes
         dataset = open_dataset(data)
-        if loss is Loss.HARM:
+        if loss is Loss.HARM or contract is Scope.STREAM:
             dataset.check_labels(opened.manifest.labels)
         evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
-        done = certify_bundle(
-            opened,
-            evidence,
+        prove = (
+            partial(certify_bundle, opened, evidence) if wish.plain else partial(wish.prove, opened, evidence, dataset)
+        )
+        done = prove(
             epsilon=epsilon,
             delta=delta,
             contract=loss.value,
@@ -148,7 +154,12 @@ def certify_command(
     if output is Output.JSON:
         print_json(asdict(found) | (_chosen_json(chosen) if chosen is not None else {}))
         return
-    typer.echo(_sentence(found, epsilon, delta, loss))
+    typer.echo(
+        _sentence(found, epsilon, delta, loss)
+        if wish.plain
+        else sentence(found, epsilon=epsilon, delta=delta, contract=loss.value)
+    )
+    print_groups(found)
     if chosen is not None:
         if chosen.used:
             typer.echo(_chosen_sentence(chosen))

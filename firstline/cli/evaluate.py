@@ -99,9 +99,10 @@ def _print_text(found: Evaluation) -> None:
 def _thresholds(found: Evaluation) -> str:
     """The policy's, or each variant's where certificates have others."""
     each = {variant.edge.id: variant.threshold for variant in found.variants}
-    if len(set(each.values())) == 1:
+    if len(set(each.values())) == 1 and not any(variant.by for variant in found.variants):
         return f"{next(iter(each.values())):g}"
-    return ", ".join(f"{value:g} ({name})" for name, value in each.items()) or f"{found.policy.threshold:g}"
+    by = {variant.edge.id: f", the lowest by {variant.by}" if variant.by else "" for variant in found.variants}
+    return ", ".join(f"{value:g} ({name}{by[name]})" for name, value in each.items()) or f"{found.policy.threshold:g}"
 
 
 def _percent(share: float) -> str:

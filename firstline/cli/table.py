@@ -1,4 +1,4 @@
-"""A table of scores: CSV with the columns score and agree, checked line by line."""
+"""A table of scores: CSV with the columns score and agree, and perhaps weight, checked line by line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from firstline_core.errors import ConfigError
 
 _STDIN = "-"
 
 
-def read_table(source: str) -> list[tuple[float, int]]:
-    """Score and agreement of each row.
+class ScoredRow(NamedTuple):
+    """One row.
+
+    Attributes:
+        agree: 1 where edge and full model agree, else 0.
+        weight: in proportion to one over the probability with which the row was drawn; 1 where the table has none.
+    """
+
+    score: float
+    agree: int
+    weight: float = 1.0
+
+
+def read_table(source: str) -> list[ScoredRow]:
+    """All rows.
 
     Args:
         source: a file, or "-" for standard input.
@@ -33,7 +47,7 @@ def read_table(source: str) -> list[tuple[float, int]]:
         raise ConfigError(f"{source} is not a CSV file in UTF-8: {error}.") from error
 
 
-def _rows(lines: Iterable[str], source: str) -> Iterator[tuple[float, int]]:
+def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
     reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     try:
         names = [name.strip().removeprefix("\ufeff") for name in reader.fieldnames or ()]
@@ -45,10 +59,9 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[tuple[float, int]]:
         reader.fieldnames = names
         count = 0
         for row in reader:
-            yield (
-                _score(row["score"], f"{source}:{reader.line_num}"),
-                _agree(row["agree"], f"{source}:{reader.line_num}"),
-            )
+            where = f"{source}:{reader.line_num}"
+            weight = _weight(row["weight"], where) if "weight" in names else 1.0
+            yield ScoredRow(_score(row["score"], where), _agree(row["agree"], where), weight)
             count += 1
     except csv.Error as error:
         raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
@@ -63,6 +76,19 @@ def _score(text: str | None, where: str) -> float:
         found = math.nan
     if not math.isfinite(found):
         raise ConfigError(f"{where} has the score '{text or ''}'; a score is a finite number.")
+    return found
+
+
+def _weight(text: str | None, where: str) -> float:
+    try:
+        found = float(text or "")
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise ConfigError(
+            f"{where} has the weight '{text or ''}'; it is a number above 0, one over the probability with which the "
+            "row was drawn."
+        )
     return found
 
 

@@ -61,10 +61,17 @@ class TieredFigures(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True):
-    """An edge variant, its answers kept from `threshold` on; `tiered` is None where the bundle has no full model."""
+    """An edge variant.
+
+    Attributes:
+        threshold: its answers are kept from this score on.
+        by: "class" where each predicted class has a threshold of its own, `threshold` being the lowest; else "".
+        tiered: None where the bundle has no full model.
+    """
 
     edge: ModelFigures
     threshold: float
+    by: str
     tiered: TieredFigures | None
 
 
@@ -106,6 +113,7 @@ def figures(measured: Measured) -> Evaluation:
             Variant(
                 edge=_model_figures(edge, truth),
                 threshold=edge.threshold,
+                by=edge.by,
                 tiered=_tiered(edge, full, truth, sizes) if full is not None else None,
             )
             for edge in measured.edges

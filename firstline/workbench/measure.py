@@ -48,12 +48,14 @@ class EdgeRun(ModelRun):
         scores: (n,) by the bundle's score function.
         probabilities: (n,) of the likeliest class, tempered as the score has them.
         threshold: from which its answers are kept.
+        by: "class" where thresholds are by predicted class, `threshold` being the lowest; else "".
         kept: (n,) whether the bundle's policy keeps the answer.
     """
 
     scores: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     threshold: float
+    by: str
     kept: NDArray[np.bool_]
 
 
@@ -122,7 +124,11 @@ def measure(
 
     runs = []
     for at, edge in enumerate(edges):
-        threshold = policy.threshold_in_use(manifest.policy.threshold, valid_certificate(manifest, edge.model))
+        certificate = valid_certificate(manifest, edge.model)
+        found = [
+            policy.threshold_in_use(manifest.policy.threshold, certificate, label=manifest.labels[label])
+            for label in labels[at].tolist()
+        ]
         runs.append(
             EdgeRun(
                 model=edge.model,
@@ -131,8 +137,14 @@ def measure(
                 seconds=seconds[at],
                 scores=scores[at],
                 probabilities=probabilities[at],
-                threshold=threshold,
-                kept=np.array([policy.after(sure, threshold).tier is Tier.EDGE for sure in scores[at].tolist()]),
+                threshold=policy.threshold_in_use(manifest.policy.threshold, certificate),
+                by=certificate.by if certificate is not None else "",
+                kept=np.array(
+                    [
+                        policy.after(sure, threshold).tier is Tier.EDGE
+                        for sure, threshold in zip(scores[at].tolist(), found, strict=True)
+                    ]
+                ),
             )
         )
     return Measured(

@@ -149,10 +149,18 @@ def standing(sheet: Sheet) -> str:
             f"Not certified: {sheet.uncertified}. Answers are kept from a score of {sheet.threshold:.6g} on, and say "
             "that they are not certified."
         )
+    bounded = "accuracy given up" if certificate.contract == "stream" else "risk"
+    rule = f"answers are kept from a score of {certificate.threshold:.6g} on"
+    if certificate.by:
+        known = [group.threshold for group in certificate.groups.values() if group.threshold is not None]
+        rule = (
+            f"answers are kept from the score of their class on, {min(known):.6g} to {max(known):.6g}, in {len(known)} "
+            f"of {sheet.classes} classes; of the others nothing is proved, and none is kept"
+        )
     return (
-        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: answers are kept from a score of "
-        f"{certificate.threshold:.6g} on, which kept {percent(certificate.kept)} % of them, and the upper bound of "
-        f"the risk was {percent(certificate.risk_upper)} %."
+        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: {rule}. That kept "
+        f"{percent(certificate.kept)} % of them, and the upper bound of the {bounded} was "
+        f"{percent(certificate.risk_upper)} %."
     )
 
 

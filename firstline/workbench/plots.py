@@ -44,6 +44,10 @@ def accuracy(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
         axes.plot(seen.escalated, seen.accuracy, color=theme.first, label="by threshold of the score")
         ends = (sheet.edge.value, tiers.full.value)
         axes.plot((0, 1), ends, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="escalating at random")
+        if sheet.certificate is not None and sheet.certificate.contract == "stream":
+            least = tiers.full.value - sheet.certificate.epsilon
+            promised = f"certified: at most {100 * sheet.certificate.epsilon:.4g} % below the full model"
+            axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
         _point(axes, tiers.escalated, tiers.accuracy, theme, "this bundle, with its 95 % interval")
         _percent(axes, "escalated to the full model (% of answers)", "right answers (%)")
         axes.set_xlim(-0.02, 1.02)
@@ -117,6 +121,9 @@ def scores(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
 
     def draw(figure: Figure) -> None:
         seen = tiers.scores
+        marked = bool(seen.edges[0] <= sheet.threshold <= seen.edges[-1])
+        by = sheet.certificate.by if sheet.certificate is not None else ""
+        meaning = f"some are kept from here on, by {by}" if by else "kept from here on"
         middles, widths = (seen.edges[:-1] + seen.edges[1:]) / 2, 0.9 * np.diff(seen.edges)
         panels = (
             ("agree with the full model", seen.agreeing, theme.first),
@@ -126,11 +133,9 @@ def scores(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
             axes.bar(middles, counts, widths, color=colour)
             _counted(axes, int(max(seen.agreeing.max(), seen.disagreeing.max(), 1)))
             axes.set_title(f"{int(counts.sum())} answers {name}", loc="left")
-            if seen.edges[0] <= sheet.threshold <= seen.edges[-1]:
-                axes.axvline(
-                    sheet.threshold, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="kept from here on"
-                )
-        if seen.edges[0] <= sheet.threshold <= seen.edges[-1]:
+            if marked:
+                axes.axvline(sheet.threshold, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=meaning)
+        if marked:
             axes.legend(loc="upper left")
         axes.set_xlabel(f"score of the edge answer ({sheet.score})")
 

@@ -1,7 +1,7 @@
 """What a seeded part of the data decides before the rest certifies: score, temperature, value, where testing starts.
 
 Nothing here knows epsilon or delta, and nothing that is certified on decides anything: reusing the same rows broke the
-contract in 285 of 300 trials. `bench/certificate_power.py` repeats this very procedure where the truth is known.
+contract in 285 of 300 trials. `bench/routing/contract.py` repeats this very procedure where the truth is known.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def select(
         own=(own, own_scores[part].astype(np.float32)),
         seed=seed,
     )
-    value = fit_logistic(probabilities[part], losses[part]) if can_learn() and choice.aurocs else None
+    value = choice.learned  # the same fit, where it is the score
+    if value is None and choice.aurocs and can_learn():
+        value = fit_logistic(probabilities[part], losses[part])
     if name == LEARNED:
         score = Score(LEARNED, temperature, learned=value or fit_logistic(probabilities[part], losses[part]))
     else:

@@ -45,6 +45,7 @@ class Sheet:
 
     Attributes:
         score: the score's name, as axes have it.
+        threshold: from which answers are kept, the lowest of any class.
         edge: share of right answers of the edge model alone.
         reliability: of the edge model's probabilities.
         certificate: the variant's, where it is valid.
@@ -55,6 +56,7 @@ class Sheet:
     variant: str
     score: str
     threshold: float
+    classes: int
     rows: int
     edge: Share
     reliability: Reliability
@@ -71,6 +73,7 @@ def sheet(measured: Measured, edge: EdgeRun) -> Sheet:
         variant=edge.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
         threshold=edge.threshold,
+        classes=len(manifest.labels),
         rows=len(right),
         edge=share(int(right.sum()), len(right)),
         reliability=reliability(edge.probabilities, right),

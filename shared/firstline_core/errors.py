@@ -12,6 +12,7 @@
     ├── CapacityError             come back later; `retry_after_s` says when
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
+    │   ├── BudgetExceededError       what may be spent in this hour or day is spent
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
     │   ├── LinkDownError
@@ -97,6 +98,10 @@ class QueueFullError(CapacityError):
 
 class DeadlineExceededError(CapacityError):
     code = "deadline_exceeded"
+
+
+class BudgetExceededError(CapacityError):
+    code = "budget_exceeded"
 
 
 class NotReadyError(CapacityError):

@@ -181,6 +181,16 @@ async def test_offline_it_answers_at_once_and_corrects_when_the_link_is_back(dev
         np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
+async def test_one_call_gives_the_first_answer_and_the_last(device: Device, scans: Scans) -> None:
+    for content in scans.unsure[:3]:
+        first, last = [found async for found in device.client.stream_file(MODEL, content)]
+        assert (first.answer.status, first.answer.tier, first.answer.changed) == (Status.PROVISIONAL, Tier.EDGE, None)
+        assert (last.answer.status, last.answer.tier) == (Status.FINAL, Tier.CLOUD)
+        assert last.answer.request_id == first.answer.request_id
+        assert last.answer.changed == (scans.edge[content].argmax() != scans.full[content].argmax())
+        assert last.probability == pytest.approx(scans.full[content].max(), abs=1e-5)
+
+
 async def test_a_kill_loses_no_promise(running: House, transport: Transport, scans: Scans) -> None:
     promised: dict[str, bytes] = {}
     async with running.device(transport, SETTINGS) as device:

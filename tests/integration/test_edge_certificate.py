@@ -79,3 +79,57 @@ async def test_a_changed_score_voids_it(certified: Path, tmp_path: Path) -> None
     assert (model["threshold"], model["certificate"]) == (manifest["policy"]["threshold"], None)
     assert model["uncertified"] == "its certificate is void: it was made for another score"
     assert "not certified: its certificate is void" in " ".join(story)
+
+
+async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path) -> None:
+    """Certified through the command with a loose promise, which 599 scans prove of some classes only."""
+    out = tmp_path / "by class"
+    promise = ["--by", "class", "--epsilon", "0.14", "--delta", "0.4", "--data", str(HELDOUT), "--out", str(out)]
+    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
+    assert result.exit_code == 0, result.output
+    groups = json.loads((out / MANIFEST_NAME).read_text())["edge"][0]["certificate"]["groups"]
+    thresholds = {label: group["threshold"] for label, group in groups.items()}
+    known = [threshold for threshold in thresholds.values() if threshold is not None]
+    assert 0 < len(known) < 10
+
+    settings = edge_settings(tmp_path / "state", models__directories=[str(out)])
+    async with EdgeAgent(settings) as agent:
+        for _ in ("by the model", "from the cache"):
+            tiers = set()
+            for scan in scans(60):
+                answer = (said := await agent.infer_file("digits", scan)).answer
+                label = agent.labels("digits", "")[int(said.output("probabilities").argmax())]
+                assert answer is not None and answer.confidence is not None
+                kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
+                assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
+                tiers.add(kept)
+            assert tiers == {True, False}
+        (model,) = agent.status()["models"]
+        assert (model["threshold"], model["certificate"]["by"]) == (min(known), "class")
+        assert model["certificate"]["thresholds"] == thresholds
+        text = "\n".join(describe_status("http://h", agent.status()))
+        assert f"or more: {len(known)} of 10 classes are kept, each from a score of its own" in text
+        assert "in each predicted class, with confidence 60 %" in text
+        lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
+        assert any("or more, by predicted class)" in text for text in describe(lines[-1]))
+
+
+async def test_a_stream_certificate_acts_as_one_of_its_threshold(tmp_path: Path) -> None:
+    out = tmp_path / "stream"
+    promise = ["--contract", "stream", "--epsilon", "0.02", "--delta", "0.1", "--data", str(HELDOUT), "--out", str(out)]
+    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
+    assert result.exit_code == 0, result.output
+    threshold = json.loads((out / MANIFEST_NAME).read_text())["edge"][0]["certificate"]["threshold"]
+    settings = edge_settings(tmp_path / "state", models__directories=[str(out)])
+    answers, status, story = await ask(settings)
+    for answer in answers:
+        assert answer.confidence is not None
+        assert answer.certified == (answer.reason is Reason.CONFIDENT) == (answer.confidence >= threshold)
+    assert any(answer.certified for answer in answers)
+    stated = "the tiered accuracy is at most 2 % below the full model's, with confidence 90 %"
+    assert status["models"][0]["certificate"]["promise"] == stated
+    assert story[-1].endswith(f"It is certified: {stated}.") or "certified" not in story[-1]
+    raised = edge_settings(tmp_path / "raised", models__directories=[str(out)], policy__min_threshold=threshold + 0.01)
+    answers, _, _ = await ask(raised)
+    assert any(answer.reason is Reason.CONFIDENT for answer in answers)
+    assert not any(answer.certified for answer in answers)

@@ -22,13 +22,14 @@ from firstline_core.types import Tensor
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 COMMANDS = [
     pytest.param([sys.executable, str(EXAMPLES / "infer.py")], id="python"),
     pytest.param(
         [NODE or "", str(EXAMPLES / "infer.mjs")],
         id="javascript",
-        marks=pytest.mark.skipif(NODE is None, reason="node is not installed"),
+        marks=needs_node,
     ),
 ]
 
@@ -82,6 +83,28 @@ def test_a_file_in_and_a_label_out(running: Line, scan: Path, command: list[str]
     if done.stdout.count("cache:"):  # the other language asked first
         told = told.replace("edge", "cache")
     assert done.stdout == f"{label} ({score:.3f}), {told}\n"
+
+
+@needs_node
+def test_each_answer_as_it_comes(running: Line, tmp_path: Path) -> None:
+    bundle, options = open_bundle(DIGITS), RuntimeOptions()
+    assert bundle.manifest.full is not None
+    contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 60).read()]
+    edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
+    first, last = edge.predict(images(*contents)), full.predict(images(*contents))
+    row = int(first.max(axis=1).argmin())
+    file = tmp_path / "unsure.png"
+    file.write_bytes(contents[row])
+
+    def said(probabilities: np.ndarray) -> str:
+        return f"{bundle.manifest.labels[int(probabilities.argmax())]} ({probabilities.max():.3f})"
+
+    command = [NODE or "", str(EXAMPLES / "stream.mjs")]
+    done = run(command, running.agent.url, file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{said(first[row])}, edge: provisional\n{said(last[row])}, cloud: final\n"
+    refused = run(command, running.agent.url, EXAMPLES / "infer.py")
+    assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

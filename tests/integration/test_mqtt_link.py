@@ -93,6 +93,41 @@ async def test_a_broker_that_is_away_at_the_start_is_known_after_one_attempt(mos
     await link.close()
 
 
+async def test_news_are_told_once_and_the_birth_message_says_how_things_are(mosquitto: Broker) -> None:
+    known: dict[str, object] = {"alarm": False}
+    link = MqttLink(settings(mosquitto, "cam-1"), TOPICS, birth=lambda: known)
+    with pytest.raises(errors.LinkDownError):
+        await link.tell({"event": "contract_alarm"})
+    heard: list[tuple[str, dict[str, object], bool]] = []
+
+    async def hear(message: Message) -> None:
+        heard.append((message.topic, json.loads(message.payload), message.retain))
+
+    listener = MqttClient(settings(mosquitto, "fleet"))
+    for topic in (TOPICS.telemetry, TOPICS.birth):
+        await listener.subscribe(topic, hear)
+    await listener.connect(5)
+    await link.start()
+    await link.probe(5)
+    await until(lambda: len(heard) == 1)
+    known["alarm"] = True
+    await link.tell({"event": "contract_alarm"})
+    await until(lambda: len(heard) == 3)
+    assert [(topic, said.get("event"), said.get("alarm")) for topic, said, _ in heard] == [
+        (TOPICS.birth, None, False), (TOPICS.telemetry, "contract_alarm", None), (TOPICS.birth, None, True),
+    ]  # fmt: skip
+    await listener.close()
+    late = MqttClient(settings(mosquitto, "late"))
+    heard.clear()
+    for topic in (TOPICS.telemetry, TOPICS.birth):
+        await late.subscribe(topic, hear)
+    await late.connect(5)
+    await until(lambda: bool(heard))
+    assert [(topic, said.get("alarm")) for topic, said, _ in heard] == [(TOPICS.birth, True)]  # news are not retained
+    await late.close()
+    await link.close()
+
+
 async def test_asks_and_is_answered(mosquitto: Broker, link: MqttLink) -> None:
     seen: list[InferRequest] = []
 

@@ -23,6 +23,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.ids import new_request_id
+from firstline_core.routing import policies
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -47,6 +48,7 @@ from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
 from firstline_edge.router import Router
 from firstline_edge.settings import AuditSection
+from firstline_edge.spending import Spending
 from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
@@ -175,6 +177,8 @@ class Scene:
         audit: AuditSection | None = None,
         folder: Path = Path("never"),
         seed: int = 0,
+        chosen: policies.Policy = policies.CERTIFIED,
+        spending: Spending | None = None,
     ) -> None:
         said = manifest(full=full, threshold=threshold)
         certificate = None
@@ -217,7 +221,7 @@ class Scene:
                 rng=random.Random(seed),
                 on_finding=self.findings.append,
             )
-        self.router = Router(min_threshold=min_threshold, standings=self.standings)
+        self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
@@ -227,6 +231,7 @@ class Scene:
             options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
             hedge=hedge,
             clock=clock,
+            spending=spending,
             audits=self.auditor,
             heed=self.standings.heed if self.standings is not None else ignore_notice,
             traffic=traffic,

@@ -23,7 +23,7 @@ from firstline_gateway.journal import record
 
 _CLIENT_LEFT = 499  # nobody reads it; nginx's number for the same
 
-Answer = Callable[[Gateway, Request, Caller, bytes], Awaitable[Reply]]
+Answer = Callable[[Gateway, Request, Caller, bytes, float], Awaitable[Reply]]  # the last is when the head arrived
 
 
 def infer_routes(gateway: Gateway) -> list[Route]:
@@ -42,7 +42,7 @@ def infer_routes(gateway: Gateway) -> list[Route]:
     ]
 
 
-async def _v2(gateway: Gateway, request: Request, caller: Caller, body: bytes) -> Reply:
+async def _v2(gateway: Gateway, request: Request, caller: Caller, body: bytes, arrived_s: float) -> Reply:
     return await infer_reply(
         gateway.plane,
         request.path_params["model"],
@@ -52,10 +52,11 @@ async def _v2(gateway: Gateway, request: Request, caller: Caller, body: bytes) -
         principal=caller.principal,
         trust_request_id=caller.trust_request_id,
         clock=gateway.clock,
+        arrived_s=arrived_s,
     )
 
 
-async def _short(gateway: Gateway, request: Request, caller: Caller, body: bytes) -> Reply:
+async def _short(gateway: Gateway, request: Request, caller: Caller, body: bytes, arrived_s: float) -> Reply:
     return await short_reply(
         gateway.plane,
         request.path_params["model"],
@@ -64,6 +65,7 @@ async def _short(gateway: Gateway, request: Request, caller: Caller, body: bytes
         body,
         principal=caller.principal,
         clock=gateway.clock,
+        arrived_s=arrived_s,
     )
 
 
@@ -76,7 +78,7 @@ async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response
         caller = authenticate(gateway.tokens, request.headers.get("authorization"))
         principal = caller.principal
         body = await read_body(request.stream(), request.headers, gateway.plane.limits)
-        reply = await _while_connected(request, answer(gateway, request, caller, body))
+        reply = await _while_connected(request, answer(gateway, request, caller, body, started_s))
     except ClientDisconnect:
         error = LinkDownError("The client closed the connection before it was answered.")
         reply = Reply(_CLIENT_LEFT, {}, b"")

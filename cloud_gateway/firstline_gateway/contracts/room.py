@@ -27,6 +27,7 @@ from firstline_gateway.settings import Contracts as ContractSettings
 log = logger(__name__)
 
 _DEVICE = "device:"
+_OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
 
@@ -66,6 +67,7 @@ class Contracts:
         self._quotas = store.quotas()
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._seen: dict[ModelKey, Seen] = {}
+        self._told: set[tuple[ModelKey, Passed]] = set()  # what the log says already
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
         self._note_alarms()
         self._remember()
@@ -130,12 +132,19 @@ class Contracts:
         if request.audit is None or (device := _device(request)) is None:
             return
         try:
-            why = self._count(request, device, served, probabilities)
+            why, sentence = self._count(request, device, served, probabilities), _OTHER_CERTIFICATE
         except CapacityError as error:
-            log.error("audit not counted", model=served.key.name, version=served.key.version, why=error.message)
-            why = Passed.DISK
-        if why is not None:
-            self._metrics.audit_passed(why)
+            why, sentence = Passed.DISK, error.message
+        if why is None:
+            self._told.discard((served.key, Passed.DISK))
+            return
+        self._metrics.audit_passed(why)
+        # Somebody has to mend these. Once, for audits come for as long as nobody does.
+        if why in (Passed.DISK, Passed.NOT_PROMISED) and (served.key, why) not in self._told:
+            self._told.add((served.key, why))
+            log.error(
+                "audit not counted", model=served.key.name, version=served.key.version, device=device, why=sentence
+            )
 
     def end(self, model: ModelKey) -> int:
         """Gives up all pools of a version, alarms and all; what is audited from now on begins anew.

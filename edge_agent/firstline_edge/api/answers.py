@@ -7,6 +7,7 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import RequestError
 from firstline_core.protocol import http, short
 from firstline_core.protocol.http import Reply
@@ -34,6 +35,7 @@ class Answers:
 
     async def infer_file(self, request: Request, principal: str) -> Reply | Response:
         """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
+        arrived_s = SYSTEM_CLOCK.monotonic_s()
         agent, model = self._agent, request.path_params["model"]
         streamed = wants_events(request.headers)
         with contextlib.ExitStack() as held:
@@ -48,6 +50,7 @@ class Answers:
                     body,
                     principal=principal,
                     limits=agent.limits,
+                    arrived_s=arrived_s,
                 )
                 if stream is None:
                     return self._in_words(await agent.infer(asked))

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
@@ -56,9 +57,12 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return http.model_metadata_reply(agent, *_model(request))
 
     async def infer(request: Request, principal: str) -> Reply:
+        arrived_s = SYSTEM_CLOCK.monotonic_s()
         with budget.share() as counted:
             body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
-            return await http.infer_reply(agent, *_model(request), request.headers, body, principal=principal)
+            return await http.infer_reply(
+                agent, *_model(request), request.headers, body, principal=principal, arrived_s=arrived_s
+            )
 
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())

@@ -12,6 +12,7 @@ were it tried until it comes, what comes would depend on the link, and the link 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,10 +39,11 @@ from firstline_edge.settings import AuditSection
 
 log = logger(__name__)
 
-_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN)
+_BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
+_SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,9 @@ class Auditor:
         self._on_drawn = on_drawn
         self._on_finding = on_finding
         self._pace = Pace(clock.monotonic_s())
+        self._share = 0.0
+        self._share_until_s = -math.inf
+        self._uncounted_rows = self._uncounted_bytes = 0
         self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
         self._waiting_bytes = 0
 
@@ -167,7 +172,7 @@ class Auditor:
         for row in rows:
             if row.edge is None or row.output is None or row.said is None or not row.said.certified:
                 continue
-            share = self._share()
+            share = self._next_share()
             if self._rng.random() < share:
                 agree = int(np.argmax(row.edge.probabilities) == np.argmax(row.output.probabilities))
                 self._samples.add(self._sample(watched, row.score, agree, share, kept=False))
@@ -186,19 +191,26 @@ class Auditor:
                 log.exception("an audit broke", request_id=audit.request_id)
                 self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
 
-    def _share(self) -> float:
+    def _next_share(self) -> float:
         """The propensity of the next answer, by what came before it; none while there is no room for an audit."""
-        if self._cloud is None or self._queue.full() or self._waiting_bytes > _WAITING_BYTES:
-            return 0.0
-        self._pace = sampling.elapsed(self._pace, self._clock.monotonic_s(), self._allowance)
-        return sampling.propensity(self._pace, self._allowance)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._share_until_s:
+            pace = sampling.counted(self._pace, self._uncounted_rows, self._uncounted_bytes)
+            self._uncounted_rows = self._uncounted_bytes = 0
+            self._pace = sampling.elapsed(pace, now_s, self._allowance)
+            room = self._cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
+            self._share = sampling.propensity(self._pace, self._allowance) if room else 0.0
+            self._share_until_s = now_s + _SHARE_S
+        return self._share
 
     def _kept(self, watched: Watched, request: InferRequest, row: Row) -> None:
-        share = self._share()
-        drawn = self._rng.random() < share
-        self._pace = sampling.counted(self._pace, _row_bytes(request.inputs[0], row.position), audited=drawn)
-        if not drawn:
+        share, size_bytes = self._next_share(), _row_bytes(request.inputs[0], row.position)
+        self._uncounted_rows += 1
+        self._uncounted_bytes += size_bytes
+        if self._rng.random() >= share:
             return
+        self._pace = sampling.charged(self._pace, size_bytes)
+        self._share_until_s = -math.inf
         audit = _audit_of(watched, request, row, share)
         watched.record.drawn += 1
         self._on_drawn()

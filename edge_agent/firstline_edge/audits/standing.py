@@ -120,7 +120,7 @@ class Standings:
         self._disk_refuses = False
         self.problem = ""
         self._records = self._read()
-        self._watched: dict[tuple[str, str], Watched] = {}
+        self._watched: dict[HeldModel, Watched] = {}
         for model in models:
             self._watch(model)
 
@@ -129,11 +129,11 @@ class Standings:
 
     def find(self, model: HeldModel) -> Watched | None:
         """The model's certificate; None where it has none that audits can test."""
-        return self._watched.get((model.manifest.name, model.version))
+        return self._watched.get(model)
 
     def of(self, model: HeldModel) -> Standing:
         """How the model's certificate stands."""
-        watched = self._watched.get((model.manifest.name, model.version))
+        watched = self._watched.get(model)
         return CLEAR if watched is None else watched.standing
 
     def grants(self, model: HeldModel, score: float, group: str | None = None) -> bool:
@@ -218,6 +218,8 @@ class Standings:
         self._records[key] = record  # the last ones are the newest
         if self.problem and not record.alarmed:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
+        if record.alarmed:
+            log.warning("an alarm voids a certificate", model=name, version=model.version, cause=record.cause)
         histogram = certificate.histogram
         watched = Watched(
             model=model,
@@ -229,7 +231,7 @@ class Standings:
             quota_at_s=self._clock.monotonic_s(),
             standing=Standing(record.alarmed, record.threshold),
         )
-        self._watched[name, model.version] = watched
+        self._watched[model] = watched
 
     def _alarm(self, watched: Watched, cause: str) -> None:
         """Tightens: never below the threshold in use, and with a test that begins anew at the new one."""

@@ -99,6 +99,7 @@ def _described(line: dict[str, Any]) -> list[str]:
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
     said.append(f"  {_why(line)}{_cause(line)}")
+    said += [_denied(row) for row in line.get("denied", ())]
     if line["rows"]:
         said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
     kept = "The promise is on the disk." if line["durable"] else ""
@@ -135,6 +136,15 @@ def _why(line: dict[str, Any]) -> str:
     if reason is Reason.REQUESTED and line.get("wait") == Wait.FIRST:
         return _FIRST
     return _REASONS[reason].format(scores=_scores(line))
+
+
+def _denied(row: dict[str, Any]) -> str:
+    cost = ", ".join(f"{amount:.4g} {resource}" for resource, amount in row["cost"].items() if amount)
+    short = f"; the budget {row['short']} has less than that left" if row["short"] else ""
+    return (
+        f"  row {row['row']}: asking the full model was worth {row['value']:.3g}, and at {cost} would have had to be "
+        f"worth {row['price']:.3g}{short}"
+    )
 
 
 def _cause(line: dict[str, Any]) -> str:

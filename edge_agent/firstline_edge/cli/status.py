@@ -102,9 +102,20 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")
+    if (policy := status.get("policy", "certified")) != "certified":
+        lines.append(f"policy  {policy}")
+    lines += [_budget_line(budget) for budget in status.get("budgets", ())]
     lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
     lines.append(f"cache   {status['cache']['entries']} results in memory, {status['cache']['size_bytes']} bytes")
     return lines
+
+
+def _budget_line(budget: dict[str, Any]) -> str:
+    price = f"a unit is worth {budget['price']:.3g}" if budget["price"] else "ample"
+    return (
+        f"budget  {budget['budget']}: {budget['spent']:.6g} of {budget['amount']:.6g} spent, {price}, "
+        f"anew in {budget['ends_in_s'] / 60:.0f} min"
+    )
 
 
 def _kept(threshold: float | None) -> str:

@@ -8,7 +8,8 @@ dead. So a request only ever meets a breaker that is closed, or passes it by in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from firstline_core.clock import Clock
@@ -30,6 +31,8 @@ from firstline_edge.links.retries import RetryBudget
 from firstline_edge.links.way import Way
 
 log = logger(__name__)
+
+Toll = Callable[[InferRequest], AbstractContextManager[None]]
 
 # Refusals without a fault of the link's, which say nothing about the next link: each has limits and credentials
 # of its own.
@@ -57,6 +60,11 @@ class ChainSettings:
     retry_s: float = 1.0
 
 
+def free(_request: InferRequest) -> AbstractContextManager[None]:
+    """For a device without budgets."""
+    return nullcontext()
+
+
 class LinkChain:
     """All links to the gateway.
 
@@ -66,6 +74,7 @@ class LinkChain:
         clock: for deadlines and waits.
         settings: times.
         retries: the budget for asking again; None for one of its own.
+        toll: entered for each request that may leave; refuses what this device cannot afford.
     """
 
     def __init__(
@@ -74,12 +83,15 @@ class LinkChain:
         breakers: Sequence[CircuitBreaker],
         clock: Clock,
         settings: ChainSettings = ChainSettings(),
+        *,
         retries: RetryBudget | None = None,
+        toll: Toll = free,
     ) -> None:
         self._ways = [Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self._settings = settings
         self.retries = retries if retries is not None else RetryBudget(clock)
+        self._toll = toll
         self._usable = self.available
         self._recoveries = 0
         self._recovered = asyncio.Event()
@@ -89,6 +101,11 @@ class LinkChain:
     def available(self) -> bool:
         """Whether a request would be tried now."""
         return any(way.breaker.allows_requests for way in self._ways)
+
+    @property
+    def in_use(self) -> str:
+        """The link that a request would try first, "" where none may be used."""
+        return next((way.link.name for way in self._ways if way.breaker.allows_requests), "")
 
     @property
     def recoveries(self) -> int:
@@ -160,9 +177,16 @@ class LinkChain:
             DeadlineExceededError: no time was left to try.
             FirstlineError: what the gateway said. Whatever may pass says after how long, here or there.
             RequestError: the request is `local_only`.
+            BudgetExceededError: this device may not spend that much now.
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
+        if not self.available:  # nothing is spent
+            return await self._ask(request, deadline_s, attempts)
+        with self._toll(request):
+            return await self._ask(request, deadline_s, attempts)
+
+    async def _ask(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
         error: FirstlineError = LinkDownError("No link to the gateway works at the moment.")
         tried = False

@@ -6,8 +6,9 @@ Probes have their own: in the pool they would wait behind requests, and a busy d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -35,6 +36,7 @@ from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import LinkBusyError, ignore
+from firstline_edge.links.traffic import count
 
 log = logger(__name__)
 
@@ -52,6 +54,7 @@ _FOREIGN: tuple[tuple[type[Exception], type[LinkError]], ...] = (
 # What a server that closed an idle connection, just as we used it, looks like.
 _STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError)
 _STALE_RETRIES = 2
+_FIRST_LINE_BYTES = 50
 _UNAUTHORIZED = 401
 
 
@@ -212,16 +215,31 @@ class HttpLink:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
-        async with call.client.stream(
+        request = call.client.build_request(
             call.method,
             self._base + call.path,
             content=None if call.encoded is None else call.encoded.body,
             headers=headers,
             timeout=timeout,
             extensions={"trace": trace},
-        ) as response:
+        )
+        try:
+            response = await call.client.send(request, stream=True)
+        finally:
+            # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
+            if call.encoded is not None and any(step.endswith("send_request_headers.complete") for step in steps):
+                count(self.name, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
+        async with contextlib.aclosing(response):
             heard = dict(response.headers)
-            return response.status_code, heard, await read_body(response.aiter_raw(), heard, self._limits)
+            body = await read_body(response.aiter_raw(), heard, self._limits)
+            if call.encoded is not None:
+                count(self.name, received=_head_bytes(response.headers.raw) + len(body))
+            return response.status_code, heard, body
+
+
+def _head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of headers on the wire, with an average first line."""
+    return _FIRST_LINE_BYTES + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> FirstlineError:

@@ -18,6 +18,7 @@ from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import ignore
+from firstline_edge.links.traffic import count
 
 
 class MqttLink:
@@ -97,7 +98,10 @@ class MqttLink:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._publish_to_gateway(publication)
-                return envelope.read_response(await answer, self._limits)
+                count(self.name, sent=_size_bytes(publication))
+                message = await answer
+                count(self.name, received=_size_bytes(message))
+                return envelope.read_response(message, self._limits)
         except TimeoutError as error:
             raise RemoteTimeoutError(
                 f"No answer came through the MQTT broker at {self._address} within {timeout_s:.3g} s."
@@ -195,3 +199,10 @@ class MqttLink:
     def _state(self, state: str) -> Publication:
         said = {"state": state, "session_id": self._session_id}
         return Publication(self._topics.state, orjson.dumps(said), retain=True)
+
+
+def _size_bytes(message: Publication | Message) -> int:
+    """Bytes on the wire, but for the few of the packet's own head."""
+    properties = sum(len(name) + len(value) + 5 for name, value in message.properties.items())
+    beside = len(message.topic) + len(message.response_topic) + len(message.correlation_data)
+    return len(message.payload) + properties + beside

@@ -193,6 +193,7 @@ async def infer_reply(
     principal: str = "",
     trust_request_id: bool = False,
     clock: Clock = SYSTEM_CLOCK,
+    arrived_s: float | None = None,
 ) -> Reply:
     """`POST /v2/models/{model}[/versions/{version}]/infer`.
 
@@ -204,12 +205,13 @@ async def infer_reply(
         body: of the request, as it came.
         principal: who asks, as the adapter authenticated them.
         trust_request_id: for devices, whose escalations keep their id.
-        clock: `timeout` counts from its present.
+        clock: `timeout` counts from its present,
+        arrived_s: or from when the head arrived: a body that took its time has used some of it up.
 
     Raises:
         FirstlineError: why there is no answer; `error_reply` says it.
     """
-    now_s = clock.monotonic_s()
+    now_s = clock.monotonic_s() if arrived_s is None else arrived_s
     length = header_length(headers)
 
     def decode() -> InferRequest:

@@ -36,6 +36,7 @@ async def short_reply(
     *,
     principal: str = "",
     clock: Clock = SYSTEM_CLOCK,
+    arrived_s: float | None = None,
 ) -> Reply:
     """`POST /firstline/v1/models/{model}/infer`, answered in JSON; for the arguments see `read_request`.
 
@@ -44,7 +45,15 @@ async def short_reply(
     """
     metadata = plane.metadata(model, "")
     request = await read_request(
-        model, metadata, headers, query, body, principal=principal, limits=plane.limits, clock=clock
+        model,
+        metadata,
+        headers,
+        query,
+        body,
+        principal=principal,
+        limits=plane.limits,
+        clock=clock,
+        arrived_s=arrived_s,
     )
     return json_reply(reply_from(await plane.infer(request), metadata.labels))
 
@@ -59,6 +68,7 @@ async def read_request(
     principal: str,
     limits: Limits,
     clock: Clock = SYSTEM_CLOCK,
+    arrived_s: float | None = None,
 ) -> InferRequest:
     """The request that came the short way, not answered yet.
 
@@ -70,12 +80,13 @@ async def read_request(
         body: of the request, as it came.
         principal: who asks, as the adapter authenticated them.
         limits: of the tier.
-        clock: `timeout` counts from its present.
+        clock: `timeout` counts from its present,
+        arrived_s: or from when the head arrived.
 
     Raises:
         RequestError: see `request_from_file`.
     """
-    now_s = clock.monotonic_s()
+    now_s = clock.monotonic_s() if arrived_s is None else arrived_s
 
     def decode() -> InferRequest:
         return request_from_file(

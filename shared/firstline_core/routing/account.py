@@ -73,33 +73,36 @@ class Account:
             total += markup[0] * worths[0] * cost[0] + markup[1] * worths[1] * cost[1] + markup[2] * worths[2] * cost[2]
         return total / self.worth
 
-    def buy(self, value: float, cost: Cost, now_s: float, *, demanded: bool, urgent: bool = False) -> Verdict:
-        """Decides one escalation, and charges it where it is made; `charge` corrects that later.
+    def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Verdict:
+        """Decides one escalation, and moves the prices. Nothing is charged: `take` does that once something is sent.
 
         Args:
             value: P(edge wrong and full right), 0 to 1.
             cost: as far as it is known.
             now_s: wall clock.
             demanded: the contract demands it.
-            urgent: the caller insists: whatever the price, if there is enough left.
         """
         price = self.price(cost, now_s, demanded=demanded)
         short = self.short(cost, now_s)
-        paid = not short and (urgent or value >= price)
+        paid = not short and value >= price
         for at, _, meter in self._metered:
             meter.offered(value * self.worth, cost[at], now_s, demanded=demanded, taken=paid)
-            if paid:
-                meter.charge(cost[at], now_s, priced=True)
         return Verdict(paid, price, short)
 
-    def take(self, cost: Cost, now_s: float) -> bool:
-        """Charges what asks no price, such as a promise that is kept; False where too little is left."""
+    def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
+        """Charges what is about to be spent; False, and nothing charged, where too little is left.
+
+        Args:
+            cost: as far as it is known; `charge` corrects it later.
+            now_s: wall clock.
+            priced: whether `judge` was asked about it.
+        """
         if self.short(cost, now_s):
             return False
-        self.charge(cost, now_s, priced=False)
+        self.charge(cost, now_s, priced=priced)
         return True
 
-    def charge(self, cost: Cost, now_s: float, *, priced: bool) -> None:
+    def charge(self, cost: Cost, now_s: float, *, priced: bool = True) -> None:
         """Charges what is already spent, or gives back where it is below 0."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
@@ -111,9 +114,9 @@ class Account:
                 return name
         return ""
 
-    def demand_is_short(self, now_s: float) -> bool:
-        """Whether even what the contract demands has a price: then nothing else should be bought."""
-        return any(meter.price(now_s, demanded=True) > 0 for meter in self.meters.values())
+    def spares(self, cost: Cost, now_s: float) -> bool:
+        """Whether all budgets can do without this, see `Meter.spares`."""
+        return all(meter.spares(cost[at], now_s) for at, _, meter in self._metered)
 
     def refilled_in_s(self, now_s: float) -> float:
         """Seconds until a budget begins anew; 0 without budgets."""

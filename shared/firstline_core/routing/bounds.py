@@ -64,6 +64,17 @@ def betting(losses: Floats, mean: float) -> float:
     return math.exp(-max(0.0, float(wealth.max())))
 
 
+def rows_needed(loss: float, mean: float, level: float) -> int:
+    """Of fewer losses, each of them `loss`, `betting` can never show at `level` that they lie at most at `mean`.
+
+    Args:
+        loss: in [0, mean).
+        mean: above 0 and below 1.
+        level: above 0 and below 1.
+    """
+    return math.ceil(-math.log(level) / math.log1p(_LARGEST_BET * (mean - loss) / (1 - mean)))
+
+
 def upper_bound(p_value: Callable[[float], float], level: float) -> float:
     """The smallest mean that is shown at `level`; the true mean lies above it with probability at most that.
 

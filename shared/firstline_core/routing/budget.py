@@ -41,6 +41,7 @@ _STEP = 4.0
 _SMOOTH = 0.02  # weight of one more offer in the average value and cost
 _FAIR_MOST = 4.0  # a price falls no faster than this, however much is left
 _UNKNOWN, _KNOWN = 0.4, 0.5  # what a forecast is taken for before the first whole period, and after it
+_SPARE = 0.05  # of the budget
 _MOMENTS = 2000  # of a period: a forecast holds for one
 _LONGEST_AHEAD = 1  # periods that a set-back clock may wait for
 
@@ -114,6 +115,17 @@ class Meter:
             self._look(now_s)
         least, price = self.ledger.prices
         return least if demanded or least > price else price
+
+    def spares(self, amount: float, now_s: float) -> bool:
+        """Whether this may go to what comes after all that the contract demands, such as an audit.
+
+        It may while there is enough for both. A small share of the budget may always: a contract that nobody checks
+        while it is busy is checked at night only.
+        """
+        if amount > self.left(now_s):
+            return False
+        spare = _SPARE * self.budget.amount - sum(self.ledger.demands[_UNPRICED].today)
+        return self.price(now_s, demanded=True) == 0 or amount <= spare
 
     def offered(self, value: float, cost: float, now_s: float, *, demanded: bool, taken: bool) -> None:
         """Moves the prices after an escalation was decided.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
-from firstline_core.routing.certificate import Certificate, between, certify, check_share, split
+from firstline_core.routing.certificate import Certificate, Start, between, certify, check_share, split
 from firstline_core.routing.fallback import last_rejected
 
 _STEPS = 100
@@ -28,6 +28,7 @@ class StreamCertificate:
         kept: share of the `n` rows that it keeps.
         given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None where none is certified.
         n: rows that were certified on.
+        n_needed: where nothing is certified, the fewest more rows that might be; 0 where a threshold is.
     """
 
     certified: bool
@@ -35,6 +36,7 @@ class StreamCertificate:
     kept: float
     given_up_upper: float | None
     n: int
+    n_needed: int
 
 
 def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.int8]:
@@ -50,6 +52,7 @@ def certify_stream(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
+    grid: ArrayLike | None = None,
 ) -> StreamCertificate:
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
@@ -67,6 +70,7 @@ def certify_stream(
         delta: probability that the promise is wrong, above 0 and below 1.
         select_fraction: share of the rows that only places the thresholds.
         seed: of the split and of the order of bets.
+        grid: scores that place the thresholds, instead of a selection part; they must not come from these rows.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
@@ -76,16 +80,19 @@ def certify_stream(
         raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
-    grid_scores = sure
+    grid_scores = sure if grid is None else np.asarray(grid, np.float64)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(sure), select_fraction, seed)
-        grid_scores, sure, net = sure[selection], sure[rest], net[rest]
+        grid_scores = sure[selection] if grid is None else grid_scores
+        sure, net = sure[rest], net[rest]
     order = np.random.default_rng(seed).permutation(len(sure))
     sure, net = sure[order], net[order]
     numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
+    # Keeping answers that cost nothing is a loss of one half throughout.
+    needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(sure), 1)
     if not len(numbers) or not len(sure):
-        return StreamCertificate(False, None, 0.0, None, len(sure))
+        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
     shares = np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1
     thresholds = np.unique(numbers[shares])[::-1]
 
@@ -103,13 +110,13 @@ def certify_stream(
 
     rejected = last_rejected(len(thresholds), [(0, 1.0)], delta, p_values)
     if rejected is None:
-        return StreamCertificate(False, None, 0.0, None, len(sure))
+        return StreamCertificate(False, None, 0.0, None, len(sure), needed)
     lowest = float(thresholds[rejected.position])
     kept = sure >= lowest
     below = sure[sure < lowest]
     upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(rejected.position), mean), delta) - 1
     threshold = between(float(below.max()) if below.size else None, lowest)
-    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure))
+    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure), 0)
 
 
 def certify_groups(
@@ -121,6 +128,7 @@ def certify_groups(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
+    starts: Mapping[Group, Sequence[Start]] | None = None,
 ) -> dict[Group, Certificate]:
     """One certificate for each group (a class that the edge predicts, a site), true together with confidence 1 - delta.
 
@@ -135,6 +143,7 @@ def certify_groups(
         delta: probability that any of the promises is wrong.
         select_fraction: as for `certify`, within each group.
         seed: as for `certify`.
+        starts: of each group, as for `certify`; one that has none takes its rows'.
 
     Raises:
         ConfigError: as for `certify`.
@@ -147,7 +156,13 @@ def certify_groups(
         members.setdefault(group, []).append(row)
     return {
         group: certify(
-            sure[rows], lost[rows], epsilon, delta / len(members), select_fraction=select_fraction, seed=seed
+            sure[rows],
+            lost[rows],
+            epsilon,
+            delta / len(members),
+            select_fraction=select_fraction,
+            seed=seed,
+            starts=(starts or {}).get(group) or None,
         )
         for group, rows in members.items()
     }

@@ -1,8 +1,9 @@
 """With which probability is the next kept answer audited? From a budget and from past traffic, and nothing else.
 
 A propensity that knows nothing of the answer itself, neither its score nor its size nor whether it is right, needs no
-weights: its floor is itself (see `audit.py`). So the present answer is counted, and its audit is charged, only after
-its propensity is fixed, and what an audit costs beyond what is left becomes a debt that later answers wait for.
+weights: its floor is itself (see `audit.py`). So an answer is counted, and its audit is charged, only after its
+propensity is fixed, and what an audit costs beyond what is left becomes a debt that later answers wait for. For the
+same reason a propensity may be used for some answers more: it knows less of the past then, and nothing of them.
 
 The budget is a bucket for audits and one for bytes. Each fills at 3/4 of what an hour allows and holds a quarter of it
 at most, so that no hour sees more than was allowed, but for one payload. The propensity spends what is in the buckets
@@ -91,15 +92,11 @@ def propensity(pace: Pace, allowance: Allowance) -> float:
     return share
 
 
-def counted(pace: Pace, size_bytes: int, *, audited: bool) -> Pace:
-    """The pace after one more answer of so many bytes.
+def counted(pace: Pace, rows: int, size_bytes: int) -> Pace:
+    """The pace after so many more answers, which together have so many bytes."""
+    return pace._replace(rows=pace.rows + rows, size_bytes=pace.size_bytes + size_bytes)
 
-    Args:
-        pace: as it is now.
-        size_bytes: of its payload.
-        audited: whether it was drawn, which costs an audit and its bytes.
-    """
-    at_s, rows, total_bytes, audits, audit_bytes = pace
-    if audited:
-        audits, audit_bytes = audits - 1, audit_bytes - size_bytes
-    return Pace(at_s, rows + 1, total_bytes + size_bytes, audits, audit_bytes)
+
+def charged(pace: Pace, size_bytes: int) -> Pace:
+    """The pace after an audit of so many bytes was drawn; what it costs beyond what there is becomes a debt."""
+    return pace._replace(audits=pace.audits - 1, audit_bytes=pace.audit_bytes - size_bytes)

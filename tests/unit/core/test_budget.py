@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.account import Account, Cost, Verdict
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.demand import SLOTS, Demand
 
@@ -47,7 +47,8 @@ def simulate(
         gained, spent, came, last = 0.0, 0.0, 0.0, 0.0
         for at_s, value, cost in zip(times.tolist(), values.tolist(), costs.tolist(), strict=True):
             came += cost
-            if account.buy(value, Cost(cost), (START_DAY + day) * DAY_S + at_s, demanded=True).paid:
+            now_s = (START_DAY + day) * DAY_S + at_s
+            if account.judge(value, Cost(cost), now_s, demanded=True).paid and account.take(Cost(cost), now_s):
                 gained, spent, last = gained + value, spent + cost, came
         order = np.argsort(-values / costs)
         best = values[order][np.cumsum(costs[order]) <= amount].sum()
@@ -151,9 +152,9 @@ class TestAccount:
     def test_what_the_contract_demands_is_not_too_dear_for_a_coin(self) -> None:
         account = Account({}, worth=1.0)
         cost = Cost(money=0.5)
-        assert account.buy(0.1, cost, self.now_s, demanded=True).paid
-        assert not account.buy(0.1, cost, self.now_s, demanded=False).paid
-        assert account.buy(0.6, cost, self.now_s, demanded=False).paid
+        assert account.judge(0.1, cost, self.now_s, demanded=True).paid
+        assert not account.judge(0.1, cost, self.now_s, demanded=False).paid
+        assert account.judge(0.6, cost, self.now_s, demanded=False).paid
 
     def test_worth_scales_all_prices(self) -> None:
         assert Account({}, worth=10.0).price(Cost(money=0.5), self.now_s, demanded=False) == pytest.approx(0.05)
@@ -164,12 +165,11 @@ class TestAccount:
         account.markup = Cost(1.0, 8.0, 1.0)
         assert account.price(Cost(joules=1.0), self.now_s, demanded=False) == pytest.approx(8 * before)
 
-    def test_the_urgent_pays_any_price_and_never_more_than_there_is(self) -> None:
+    def test_a_price_above_the_value_denies_what_there_would_be_enough_for(self) -> None:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})
-        assert not account.buy(1.0, Cost(60.0), self.now_s, demanded=True).paid
-        assert account.buy(1.0, Cost(60.0), self.now_s, demanded=True, urgent=True).paid
-        refused = account.buy(1.0, Cost(60.0), self.now_s, demanded=True, urgent=True)
-        assert (refused.paid, refused.short) == (False, "bytes/day")
+        assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Verdict(False, 540.0)
+        assert account.judge(1.0, Cost(160.0), self.now_s, demanded=True).short == "bytes/day"
+        assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
 
     def test_what_is_given_back_may_be_spent(self) -> None:
         account = Account({"bytes/hour": Meter(Budget(100.0, HOUR_S), Ledger())})

@@ -101,6 +101,8 @@ async def test_what_the_adapter_knows_reaches_the_plane() -> None:
     request = tier.seen[0]
     assert (request.model, request.version, request.principal) == ("double", "7", "app")
     assert (request.request_id, request.deadline_s) == (REQUEST_ID, 52.0)
+    await http.infer_reply(tier, "double", "7", {}, sent, clock=clock, arrived_s=49.5)
+    assert tier.seen[1].deadline_s == 51.5  # the body took half a second of it
 
 
 async def test_a_failure_is_raised_and_makes_a_reply() -> None:

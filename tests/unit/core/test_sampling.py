@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from firstline_core.routing.sampling import HORIZON_S, Allowance, Pace, counted, elapsed, filled, propensity
+from firstline_core.routing.sampling import HORIZON_S, Allowance, Pace, charged, counted, elapsed, filled, propensity
 
 HOUR = 3600
 
@@ -15,8 +15,9 @@ def spent(allowance: Allowance, arrivals: list[tuple[float, int]], seed: int = 0
     for at_s, size_bytes in arrivals:
         pace = elapsed(pace, at_s, allowance)
         audited = rng.random() < propensity(pace, allowance)
-        pace = counted(pace, size_bytes, audited=audited)
+        pace = counted(pace, 1, size_bytes)
         if audited:
+            pace = charged(pace, size_bytes)
             drawn.append((at_s, size_bytes))
     return drawn
 
@@ -64,10 +65,9 @@ def test_the_present_answer_has_no_say_in_its_own_propensity() -> None:
     allowance = Allowance(60, 1e6, 1)
     pace = elapsed(Pace(0.0), HORIZON_S, allowance)
     before = propensity(pace, allowance)
-    charged = counted(pace, 10_000_000, audited=True)
     assert before == 1
-    assert propensity(charged, allowance) == 0  # a debt, which later answers wait for
-    assert propensity(counted(pace, 10_000_000, audited=False), allowance) < before
+    assert propensity(charged(pace, 10_000_000), allowance) == 0  # a debt, which later answers wait for
+    assert propensity(counted(pace, 1, 10_000_000), allowance) < before
 
 
 def test_a_small_allowance_still_saves_up_for_one() -> None:

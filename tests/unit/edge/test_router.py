@@ -7,16 +7,8 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.routing import policies
 from firstline_core.types import Reason, Tier
-from firstline_edge.router import Router
 from firstline_edge.settings import PolicySection
 from firstline_edge.wiring import make_policy
-
-
-def scene_with(chosen: policies.Policy, **arguments: float) -> Scene:
-    scene = Scene(**arguments)  # type: ignore[arg-type]
-    scene.router = Router(min_threshold=0.0, chosen=chosen)
-    scene.cascade._router = scene.router
-    return scene
 
 
 @pytest.mark.parametrize(
@@ -32,7 +24,7 @@ def scene_with(chosen: policies.Policy, **arguments: float) -> Scene:
     ],
 )
 async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, tier: Tier, reason: Reason) -> None:
-    scene = scene_with(chosen)
+    scene = Scene(chosen=chosen)
     answer = said(await scene.infer(value))
     assert (answer.tier, answer.reason) == (tier, reason)
     await scene.close()
@@ -51,14 +43,14 @@ async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, 
 async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
     chosen: policies.Policy, *, covered: bool
 ) -> None:
-    scene = scene_with(chosen, certified=0.7)
+    scene = Scene(chosen=chosen, certified=0.7)
     answer = said(await scene.infer(0.75))
     assert (answer.tier, answer.certified) == (Tier.EDGE, covered)
     await scene.close()
 
 
 async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
-    scene = scene_with(policies.make("groundlight", pause_s=60.0))
+    scene = Scene(chosen=policies.make("groundlight", pause_s=60.0))
     first, held = said(await scene.infer(UNSURE)), said(await scene.infer(UNSURE - 0.05))
     assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
     await scene.close()

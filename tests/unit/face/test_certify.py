@@ -54,6 +54,15 @@ def test_what_is_not_certified_also_exits_0() -> None:
     assert "Certified on 299 rows" in _run(*promise, table="\ufeff" + _table(299)).stdout
 
 
+def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
+    promise = ("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, "-o", "json")
+    rows = [(0.9, 1, 4.0)] * 300 + [(0.5, 0, 2.0)] * 100
+    table = "score,agree,weight,kept\n" + "".join(f"{score},{agree},{weight},1\n" for score, agree, weight in rows)
+    found = msgspec.json.decode(_run(*promise, table=table).stdout)
+    assert (found["certified"], found["n"]) == (True, 400)
+    assert found["kept"] == pytest.approx(1200 / 1400)  # of what was asked, not of the rows
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [
@@ -65,6 +74,8 @@ def test_what_is_not_certified_also_exits_0() -> None:
         ("score,agree\n0.5,yes\n", "standard input:2 has 'yes' under agree"),
         ("score,agree\n0.5\n", "standard input:2 has '' under agree"),
         ('score,agree\n"0.5,1\n', "is not CSV"),
+        ("score,agree,weight\n0.5,1,0\n", "standard input:2 has the weight '0'"),
+        ("score,agree,weight\n0.5,1\n", "standard input:2 has the weight ''"),
     ],
 )
 def test_a_bad_table_gets_a_sentence_with_its_line(table: str, says: str) -> None:

@@ -8,7 +8,7 @@ from support.gateway import GatedExecutor, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
-from firstline_core.types import InferRequest
+from firstline_core.types import AuditNote, InferRequest
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.executors.base import ModelKey, Probabilities
 
@@ -195,6 +195,26 @@ async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> No
     await bench.submit(request_of(1), N)  # another model has room
     await bench.release()
     await bench.submit(request_of(1))
+
+
+async def test_audits_leave_half_of_the_room_to_escalations() -> None:
+    note = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
+    bench = Bench(requests=4)
+    await bench.submit(request_of(0))
+    for _ in range(2):
+        await bench.submit(request_of(1, audit=note))
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        await bench.batcher.submit(M, request_of(1, audit=note))
+    for _ in range(2):
+        await bench.submit(request_of(1))
+    with pytest.raises(QueueFullError, match="4 requests wait"):
+        await bench.batcher.submit(M, request_of(1))
+    small = Bench(size_bytes=16)
+    for _ in range(3):
+        await small.submit(request_of(1))  # one runs, and 8 bytes wait
+    with pytest.raises(QueueFullError, match="8 bytes of requests wait"):
+        await small.batcher.submit(M, request_of(1, audit=note))
+    await small.submit(request_of(1))
 
 
 async def test_the_queue_is_bounded_in_bytes_over_all_models() -> None:

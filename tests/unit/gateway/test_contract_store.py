@@ -154,6 +154,24 @@ def test_a_state_that_no_audits_lead_to_begins_anew(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_full_disk_keeps_what_was_counted_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path / "contracts.db")
+    store.put(pool_of(1), "cam", "first", disagrees=True)
+    assert store._connection is not None
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    kept = 1
+    with pytest.raises(CapacityError, match="Is the disk full"):
+        for kept in range(1, 1000):
+            store.put(pool_of(1), "cam", f"{kept:0>200}", disagrees=True)
+    assert store.contributions(KEY)[0].audits == kept
+    assert not store.counted("cam", f"{kept:0>200}")
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 100}")
+    store.put(pool_of(1), "cam", f"{kept:0>200}", disagrees=True)
+    assert store.contributions(KEY)[0].audits == kept + 1
+    store.close()
+
+
 def test_a_disk_that_refuses_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file" / "contracts.db")

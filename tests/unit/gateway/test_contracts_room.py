@@ -231,9 +231,11 @@ async def test_devices_with_one_scene_may_be_counted_apart(tmp_path: Path, repos
     "changes", [{"epsilon": 1e-9}, {"epsilon": 0.9}, {"threshold": 0.1}, {"edge_digest": "f" * 64}]
 )
 def test_nobody_has_tested_what_was_not_promised(bench: Bench, changes: dict[str, object]) -> None:
-    for number in range(30):
-        assert bench.audit(f"cam{number}", predicted=4, **changes) is None
+    with captured_lines() as lines:
+        for number in range(30):
+            assert bench.audit(f"cam{number}", predicted=4, **changes) is None
     assert bench.room.pools() == []
+    assert ["same bundle" in line["why"] for line in lines] == [True]
     assert bench.passed(Passed.NOT_PROMISED) == 30
 
 
@@ -291,10 +293,14 @@ def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, reposi
     (tmp_path / "file").write_text("")
     bench = Bench(tmp_path / "file" / "contracts.db", repository)
     with captured_lines() as lines:
-        assert bench.audit("cam", predicted=4) is None
+        for _ in range(3):
+            assert bench.audit("cam", predicted=4) is None
     assert bench.room.pools() == []
-    assert bench.passed(Passed.DISK) == 1
-    assert lines[0]["event"] == "audit not counted"
+    assert bench.passed(Passed.DISK) == 3
+    assert [line["event"] for line in lines] == ["audit not counted"]
+    (tmp_path / "file").unlink()
+    bench.audit("cam")
+    assert bench.counted() == 1
     bench.room.close()
 
 

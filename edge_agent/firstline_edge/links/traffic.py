@@ -1,0 +1,41 @@
+"""The bytes that one call sends and receives, counted where they are known: in the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed the links for one call, in the order in which it did.
+
+    Args:
+        crossed: (name of the link, bytes sent, bytes received).
+    """
+
+    crossed: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+# A call tries several links, each of which may try several connections: what they all send is one call's.
+_current: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    """Counts what the links do from here on, in this task and those that it starts."""
+    traffic = Traffic()
+    token = _current.set(traffic)
+    try:
+        yield traffic
+    finally:
+        _current.reset(token)
+
+
+def count(link: str, *, sent: int = 0, received: int = 0) -> None:
+    """Tells whoever counts of bytes of requests and answers, with what the protocol puts around each of them."""
+    traffic = _current.get()
+    if traffic is not None:
+        traffic.crossed.append((link, sent, received))

@@ -1,0 +1,81 @@
+"""The budgets that the settings ask for, as one purse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
+from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
+from firstline_edge.conditions import Sensors
+from firstline_edge.ledgers import LedgerFile
+from firstline_edge.settings import BudgetSection, EdgeSettings
+from firstline_edge.spending import Spending
+
+
+def open_spending(
+    settings: EdgeSettings,
+    path: Path,
+    clock: Clock,
+    *,
+    link_names: Sequence[str],
+    link: Callable[[], str],
+    sensors: Sensors | None = None,
+) -> Spending | None:
+    """Spending as it was left, or None where nothing is limited and nothing decides by price.
+
+    Args:
+        settings: budgets and costs.
+        path: where ledgers are kept.
+        clock: budgets are of hours and days by the wall.
+        link_names: of the links, in the order of the settings.
+        link: name of the link that a request would take now, "" for none.
+        sensors: of battery and heat; None for this machine's.
+    """
+    budgets = budgets_of(settings.budget)
+    if not budgets and settings.policy.kind != "value":
+        return None
+    costs, file = settings.costs, LedgerFile(path)
+    known = file.read() if budgets else {}
+    return Spending(
+        Account(
+            {name: Meter(budget, known.get(name) or Ledger()) for name, budget in budgets.items()},
+            worth=costs.worth,
+            worths=Cost(joules=costs.money_per_joule, money=1.0),
+        ),
+        tariff_of(settings, link_names),
+        clock,
+        file=file,
+        link=link,
+        sense=(sensors or Sensors(costs.heat_limit_c)).read,
+        metered_factor=costs.metered_factor,
+    )
+
+
+def budgets_of(section: BudgetSection) -> dict[str, Budget]:
+    """By name, such as "bytes/day"; what is 0 is no budget."""
+    periods = {"hour": HOUR_S, "day": DAY_S}
+    amounts = {
+        (resource, name): float(getattr(section, f"{resource}_per_{name}"))
+        for resource in Cost._fields
+        for name in periods
+    }
+    return {
+        f"{resource}/{name}": Budget(amount, periods[name]) for (resource, name), amount in amounts.items() if amount
+    }
+
+
+def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
+    """What traffic and runs cost."""
+    links = {
+        name: LinkTariff(
+            section.joules_per_mib_sent / MIB,
+            section.joules_per_mib_received / MIB,
+            settings.costs.money_per_mib / MIB if section.metered else 0.0,
+            section.metered,
+        )
+        for name, section in zip(link_names, settings.links, strict=True)
+    }
+    return Tariff(links, settings.costs.money_per_request, settings.costs.joules_per_run)

@@ -1,0 +1,202 @@
+"""What this device spends, held against its budgets, and kept across restarts.
+
+Whether a row is worth its price is asked where the cascade decides (`denial`). It is paid where something leaves:
+`paid` stands at the gate of the links, so that live escalations, hedges, redeliveries and audits draw on the same
+budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
+
+What is spent is written down every few seconds, and not for each request: a process that is killed forgets at most the
+last `SAVE_EVERY_S` of spending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from firstline_core.clock import Clock
+from firstline_core.errors import BudgetExceededError
+from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.conditions import Conditions, markup
+from firstline_core.routing.tariff import Tariff
+from firstline_core.types import InferRequest
+from firstline_edge.ledgers import LedgerFile
+from firstline_edge.links.traffic import Traffic, counted
+
+SAVE_EVERY_S = 5.0
+
+_AROUND_BYTES = 700.0  # headers, the answer: until the first call tells
+_FORGET = 0.02  # how fast a call that was larger than usual is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why the budgets denied an escalation, for `explain`.
+
+    Args:
+        value: what it would have been worth: P(edge wrong and full right).
+        price: what it would have had to be worth.
+        cost: what it would have taken.
+        short: the budget that had not enough left for it, "" where only its price was too high.
+    """
+
+    value: float
+    price: float
+    cost: Cost
+    short: str
+
+
+def denied(denials: Mapping[int, Denial]) -> dict[str, Any]:
+    """What the decision log keeps of denials, by row; empty where there are none."""
+    told = [
+        {"row": row, "value": denial.value, "price": denial.price, "cost": denial.cost._asdict(), "short": denial.short}
+        for row, denial in denials.items()
+    ]
+    return {"denied": told} if told else {}
+
+
+class Spending:
+    """The device's one purse. For one thread.
+
+    Args:
+        account: its budgets.
+        tariff: what things cost.
+        clock: budgets are of hours and days by the wall.
+        file: keeps ledgers; None to forget them.
+        link: name of the link that a request would take now, "" for none.
+        sense: finds out battery and heat; may take milliseconds.
+        metered_factor: how much dearer a metered link is.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        tariff: Tariff,
+        clock: Clock,
+        *,
+        file: LedgerFile | None = None,
+        link: Callable[[], str] = lambda: "",
+        sense: Callable[[], Conditions] = Conditions,
+        metered_factor: float = 4.0,
+    ) -> None:
+        self.account = account
+        self.conditions = Conditions()
+        self._tariff = tariff
+        self._clock = clock
+        self._file = file
+        self._link = link
+        self._sense = sense
+        self._metered_factor = metered_factor
+        self._around_bytes = _AROUND_BYTES
+        self._changed = False
+
+    def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
+        """Why an escalation is not worth its price now; None where it is. Nothing is charged yet.
+
+        Args:
+            size_bytes: of its payload.
+            value: P(edge wrong and full right).
+            demanded: the contract demands it.
+        """
+        cost = self._estimate(size_bytes)
+        verdict = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
+        return None if verdict.paid else Denial(value, verdict.price, cost, verdict.short)
+
+    @property
+    def ample(self) -> bool:
+        """Whether no budget has a price now: then something may be sent that will perhaps not be needed."""
+        now_s = self._clock.wall_s()
+        return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
+
+    @contextmanager
+    def paid(self, request: InferRequest) -> Iterator[None]:
+        """Pays for one call over the links.
+
+        Raises:
+            BudgetExceededError: too little is left; for an audit, too little beside what the contract demands.
+        """
+        now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
+        size_bytes = request.size_bytes
+        reserved = self._estimate(size_bytes)
+        if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
+            raise BudgetExceededError(
+                f"This device's budget for {account.short(reserved, now_s) or 'audits'} is spent; [budget] in its "
+                "configuration says what it may send.",
+                retry_after_s=account.refilled_in_s(now_s),
+            )
+        self._changed = True
+        answered = False
+        with counted() as traffic:
+            try:
+                yield
+                answered = True
+            finally:
+                self._settle(reserved, traffic, size_bytes, answered=answered)
+
+    def ran(self, rows: int) -> None:
+        """The edge model ran on so many rows."""
+        if self._tariff.joules_per_run:
+            self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
+            self._changed = True
+
+    def _estimate(self, size_bytes: float) -> Cost:
+        link = self._link()
+        metered = self._tariff.of_link(link).metered
+        if metered is not self.conditions.metered:
+            self._take_up(replace(self.conditions, metered=metered))
+        return self._tariff.traffic(link, size_bytes, self._around_bytes)
+
+    def _settle(self, reserved: Cost, traffic: Traffic, size_bytes: int, *, answered: bool) -> None:
+        """Puts what was really spent in the place of the estimate; a link that counts nothing is taken at that."""
+        if answered and not traffic.crossed:
+            return
+        spent = [self._tariff.traffic(*crossed, requests=0) for crossed in traffic.crossed]
+        requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
+        total = Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
+        if answered:
+            around_bytes = total.bytes - size_bytes
+            self._around_bytes = max(around_bytes, self._around_bytes + _FORGET * (around_bytes - self._around_bytes))
+        difference = Cost(*(real - estimate for real, estimate in zip(total, reserved, strict=True)))
+        self.account.charge(difference, self._clock.wall_s())
+
+    def _take_up(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.account.markup = markup(conditions, self._metered_factor)
+
+    async def keep(self) -> None:
+        """Looks at battery and heat, and writes down what was spent, every few seconds until it is cancelled."""
+        while True:
+            sensed = await asyncio.to_thread(self._sense)
+            self._take_up(replace(sensed, metered=self.conditions.metered))
+            await self._clock.sleep(SAVE_EVERY_S)
+            if self._changed:
+                self._changed = False
+                await asyncio.to_thread(self.save)
+
+    def save(self) -> None:
+        """Writes down what was spent."""
+        if self._file is not None and self.account.meters:
+            self._file.write(self.account.ledgers)
+
+    @property
+    def problem(self) -> str:
+        """Why what is spent is not written down, though it should be; or ""."""
+        return self._file.problem if self._file is not None else ""
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each budget: what is spent and left of it, and what a unit is worth now."""
+        now_s = self._clock.wall_s()
+        return [
+            {
+                "budget": name,
+                "amount": meter.budget.amount,
+                "left": round(meter.left(now_s), 6),
+                "spent": round(meter.ledger.spent, 6),
+                "price": meter.price(now_s, demanded=False),
+                "contract_price": meter.price(now_s, demanded=True),
+                "ends_in_s": round(meter.ends_in_s(now_s), 1),
+            }
+            for name, meter in self.account.meters.items()
+        ]

@@ -1,0 +1,148 @@
+"""The contracts of `firstline certify` beyond the one on all kept answers: on the stream, by class, by known group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.output import print_table, table
+from firstline.workbench.certify import Certification
+from firstline.workbench.contracts import (
+    GroupsProof,
+    KeptContract,
+    Terms,
+    certify_by,
+    certify_classes,
+    certify_stream_bundle,
+)
+from firstline.workbench.dataset import Dataset
+from firstline.workbench.evidence import Evidence
+from firstline.workbench.groups import read_groups
+from firstline.workbench.selection import ScoreName
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import Certificate as Proof
+
+
+class Scope(StrEnum):
+    """What is promised something of."""
+
+    KEPT = "kept"  # the answers kept at the edge
+    STREAM = "stream"  # all answers: the accuracy given up against the full model alone
+
+
+class By(StrEnum):
+    CLASS = "class"
+
+
+ContractOption = Annotated[
+    Scope,
+    typer.Option(help="kept: errors among kept answers; stream: accuracy given up by both tiers together (labels)."),
+]
+ByOption = Annotated[By | None, typer.Option(help="class: a promise, and a threshold, for each predicted class.")]
+GroupsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="CSV", help="Columns file and group: a promise for each group; nothing is written."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the options ask for; `plain` is the contract on all kept answers together."""
+
+    scope: Scope
+    by: By | None
+    groups: Path | None
+
+    @property
+    def plain(self) -> bool:
+        return self.scope is Scope.KEPT and self.by is None and self.groups is None
+
+    def check(self, contract: KeptContract, out: Path | None) -> None:
+        """Raises ConfigError for options that do not go together."""
+        if self.scope is Scope.STREAM and (self.by is not None or self.groups is not None or contract == "harm"):
+            raise ConfigError("--contract stream is on all answers alike; leave out --by, --groups and --loss.")
+        if self.by is not None and self.groups is not None:
+            raise ConfigError("--by class and --groups are two ways to form groups; name one of them.")
+        if self.groups is not None and out is not None:
+            raise ConfigError(
+                "--out does not go with --groups: a device knows no input's group. For a bundle of one group's own, "
+                "certify on that group's data alone."
+            )
+
+    def prove(
+        self,
+        bundle: Bundle,
+        evidence: Evidence,
+        dataset: Dataset,
+        *,
+        epsilon: float,
+        delta: float,
+        contract: KeptContract,
+        score: ScoreName,
+        seed: int,
+        select_fraction: float | None,
+    ) -> Certification:
+        """What the rows prove of it.
+
+        Raises:
+            ConfigError: arguments out of range, or groups that do not fit the data.
+        """
+        terms = Terms(epsilon, delta, contract, score, seed, select_fraction)
+        if self.scope is Scope.STREAM:
+            return certify_stream_bundle(bundle, evidence, terms)
+        if self.groups is None:
+            return certify_classes(bundle, evidence, terms)
+        return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
+
+
+def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:
+    """What was proved."""
+    most, sure = f"at most {_percent(epsilon)}", f"with confidence {_percent(1 - delta)}"
+    if not isinstance(proof, GroupsProof):
+        return _of_stream(proof, f"the tiered accuracy is {most} below the full model's, {sure}")
+    what = "disagree" if contract == "disagreement" else "are wrong where the full model is right"
+    certified = sum(found.certified for found in proof.groups.values())
+    kept = f"That keeps {_percent(proof.kept)} of all." if certified else "Escalate everything."
+    return (
+        f"Certified {certified} of {len(proof.groups)} by {proof.by} on {proof.n} rows: in each, {most} of the kept "
+        f"answers {what}, {sure} for all of them together. {kept}"
+    )
+
+
+def print_groups(proof: Proof) -> None:
+    """A line for each group, where there are groups."""
+    if not isinstance(proof, GroupsProof):
+        return
+    made = table(proof.by, ">rows", ">threshold", ">kept %", ">risk at most %", ">more rows needed")
+    for name, found in proof.groups.items():
+        made.add_row(
+            name,
+            str(found.n),
+            "-" if found.threshold is None else f"{found.threshold:.6g}",
+            f"{100 * found.kept:.2f}",
+            "-" if found.risk_upper is None else f"{100 * found.risk_upper:.3f}",
+            str(found.n_needed or ""),
+        )
+    print_table(made)
+
+
+def _of_stream(proof: Proof, promise: str) -> str:
+    if proof.threshold is None or proof.risk_upper is None:
+        return (
+            f"Not certified on {proof.n} rows that {promise}; escalate everything. At least {proof.n_needed} more rows "
+            "would be needed."
+        )
+    return (
+        f"Certified on {proof.n} rows: {promise}, when an answer is kept at a score of at least "
+        f"{proof.threshold:.15g}. That keeps {_percent(proof.kept)}; the upper bound of the accuracy given up is "
+        f"{_percent(proof.risk_upper)}."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"

@@ -1,0 +1,129 @@
+"""Detectors: how sure an edge model is of its boxes, and whether they are the full model's. One image at a time.
+
+What comes out is a score and a loss like a classifier's: `certificate.certify` takes both, `firstline certify --scores`
+the score and one minus the loss. Only boxes from a stated confidence on count; that confidence belongs to the contract,
+as the overlap does from which two boxes are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from firstline_core.errors import InvalidTensorError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes:
+    """What a detector says of one image.
+
+    Attributes:
+        corners: (n, 4) left, top, right, bottom in any unit, the same for both models.
+        classes: (n,)
+        confidences: (n,) in [0, 1].
+    """
+
+    corners: Floats
+    classes: NDArray[np.int64]
+    confidences: Floats
+
+    @classmethod
+    def of(cls, corners: ArrayLike, classes: ArrayLike, confidences: ArrayLike) -> Boxes:
+        """From anything that numpy reads.
+
+        Raises:
+            InvalidTensorError: not four corners, one class and one confidence each; or a confidence outside of [0, 1].
+        """
+        sure = np.asarray(confidences, np.float64).reshape(-1)
+        placed, named = np.asarray(corners, np.float64).reshape(-1, 4), np.asarray(classes, np.int64).reshape(-1)
+        if not len(placed) == len(named) == len(sure):
+            raise InvalidTensorError(
+                f"There are {len(placed)} boxes, {len(named)} classes and {len(sure)} confidences; give one each."
+            )
+        if not ((sure >= 0) & (sure <= 1)).all():
+            raise InvalidTensorError("The confidence of a box is from 0 to 1.")
+        return cls(placed, named, sure)
+
+    def from_confidence(self, least: float) -> Boxes:
+        """Those that count, the surest first."""
+        order = np.argsort(-self.confidences, kind="stable")
+        order = order[self.confidences[order] >= least]
+        return Boxes(self.corners[order], self.classes[order], self.confidences[order])
+
+
+def mean_confidence(boxes: Boxes, least: float) -> float:
+    """Score in [0, 1]: the mean of those boxes that count; of an image without any see `nothing_there`."""
+    sure = boxes.from_confidence(least).confidences
+    return float(sure.mean()) if len(sure) else nothing_there(boxes)
+
+
+def minimum_confidence(boxes: Boxes, least: float) -> float:
+    """Score in [0, 1]: the least sure of those boxes that count; of an image without any see `nothing_there`."""
+    sure = boxes.from_confidence(least).confidences
+    return float(sure.min()) if len(sure) else nothing_there(boxes)
+
+
+def nothing_there(boxes: Boxes) -> float:
+    """How sure a detector is that an image is empty: one minus its strongest suspicion, 1 where it has none."""
+    return 1.0 - float(boxes.confidences.max(initial=0.0))
+
+
+def intersection_over_union(some: Floats, others: Floats) -> Floats:
+    """Overlap of each box with each of the others, (n, m) in [0, 1]; 0 for boxes without area.
+
+    Args:
+        some: (n, 4) corners.
+        others: (m, 4) corners.
+    """
+    low = np.maximum(some[:, None, :2], others[None, :, :2])
+    high = np.minimum(some[:, None, 2:], others[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=2)
+    areas, other_areas = (np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (some, others))
+    union = areas[:, None] + other_areas[None, :] - shared
+    overlap: Floats = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return overlap
+
+
+def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[int, int, int]:
+    """Pairs boxes of the same class one to one, greedily, as COCO's evaluation does.
+
+    The edge model's boxes choose, the surest first: each takes the free box of its class that it overlaps most.
+
+    Args:
+        edge: the edge model's.
+        full: the full model's.
+        overlap: intersection over union from which two boxes are the same, such as 0.5.
+        least: confidence from which a box counts, on both sides.
+
+    Returns:
+        How many pairs, and how many boxes of the edge model and of the full model count.
+    """
+    ours, theirs = edge.from_confidence(least), full.from_confidence(least)
+    overlaps = intersection_over_union(ours.corners, theirs.corners)
+    overlaps[ours.classes[:, None] != theirs.classes[None, :]] = -1.0
+    pairs = 0
+    for row in overlaps:
+        if not row.size or row.max() < overlap:
+            continue
+        overlaps[:, row.argmax()] = -1.0  # taken; `row` is a view
+        pairs += 1
+    return pairs, len(ours.classes), len(theirs.classes)
+
+
+def any_unmatched(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> bool:
+    """The loss of 0 or 1: whether any box is missed, extra, misplaced or of another class. See `matches`."""
+    pairs, ours, theirs = matches(edge, full, overlap=overlap, least=least)
+    return not pairs == ours == theirs
+
+
+def unmatched_share(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> float:
+    """The loss in [0, 1]: of both models' boxes, the share without a partner (one minus F1); 0 where both see none.
+
+    It is not binary, so `certify` bounds it by betting. See `matches`.
+    """
+    pairs, ours, theirs = matches(edge, full, overlap=overlap, least=least)
+    return 1.0 - 2.0 * pairs / (ours + theirs) if ours + theirs else 0.0

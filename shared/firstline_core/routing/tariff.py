@@ -1,0 +1,60 @@
+"""What traffic and runs cost, as the device's owner states it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from firstline_core.routing.account import Cost
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTariff:
+    """What a byte over one link takes.
+
+    Args:
+        joules_per_byte_sent, joules_per_byte_received: energy.
+        money_per_byte: 0 over a link that is not metered.
+        metered: its bytes cost money.
+    """
+
+    joules_per_byte_sent: float = 0.0
+    joules_per_byte_received: float = 0.0
+    money_per_byte: float = 0.0
+    metered: bool = False
+
+
+_UNSTATED = LinkTariff()
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """All stated costs.
+
+    Args:
+        links: by name; a link that is not there costs nothing but its bytes.
+        money_per_request: what the gateway's answer costs.
+        joules_per_run: of the edge model, on one row.
+    """
+
+    links: Mapping[str, LinkTariff] = field(default_factory=dict)
+    money_per_request: float = 0.0
+    joules_per_run: float = 0.0
+
+    def of_link(self, link: str) -> LinkTariff:
+        return self.links.get(link, _UNSTATED)
+
+    def traffic(self, link: str, sent: float, received: float, requests: float = 1.0) -> Cost:
+        """What so many bytes over this link cost, and so many answers."""
+        of = self.links.get(link, _UNSTATED)
+        return Cost(
+            sent + received,
+            sent * of.joules_per_byte_sent + received * of.joules_per_byte_received,
+            (sent + received) * of.money_per_byte + requests * self.money_per_request,
+        )
+
+    def runs(self, rows: int) -> Cost:
+        """What running the edge model on so many rows costs."""
+        return Cost(joules=rows * self.joules_per_run)

@@ -1,0 +1,145 @@
+"""A deadline on its way from the device to the gateway, over both links: late work is dropped before it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import numpy as np
+import pytest
+from support.broker import Broker
+from support.gateway import DIGITS, GatedExecutor, serving
+
+from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.protocol.topics import Topics
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, Tensor
+from firstline_edge.links.base import Link
+from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.mqtt import MqttLink
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings import load
+
+LATE = (DeadlineExceededError, RemoteTimeoutError)  # whichever side is the first to know
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+class House:
+    """A gateway that is busy with one request until the test says so, and a link to it."""
+
+    def __init__(self, link: Link, gateway: Gateway, executor: GatedExecutor) -> None:
+        self.link, self.gateway, self.executor = link, gateway, executor
+
+    @property
+    def waiting(self) -> int:
+        return self.gateway.plane._batcher.depth
+
+    async def busy(self) -> asyncio.Task[object]:
+        task = asyncio.create_task(self.link.infer(asked(), 20.0))
+        await until(lambda: self.executor.held == 1)
+        return task
+
+
+@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+async def house(request: pytest.FixtureRequest, repository: Repository) -> AsyncIterator[House]:
+    executor = GatedExecutor()
+    if request.param == "http":
+        gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+        async with serving(gateway) as url:
+            link = HttpLink(HttpLinkSettings(url))
+            await link.start()
+            yield House(link, gateway, executor)
+            await link.close()
+        return
+    broker: Broker = request.getfixturevalue("mosquitto")
+    overrides = {"mqtt.enabled": True, "mqtt.port": broker.port, "auth.mode": "off"}
+    gateway = Gateway(load(None, overrides=overrides), repository, executor)
+    await gateway.start()
+    mqtt = MqttLink(MqttSettings(broker.host, broker.port, client_id="press-7"), Topics("press-7"))
+    await mqtt.start()
+    await mqtt.probe(10)
+    assert gateway._mqtt is not None
+    await until(lambda: gateway._mqtt is not None and gateway._mqtt.connected)
+    yield House(mqtt, gateway, executor)
+    await mqtt.close()
+    await gateway._mqtt.close()
+
+
+def asked() -> InferRequest:
+    pixels = Tensor("image", np.full((1, 1), 3, np.float32))
+    return InferRequest("digits", (pixels,), new_request_id(), binary_output=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
+            await asyncio.sleep(0.001)
+
+
+async def test_what_is_late_in_the_gateways_queue_never_runs(house: House) -> None:
+    busy = await house.busy()
+    with pytest.raises(LATE):
+        await house.link.infer(asked(), 0.2)
+    await until(lambda: house.waiting == 0)
+    house.executor.release()
+    await busy
+    assert len(house.executor.batches) == 1
+
+
+async def test_the_gateway_knows_what_is_left(house: House) -> None:
+    busy = await house.busy()
+    waits = asyncio.create_task(house.link.infer(asked(), 7.5))
+    await until(lambda: house.waiting == 1)
+    (queue,) = house.gateway.plane._batcher._queues.values()
+    (item,) = queue.waiting.values()
+    assert item.request.deadline_s is not None
+    assert 6.0 < item.request.deadline_s - time.monotonic() <= 7.5
+    house.executor.release()
+    await busy
+    await until(lambda: house.executor.held == 1)
+    house.executor.release()
+    await waits
+
+
+async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository: Repository) -> None:
+    """As a hedge is that nobody needs; over MQTT there is nobody to tell, and its deadline ends it."""
+    executor = GatedExecutor()
+    gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+    async with serving(gateway) as url:
+        link = HttpLink(HttpLinkSettings(url))
+        house = House(link, gateway, executor)
+        busy = await house.busy()
+        hedge = asyncio.create_task(link.infer(asked(), 20.0))
+        await until(lambda: house.waiting == 1)
+        hedge.cancel()
+        await until(lambda: house.waiting == 0)
+        executor.release()
+        await busy
+        assert len(executor.batches) == 1
+        await link.close()
+
+
+async def test_a_slow_upload_uses_up_the_deadline(repository: Repository) -> None:
+    executor = GatedExecutor()
+    gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+    content = b"any ten bytes, and then some"
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield content[:10]
+        await asyncio.sleep(0.2)
+        yield content[10:]
+
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        path = "/firstline/v1/models/digits/infer"
+        late = await client.post(path, params={"timeout": "100000"}, content=slowly())
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert not executor.batches
