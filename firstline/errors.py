@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.errors import (
+    BudgetExceededError,
     CapacityError,
     ConfigError,
     DeadlineExceededError,
@@ -29,6 +30,7 @@ from firstline_core.errors import (
 )
 
 __all__ = [
+    "BudgetExceededError",
     "CapacityError",
     "ConfigError",
     "DeadlineExceededError",
