@@ -33,7 +33,7 @@ SHARES = (0.1, 0.3)
 
 HELD = 0.05
 DAYS = 3
-_TRAFFIC = Traffic(rate_s=0.3, burst_rate_s=5.0, burst_s=20.0, between_s=600.0, day_swing=0.8)
+TRAFFIC = Traffic(rate_s=0.3, burst_rate_s=5.0, burst_s=20.0, between_s=600.0, day_swing=0.8)
 _HEAD_BYTES = 700
 _JOULES, _JOULES_A_BYTE = 0.2, 1e-5  # as a device would state them
 _MONEY, _MONEY_A_BYTE = 1e-4, 1e-9
@@ -50,7 +50,8 @@ class Day:
         share: the budget, of what it would cost to escalate everything.
         number: from 1.
         spent: of the budget.
-        hours, spent_by: in the day, and what was spent by then.
+        hours: moments of the day.
+        spent_by, asked_by: what was spent by then, and the share of the day's requests that had come.
         gain: answers corrected, less those spoilt, a request.
         optimum: the same, offline.
     """
@@ -63,6 +64,7 @@ class Day:
     spent: float
     hours: Floats
     spent_by: Floats
+    asked_by: Floats
     gain: float
     optimum: float
 
@@ -103,7 +105,7 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
         return []
     threshold = DECLARED if certificate is None else certificate.threshold
     policy, state = make("value"), State()
-    days = [_TRAFFIC.arrivals(random, DAY_S) for _ in range(DAYS)]
+    days = [TRAFFIC.arrivals(random, DAY_S) for _ in range(DAYS)]
     rows = [random.integers(0, len(values), len(times)) for times in days]
     amount = share * float(np.mean([of_resource[drawn].sum() for drawn in rows]))
     account = Account({resource: Meter(Budget(amount, DAY_S), Ledger())}, worth=1.0, worths=Cost())
@@ -133,6 +135,7 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
                 total / amount,
                 times[thinned] / 3600,
                 spent[thinned] / amount,
+                thinned / len(times),
                 gained / len(times),
                 _offline(np.array(values)[drawn], of_resource[drawn], gains[drawn], amount) / len(times),
             )

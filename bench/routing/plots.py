@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import PercentFormatter
 
-from routing import alarm, contract, on_time, value
+from routing import alarm, contract, on_budget, on_time, value
 from routing.margins import most
 
 mpl.use("Agg")
@@ -207,6 +207,40 @@ def latencies(records: Sequence[on_time.Stretch]) -> Picture:
     return _small_multiples(records, panel, "ms from p50 (dot) to p99", "", sharey=True)
 
 
+def days(records: Sequence[on_budget.Day]) -> Picture:
+    """What of a day's budget is spent by when, and what that buys of what it could."""
+    pairs = _pairs(records)
+    size = (4 * len(pairs) + 1, 5.5)
+    picture, panels = plt.subplots(2, len(pairs), figsize=size, squeeze=False, sharey="row", layout="constrained")
+    colours = dict(zip(on_budget.SHARES, (COLOURS["value"], COLOURS["threshold"]), strict=True))
+    styles = dict(zip(range(1, on_budget.DAYS + 1), (":", "--", "-"), strict=True))
+    for (spent, won), pair in zip(panels.T, pairs, strict=True):
+        shown = [one for one in records if one.pair == pair and one.resource == "bytes" and not one.contract]
+        for one in shown:
+            spent.plot(one.hours, one.spent_by, color=colours[one.share], linestyle=styles[one.number])
+        spent.plot(shown[-1].hours, shown[-1].asked_by, color="black", linewidth=0.6, label="requests that have come")
+        spent.set(title=f"{pair}: bytes, value alone", xlabel="hour", xlim=(0, 24), ylim=(0, 1.02))
+        mine = [one for one in records if one.pair == pair and one.number == on_budget.DAYS]
+        groups = list(dict.fromkeys((one.resource, one.contract) for one in mine))
+        for position, share in enumerate(on_budget.SHARES):
+            of_share = {(one.resource, one.contract): one for one in mine if one.share == share}
+            heights = [of_share[group].gain / (of_share[group].optimum or 1) for group in groups]
+            at = np.arange(len(groups)) + 0.4 * (position - 0.5)
+            won.bar(at, heights, 0.36, color=colours[share])
+        names = [f"{resource}\n{'contract' if contract else 'value'}" for resource, contract in groups]
+        won.set_xticks(np.arange(len(groups)), names, fontsize=7)
+        for axes in (spent, won):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0][0].set_ylabel("spent of the day's budget")
+    panels[1][0].set_ylabel(f"day {on_budget.DAYS}: accuracy won,\nof the offline optimum's")
+    for share, colour in colours.items():
+        panels[0][0].plot([], [], color=colour, label=f"budget for {share:.0%}")
+    for number, style in styles.items():
+        panels[0][0].plot([], [], color="grey", linestyle=style, label=f"day {number}")
+    _legend(picture, panels[0][0])
+    return picture
+
+
 def _small_multiples(
     records: Sequence[on_time.Stretch],
     panel: Callable[[Axes, on_time.Stretch], None],
@@ -246,4 +280,5 @@ _PICTURES: dict[str, dict[str, Callable[[Sequence[Any]], Picture]]] = {
     "alarm": {"alarm": delays},
     "value": {"value": gains},
     "on_time": {"on_time": links, "latency": latencies},
+    "on_budget": {"on_budget": days},
 }
