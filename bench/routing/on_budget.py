@@ -112,18 +112,17 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
     found = []
     for number, (times, drawn) in enumerate(zip(days, rows, strict=True)):
         spent = np.zeros(len(times))
-        gained = total = 0.0
+        gained = 0.0
         for at, (passed_s, row) in enumerate(zip(times, drawn, strict=True)):
             now_s = _START_S + number * DAY_S + float(passed_s)
             seen = Seen(float(scores[row]), values[row], threshold, certificate is not None, asked.edge[row], now_s)
             decision = policy.decide(seen, state)
-            if (
-                decision.tier is Tier.CLOUD
-                and account.buy(values[row], costs[row], now_s, demanded=decision.demanded).paid
-            ):
-                total += of_resource[row]
+            if decision.tier is not Tier.CLOUD:
+                continue
+            if account.judge(values[row], costs[row], now_s, demanded=decision.demanded).paid:
+                account.take(costs[row], now_s)
                 gained += gains[row]
-            spent[at] = total
+                spent[at] = of_resource[row]
         thinned = np.linspace(0, len(times) - 1, 200).astype(np.intp)
         found.append(
             Day(
@@ -132,9 +131,9 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
                 contract,
                 share,
                 number + 1,
-                total / amount,
+                float(spent.sum()) / amount,
                 times[thinned] / 3600,
-                spent[thinned] / amount,
+                np.cumsum(spent)[thinned] / amount,
                 thinned / len(times),
                 gained / len(times),
                 _offline(np.array(values)[drawn], of_resource[drawn], gains[drawn], amount) / len(times),

@@ -12,7 +12,7 @@ from routing.parts import Effort, Job, Table
 
 
 def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
-    return [Job("overhead", decision.figures)]
+    return [Job("overhead", decision.measured)]
 
 
 def figures(records: Sequence[Figure]) -> list[Figure]:

@@ -3,8 +3,10 @@
 A transfer takes a + b * bytes, give or take. The line (a, b) is fitted to recent observations by least squares of the
 relative errors; each observation is then put down as the time that a payload of `REFERENCE_BYTES` would have taken, and
 the quantiles are theirs. So all sizes share what is known, and the line only says how sizes compare: when a link slows
-down, the quantiles follow at once and not twice. (Measured against one estimate for each power of two, and against
-quantiles of the ratio to the line: bench/timing.py.)
+down, the quantiles follow at once and not twice. A high quantile comes down slowly again, over a hundred observations:
+so a dozen quick ones in a row, which no chance explains, end the memory of what was before.
+
+Measured against one estimate for each power of two, and against quantiles of the ratio to the line: bench/timing.py.
 """
 
 from __future__ import annotations
@@ -21,15 +23,20 @@ _CLIP = 3.0  # times what was expected: a stall must not tilt the line
 _LEAST_S = 1e-5
 _AFTER_RETURN = 4.0
 _KEEP = 2.0 ** (-1 / _LINE_HALF_LIFE_COUNT)
+# So many in a row, each quicker than this share of the median, are no chance: things have changed.
+_RUN = 12
+_QUICK = 0.8
 
 
 class TimesBySize:
     """Durations of one kind, by payload size. A few hundred numbers, however long it runs."""
 
-    __slots__ = ("_base_s", "_moments", "_slope_s", "_times")
+    __slots__ = ("_base_s", "_moments", "_quick_s", "_run", "_since", "_slope_s", "_times")
 
     def __init__(self) -> None:
         self._times = DecayedQuantiles()
+        self._run: list[tuple[float, float]] = []  # quick ones in a row, with their times
+        self._quick_s, self._since = 0.0, 0  # what was quick, so many observations ago
         # Sums of weight * (1, x, x * x, y, x * y), with x in `REFERENCE_BYTES` and y in seconds.
         self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._base_s, self._slope_s = 1.0, 0.0
@@ -40,7 +47,9 @@ class TimesBySize:
         expected_s = self._expected_s(x) if self._moments[0] else max(_LEAST_S, seconds)
         if not censored or seconds >= expected_s:
             self._fit(x, min(seconds, _CLIP * expected_s), expected_s)
-        self._times.add(seconds / self._scale(x), now_s, censored=censored)
+        at_reference_s = seconds / self._scale(x)
+        self._times.add(at_reference_s, now_s, censored=censored)
+        self._notice(at_reference_s, now_s, quick=not censored and at_reference_s < self._quick_s)
 
     def quantile(self, size_bytes: int, share: float) -> float | None:
         """Seconds that this share of payloads of this size does not exceed; None where nothing was seen."""
@@ -60,6 +69,20 @@ class TimesBySize:
         """The mean size of late, 0 where nothing was seen."""
         weight, x = self._moments[:2]
         return round(x / weight * REFERENCE_BYTES) if weight else 0
+
+    def _notice(self, at_reference_s: float, now_s: float, *, quick: bool) -> None:
+        """Begins anew with the run of quick ones, once it is long enough."""
+        self._since += 1
+        if quick:
+            self._run.append((at_reference_s, now_s))
+            if len(self._run) == _RUN:
+                self._times = DecayedQuantiles()
+                for seconds, then_s in self._run:
+                    self._times.add(seconds, then_s)
+        if not quick or len(self._run) == _RUN:
+            self._run.clear()
+            if self._since >= _RUN:
+                self._quick_s, self._since = _QUICK * (self._times.quantile(0.5) or 0.0), 0
 
     def _expected_s(self, x: float) -> float:
         return max(_LEAST_S, self._base_s + self._slope_s * x)

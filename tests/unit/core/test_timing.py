@@ -35,6 +35,21 @@ def test_larger_is_never_predicted_to_be_quicker() -> None:
     assert (found.quantile(1_000, 0.95) or 0) <= (found.quantile(1_000_000, 0.95) or 0)
 
 
+def test_a_dozen_quick_ones_in_a_row_end_the_memory_of_a_slow_link() -> None:
+    found = fed(1.0, 0.0, [30_000], times=200)
+    for count in range(11):
+        found.add(30_000, 0.1, 20.0 + count)
+    assert (found.quantile(30_000, 0.95) or 0) > 1.0
+    found.add(30_000, 0.1, 31.0)
+    assert found.quantile(30_000, 0.95) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_chance_ends_no_memory(spread: float) -> None:
+    found = fed(0.1, 0.0, [30_000], spread=spread, times=5_000)
+    assert found.weight(500.0) > 30
+
+
 def test_a_stall_does_not_tilt_the_line() -> None:
     found = fed(0.05, 0.5, [4_000, 400_000])
     before = found.quantile(400_000, 0.5)
