@@ -22,7 +22,7 @@ mpl.rcParams |= {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10,
-    "figure.dpi": 90,
+    "figure.dpi": 80,
     "font.size": 8,
     "grid.alpha": 0.3,
     "grid.linewidth": 0.5,
@@ -212,8 +212,8 @@ def days(records: Sequence[on_budget.Day]) -> Picture:
     pairs = _pairs(records)
     size = (4 * len(pairs) + 1, 5.5)
     picture, panels = plt.subplots(2, len(pairs), figsize=size, squeeze=False, sharey="row", layout="constrained")
-    colours = dict(zip(on_budget.SHARES, (COLOURS["value"], COLOURS["threshold"]), strict=True))
-    styles = dict(zip(range(1, on_budget.DAYS + 1), (":", "--", "-"), strict=True))
+    colours = dict(zip(on_budget.SHARES, (COLOURS["value"], COLOURS["threshold"]), strict=False))
+    styles = dict(zip(range(1, on_budget.DAYS + 1), (":", "--", "-"), strict=False))
     for (spent, won), pair in zip(panels.T, pairs, strict=True):
         shown = [one for one in records if one.pair == pair and one.resource == "bytes" and not one.contract]
         for one in shown:
