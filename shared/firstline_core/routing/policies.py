@@ -96,8 +96,7 @@ class Value:
 
     Where there is a certificate, rows below its threshold are escalated as by `certified`. The rest is escalated as
     long as the value pays for it, and without a certificate that is all there is to it. The certificate goes on to
-    cover what is kept, in these words: of all answers with a score from the threshold on, at most epsilon are wrong.
-    Those that are escalated on top are right by definition, so the share of wrong ones among all of them can only fall.
+    cover what is kept, see `policy.covered`.
 
     Args:
         least_value: what is worth less is kept, however low the price.
