@@ -6,7 +6,7 @@ hardly more than the best device's share and whose product multiplies what two c
 
 Assumed: given all audits counted before, of whichever device, the next kept answer is wrong with a probability of at
 most epsilon. Devices that look at the same scene at the same moment break that: one wrong answer makes the others
-likely. Of those one audit may count, chosen before its loss is known; the room's `audit_spacing_s` does that by time.
+likely. Of those one audit may count, chosen before its loss is known; `contracts.audit_spacing_s` does that by time.
 """
 
 from __future__ import annotations

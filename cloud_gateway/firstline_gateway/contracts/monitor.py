@@ -22,7 +22,7 @@ from firstline_gateway.contracts.store import Contribution, Store
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.settings import Contracts as ContractSettings
+from firstline_gateway.settings import Contracts
 
 log = logger(__name__)
 
@@ -32,7 +32,7 @@ ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
 
 
-class Passed(StrEnum):
+class Skipped(StrEnum):
     """Why an audit was not counted: none of it depends on the audit's loss."""
 
     REPEATED = "repeated"  # this request was counted before
@@ -43,19 +43,19 @@ class Passed(StrEnum):
     NO_ANSWER = "no_answer"  # the full model gave what is no probability
 
 
-class Contracts:
+class ContractMonitor:
     """Belongs to one event loop.
 
     Args:
         store: closed here.
         repository: what is served.
-        settings: of the room.
+        settings: what counts, what alarms, and what an alarm may cost.
         metrics: gains the audits.
         clock: for ages and dates.
     """
 
     def __init__(
-        self, store: Store, repository: Repository, settings: ContractSettings, *, metrics: GatewayMetrics, clock: Clock
+        self, store: Store, repository: Repository, settings: Contracts, *, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._store = store
         self._repository = repository
@@ -66,7 +66,7 @@ class Contracts:
         self._quotas = store.quotas()
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._seen: dict[ModelKey, Seen] = {}
-        self._told: set[tuple[ModelKey, Passed]] = set()  # what the log says already
+        self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
         self._note_alarms()
         self._remember()
@@ -133,13 +133,13 @@ class Contracts:
         try:
             why, sentence = self._count(request, device, served, probabilities), _OTHER_CERTIFICATE
         except CapacityError as error:
-            why, sentence = Passed.DISK, error.message
+            why, sentence = Skipped.DISK, error.message
         if why is None:
-            self._told.discard((served.key, Passed.DISK))
+            self._told.discard((served.key, Skipped.DISK))
             return
-        self._metrics.audit_passed(why)
+        self._metrics.audit_skipped(why)
         # Somebody has to mend these. Once, for audits come for as long as nobody does.
-        if why in (Passed.DISK, Passed.NOT_PROMISED) and (served.key, why) not in self._told:
+        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (served.key, why) not in self._told:
             self._told.add((served.key, why))
             log.error(
                 "audit not counted", model=served.key.name, version=served.key.version, device=device, why=sentence
@@ -173,24 +173,24 @@ class Contracts:
         if per_hour is not None:
             self._quotas[model] = per_hour
 
-    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Passed | None:
+    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Skipped | None:
         note = request.audit
         assert note is not None  # noqa: S101 (the caller looked)
         key = promise_of(served.manifest, note)
         if key is None:
-            return Passed.NOT_PROMISED
+            return Skipped.NOT_PROMISED
         if not np.isfinite(probabilities).all():
-            return Passed.NO_ANSWER
+            return Skipped.NO_ANSWER
         now_s = self._clock.wall_s()
         if self._store.counted(device, request.request_id):
-            return Passed.REPEATED
+            return Skipped.REPEATED
         if self._store.counted_since(device, now_s - HOUR_S) >= self._settings.audits_per_device_hour:
-            return Passed.DEVICE_LIMIT
+            return Skipped.DEVICE_LIMIT
         pool = self._pools.get(key)
         if pool is None:
             pool = opened(key, now_s)
         elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
-            return Passed.SPACING
+            return Skipped.SPACING
         disagrees = int(np.argmax(probabilities[0])) != note.predicted
         after = counted(pool, note, float(disagrees), now_s=now_s, delta=self._settings.delta)
         self._store.put(after, device, request.request_id, disagrees=disagrees)
