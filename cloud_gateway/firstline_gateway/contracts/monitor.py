@@ -184,7 +184,8 @@ class ContractMonitor:
         now_s = self._clock.wall_s()
         if self._store.counted(device, request.request_id):
             return Skipped.REPEATED
-        if self._store.counted_since(device, now_s - HOUR_S) >= self._settings.audits_per_device_hour:
+        # Up to now: a clock that was ahead and set back must not use up a device's share for as long.
+        if self._store.counted_between(device, now_s - HOUR_S, now_s) >= self._settings.audits_per_device_hour:
             return Skipped.DEVICE_LIMIT
         pool = self._pools.get(key)
         if pool is None:

@@ -127,10 +127,10 @@ class Store:
         query = "SELECT 1 FROM audits WHERE device = ? AND request_id = ?"
         return bool(self._first(query, (device, request_id), 0))
 
-    def counted_since(self, device: str, since_s: float) -> int:
-        """How many audits of a device were counted since a wall time."""
-        query = "SELECT count(*) FROM audits WHERE device = ? AND counted_s > ?"
-        return int(self._first(query, (device, since_s), 0))
+    def counted_between(self, device: str, since_s: float, until_s: float) -> int:
+        """How many audits of a device were counted from one wall time to another."""
+        query = "SELECT count(*) FROM audits WHERE device = ? AND counted_s > ? AND counted_s <= ?"
+        return int(self._first(query, (device, since_s, until_s), 0))
 
     def put(self, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> None:
         """Keeps a pool after an audit, and that audit. An alarm is on the disk when this returns."""

@@ -74,7 +74,7 @@ def test_nothing_is_made_until_there_is_something_to_keep(tmp_path: Path) -> Non
     store = Store(tmp_path / "contracts.db")
     assert store.pools() == []
     assert store.quotas() == {}
-    assert store.devices(KEY) == store.counted_since("cam", 0.0) == 0
+    assert store.devices(KEY) == store.counted_between("cam", 0.0, NOW_S) == 0
     assert not store.counted("cam", "a")
     store.close()
     assert not list(tmp_path.iterdir())
@@ -84,8 +84,9 @@ def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(tmp_
     store = Store(tmp_path / "contracts.db")
     for hour in (0, 23, 25):
         store.put(pool_of(1, last_s=NOW_S + hour * 3600), "cam", f"at {hour}", disagrees=True)
-    assert store.counted_since("cam", NOW_S + 24 * 3600) == 1
-    assert store.counted_since("cam", 0.0) == 2
+    assert store.counted_between("cam", NOW_S + 24 * 3600, NOW_S + 26 * 3600) == 1
+    assert store.counted_between("cam", 0.0, NOW_S + 26 * 3600) == 2
+    assert store.counted_between("cam", 0.0, NOW_S + 24 * 3600) == 1  # the clock was set back
     assert [store.counted("cam", f"at {hour}") for hour in (0, 23, 25)] == [False, True, True]
     store.close()
 
