@@ -106,37 +106,33 @@ def measure(decide: Callable[[Row], bool], spending: Spending | None, evidence: 
     return Cost(float(np.median(net_us)), float(np.quantile(net_us, 0.99)))
 
 
-def figures() -> list[Figure]:
-    """Every policy without a budget, and those of our own with one and with all."""
+def measured() -> list[Figure]:
+    """Every policy, without budgets and with one or all of them."""
     workers = Workers(1, 1)
     held = hold(_DIGITS, RuntimeOptions(threads=1), workers)
     workers.close()
     evidence = rows(_ROWS, len(held.manifest.labels))
-    measured: list[Figure] = []
+    figures: list[Figure] = []
     for kind in policies.KINDS:
         for name, spending in (("no budget", None), ("bytes a day", one_budget()), ("all six budgets", all_budgets())):
             chosen = policies.make(kind)
             if not chosen.certifies and spending is not None:
                 continue
             decide = decider(Router(min_threshold=0.0, chosen=chosen), held, spending)
-            cost = min(measure(decide, spending, evidence) for _ in range(_PASSES))
+            found = min(measure(decide, spending, evidence) for _ in range(_PASSES))
             aimed = chosen.certifies
-            measured.append(
+            figures.append(
                 Figure(
                     f"one decision, {kind}, {name}: p50",
-                    round(cost.p50_us, 2),
+                    round(found.p50_us, 2),
                     "us",
                     f"< {_AIM_US:g}" if aimed else None,
-                    cost.p50_us < _AIM_US if aimed else None,
+                    found.p50_us < _AIM_US if aimed else None,
                 )
             )
-            measured.append(Figure(f"one decision, {kind}, {name}: p99", round(cost.p99_us, 2), "us"))
-    return measured
-
-
-def main() -> int:
-    return report("decision", figures())
+            figures.append(Figure(f"one decision, {kind}, {name}: p99", round(found.p99_us, 2), "us"))
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("decision", measured()))

@@ -80,7 +80,8 @@ class Router:
         certificate = model.edge.certificate if model.edge is not None else None
         group = model.group(row.edge)
         return (
-            self.policy.certifies
+            certificate is not None
+            and certificate.contract in self.policy.certifies
             and not self._standing(model).alarmed
             and policy.covered(verdict, self.threshold(model, group), certificate, group)
         )
