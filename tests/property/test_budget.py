@@ -25,7 +25,8 @@ def test_no_period_spends_more_than_its_budget(amount: float, period_s: float, s
     now_s, spent = START_S, dict[int, float]()
     for wait_s, value, cost, demanded in stream:
         now_s += wait_s
-        if account.buy(value, Cost(cost), now_s, demanded=bool(demanded)).paid:
+        if account.judge(value, Cost(cost), now_s, demanded=bool(demanded)).paid:
+            assert account.take(Cost(cost), now_s)
             period = int(now_s // period_s)
             spent[period] = spent.get(period, 0.0) + cost
     assert all(sum_spent <= amount * (1 + 1e-9) for sum_spent in spent.values())
@@ -38,7 +39,8 @@ def test_a_budget_also_holds_for_what_asks_no_price(
     account = Account({"joules/day": Meter(Budget(100.0, DAY_S), Ledger())})
     spent = 0.0
     for _, value, cost, demanded in stream:
-        spent += cost * account.buy(value, Cost(joules=cost), START_S, demanded=bool(demanded)).paid
+        if account.judge(value, Cost(joules=cost), START_S, demanded=bool(demanded)).paid:
+            spent += cost * account.take(Cost(joules=cost), START_S)
     for _, cost, _ in promises:
         spent += cost * account.take(Cost(joules=cost), START_S, priced=False)
     assert spent <= 100.0 * (1 + 1e-9)
@@ -52,7 +54,8 @@ def test_a_higher_value_is_never_denied_where_a_lower_one_is_paid(
         account, now_s = Account({"money": Meter(Budget(60.0, HOUR_S), Ledger())}), START_S
         for wait_s, value, price, wanted in stream:
             now_s += wait_s
-            account.buy(value, Cost(money=price), now_s, demanded=bool(wanted))
+            if account.judge(value, Cost(money=price), now_s, demanded=bool(wanted)).paid:
+                account.take(Cost(money=price), now_s)
         return account, now_s
 
     lower, higher = sorted((one, other))

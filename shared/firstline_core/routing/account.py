@@ -108,13 +108,6 @@ class Account:
         self._decided.append((demanded, value, cost, paid))
         return Verdict(paid, price, "" if enough else self.short(cost, now_s))
 
-    def buy(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Verdict:
-        """As `judge`, and charges at once what it decides to make."""
-        verdict = self.judge(value, cost, now_s, demanded=demanded)
-        if verdict.paid:
-            self.charge(cost, now_s)
-        return verdict
-
     def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
         """Charges what is about to be spent; False, and nothing charged, where too little is left.
 

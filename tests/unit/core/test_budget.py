@@ -48,7 +48,7 @@ def simulate(
         for at_s, value, cost in zip(times.tolist(), values.tolist(), costs.tolist(), strict=True):
             came += cost
             now_s = (START_DAY + day) * DAY_S + at_s
-            if account.buy(value, Cost(cost), now_s, demanded=True).paid:
+            if account.judge(value, Cost(cost), now_s, demanded=True).paid and account.take(Cost(cost), now_s):
                 gained, spent, last = gained + value, spent + cost, came
         order = np.argsort(-values / costs)
         best = values[order][np.cumsum(costs[order]) <= amount].sum()
