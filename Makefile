@@ -91,7 +91,7 @@ evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and 
 	$(BIN)/python bench/evaluate_pairs.py
 
 certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
-	$(BIN)/python bench/certificate_power.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python bench/certificate_power.py  # small fits; threads only wait
 
 alarm: .venv/test.stamp ## how often audits alarm falsely, and how soon they find a shift
 	$(BIN)/python bench/alarm.py
