@@ -55,8 +55,8 @@ class Selection:
 def default_fraction(rows: int) -> float:
     """Share of the rows that decides, unless told.
 
-    Below, what a part can choose is worth less than the rows that it takes from the certificate. Of the
-    oracle's share on one real pair, at its hardest promise, 0.70 is kept with a part and 0.79 without at 1,000 rows, 0.87 by both at
+    Below, what a part can choose is worth less than the rows that it takes from the certificate. Of the oracle's share
+    on one real pair, at its hardest promise, 0.70 is kept with a part and 0.79 without at 1,000 rows, 0.87 by both at
     1,500.
     """
     return SELECT_FRACTION if rows >= SELECTS_FROM_ROWS else 0.0
