@@ -29,7 +29,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm timing line fresh clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm decision timing line fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -101,6 +101,9 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
+
+decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
+	$(BIN)/python bench/decision.py
 
 fresh: ## clone this checkout into an empty folder and time `make demo` there
 	python3 bench/fresh.py

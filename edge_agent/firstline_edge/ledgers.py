@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,8 +14,23 @@ from firstline_core.telemetry.logs import logger
 log = logger(__name__)
 
 
+AROUND_BYTES = 2048.0
+
+
+class Books(msgspec.Struct, frozen=True):
+    """All that outlives a restart.
+
+    Args:
+        ledgers: by the name of their budget.
+        around_bytes: what crosses the link with a payload, headers and answer: as many as the first call may take.
+    """
+
+    ledgers: dict[str, Ledger] = msgspec.field(default_factory=dict)
+    around_bytes: float = AROUND_BYTES
+
+
 class LedgerFile:
-    """Keeps ledgers by the name of their budget. May be written from any thread.
+    """Keeps the books. May be written from any thread.
 
     Args:
         path: the file; its directory exists.
@@ -30,20 +44,19 @@ class LedgerFile:
         self._writing = threading.Lock()
         self.problem = ""
 
-    def read(self) -> dict[str, Ledger]:
-        """The ledgers as they were written last; none where there are none, or none that make sense, which is told."""
+    def read(self) -> Books:
+        """The books as they were written last; empty where there are none, or none that make sense, which is told."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Ledger])
+            return msgspec.json.decode(self._path.read_bytes(), type=Books)
         except FileNotFoundError:
-            return {}
+            return Books()
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("what was spent before is not known", path=str(self._path), error=str(error))
-            return {}
+            return Books()
 
-    def write(self, ledgers: Mapping[str, Ledger]) -> None:
-        """Replaces the file; a disk that refuses is told once, and tried again the next time."""
+    def write(self, text: bytes) -> None:
+        """Replaces the file by encoded `Books`; a disk that refuses is told once, and tried again the next time."""
         fresh = self._path.with_name(self._path.name + ".new")
-        text = msgspec.json.encode(ledgers)
         try:
             with self._writing:
                 descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -10,7 +10,7 @@ from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
 from firstline_edge.conditions import Sensors
-from firstline_edge.ledgers import LedgerFile
+from firstline_edge.ledgers import Books, LedgerFile
 from firstline_edge.settings import BudgetSection, EdgeSettings
 from firstline_edge.spending import Spending
 
@@ -38,16 +38,17 @@ def open_spending(
     if not budgets and settings.policy.kind != "value":
         return None
     costs, file = settings.costs, LedgerFile(path)
-    known = file.read() if budgets else {}
+    books = file.read() if budgets else Books()
     return Spending(
         Account(
-            {name: Meter(budget, known.get(name) or Ledger()) for name, budget in budgets.items()},
+            {name: Meter(budget, books.ledgers.get(name) or Ledger()) for name, budget in budgets.items()},
             worth=costs.worth,
             worths=Cost(joules=costs.money_per_joule, money=1.0),
         ),
         tariff_of(settings, link_names),
         clock,
         file=file,
+        around_bytes=books.around_bytes,
         link=link,
         sense=(sensors or Sensors(costs.heat_limit_c)).read,
         metered_factor=costs.metered_factor,

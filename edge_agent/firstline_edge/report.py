@@ -95,14 +95,12 @@ def add_gauges(agent: EdgeAgent) -> None:
         ("link", "part", "quantile"),
         lambda: _link_seconds(agent.links.timings()),
     )
-    if agent.spending is not None:
-        spending = agent.spending
-        for name, description, key in (
-            ("budget_spent", "What was spent in this hour or day.", "spent"),
-            ("budget_left", "What may still be spent in it.", "left"),
-            ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
-        ):
-            agent.metrics.readings(name, description, ("budget",), partial(_budgets, spending, key))
+    for name, description, key in (
+        ("budget_spent", "What was spent in this hour or day.", "spent"),
+        ("budget_left", "What may still be spent in it.", "left"),
+        ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
+    ):
+        agent.metrics.readings(name, description, ("budget",), partial(_budgets, agent.spending, key))
     agent.metrics.readings(
         "retries_total",
         "What was asked again after a failure, and what the budget did not allow to be.",
@@ -145,8 +143,8 @@ def _link_seconds(timings: Mapping[str, TimingReport | None]) -> dict[tuple[str,
     return found
 
 
-def _budgets(spending: Spending, key: str) -> dict[tuple[str, ...], float]:
-    return {(budget["budget"],): budget[key] for budget in spending.status()}
+def _budgets(spending: Spending | None, key: str) -> dict[tuple[str, ...], float]:
+    return {(budget["budget"],): budget[key] for budget in spending.status()} if spending is not None else {}
 
 
 def _retries(chain: LinkChain | None) -> dict[tuple[str, ...], float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policy
-from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State
+from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.standing import CLEAR, Standing, Standings
@@ -55,17 +56,19 @@ class Router:
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
-        if row.edge is None or model.edge is None:
+        edge, said = model.edge, row.edge
+        if said is None or edge is None:
             return _TOO_HEAVY
+        score = math.nan if said.score is None else said.score
         seen = Seen(
-            score=row.score,
-            value=row.value,
-            threshold=self.threshold(model, model.group(row.edge)),
-            certified=model.edge.certificate is not None,
-            probabilities=row.edge.probabilities,
-            now_s=self._clock.monotonic_s(),
+            score,
+            value_of(said.value, score),
+            self.threshold(model, model.group(said)),
+            edge.certificate is not None,
+            said.probabilities,
+            self._clock.monotonic_s(),
         )
-        return self.policy.decide(seen, self._states[model.edge.digest])
+        return self.policy.decide(seen, self._states[edge.digest])
 
     def instead(self, model: HeldModel, row: Row, denied: Decision) -> Decision:
         """What becomes of an edge answer whose escalation was denied: kept for its score, if only the price spoke."""
@@ -77,7 +80,8 @@ class Router:
         certificate = model.edge.certificate if model.edge is not None else None
         group = model.group(row.edge)
         return (
-            self.policy.certifies
+            certificate is not None
+            and certificate.contract in self.policy.certifies
             and not self._standing(model).alarmed
             and policy.covered(verdict, self.threshold(model, group), certificate, group)
         )

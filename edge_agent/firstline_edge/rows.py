@@ -66,7 +66,10 @@ class Row:
     @property
     def value(self) -> float:
         """P(edge wrong and full right): what asking the full model is worth. 1 where the edge model has not run."""
-        return value_of(None if self.edge is None else self.edge.value, self.score)
+        edge = self.edge
+        if edge is None:
+            return 1.0
+        return value_of(edge.value, math.nan if edge.score is None else edge.score)
 
     def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False) -> None:
         """Answers with what the small model said."""

@@ -10,17 +10,15 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from firstline_core import settings as sources
-from firstline_core.errors import ConfigError
 from firstline_core.routing.policies import Kind
+from firstline_edge.settings_check import check
 
 PREFIX = "FIRSTLINE_EDGE_"
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 _MIB = 1 << 20
 
@@ -291,71 +289,6 @@ def load(
         found = _anchor(found, file.resolve().parent)
     check(found)
     return found
-
-
-def check(settings: EdgeSettings) -> None:
-    """What one key alone cannot say.
-
-    Raises:
-        ConfigError: an open address without tokens, a link without an address, a certificate without TLS, or a policy
-            by price where nothing has one.
-    """
-    if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
-        raise ConfigError(
-            f"api.host is {settings.api.host}, which others can reach, but api.token_file is empty; "
-            "name a file of NAME:TOKEN lines, or listen on 127.0.0.1."
-        )
-    if settings.api.bodies_limit_bytes < settings.api.body_limit_bytes:
-        raise ConfigError(
-            f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
-            f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
-        )
-    if settings.policy.kind == "value" and not _has_prices(settings):
-        raise ConfigError(
-            "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
-            "costs.money_per_request, costs.money_per_mib, costs.money_per_joule or policy.least_value."
-        )
-    for number, link in enumerate(settings.links):
-        if link.kind == "http":
-            _check_http(f"links[{number}]", link)
-        else:
-            _check_mqtt(f"links[{number}]", link)
-
-
-def _has_prices(settings: EdgeSettings) -> bool:
-    costs = settings.costs
-    stated = (costs.money_per_request, costs.money_per_mib, costs.money_per_joule, settings.policy.least_value)
-    return any(stated) or settings.budget != BudgetSection()
-
-
-def _check_http(where: str, link: LinkSection) -> None:
-    if not _is_url(link.url):
-        raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
-    if link.proxy and not _is_url(link.proxy):
-        raise ConfigError(f"{where}.proxy is '{link.proxy}'; name the proxy as http://HOST:PORT, or leave it out.")
-
-
-def _check_mqtt(where: str, link: LinkSection) -> None:
-    if not link.host:
-        raise ConfigError(f"{where}.host is empty; an mqtt link needs the broker's host.")
-    if link.tls_key_file and not link.tls_certificate_file:
-        raise ConfigError(f"{where}.tls_key_file is named without its tls_certificate_file; name both.")
-    if link.tls_certificate_file and not link.tls_ca_file:
-        raise ConfigError(
-            f"{where}.tls_certificate_file is named but tls_ca_file is empty, so the link would not use TLS; name the "
-            'authorities to trust, or "system" for the usual ones.'
-        )
-
-
-def _is_url(text: str) -> bool:
-    """Whether it says how a host is reached over HTTP, and nothing that a path could not follow."""
-    try:
-        parts = urlsplit(text)
-        has_port = parts.port != 0  # reading it raises, where it is none
-    except ValueError:
-        return False
-    plain = text.isprintable() and " " not in text and "?" not in text and "#" not in text
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port and plain
 
 
 def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:

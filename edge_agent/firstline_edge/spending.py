@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
@@ -22,17 +24,16 @@ from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest
-from firstline_edge.ledgers import LedgerFile
+from firstline_edge.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
 SAVE_EVERY_S = 5.0
 
-_AROUND_BYTES = 700.0  # headers, the answer: until the first call tells
-_FORGET = 0.02  # how fast a call that was larger than usual is forgotten
+_ROW_BYTES = 256  # what an answer says of each further row
+_FORGET = 0.05  # how fast a call that was larger than usual is forgotten
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(NamedTuple):
     """Why the budgets denied an escalation, for `explain`.
 
     Args:
@@ -64,7 +65,8 @@ class Spending:
         account: its budgets.
         tariff: what things cost.
         clock: budgets are of hours and days by the wall.
-        file: keeps ledgers; None to forget them.
+        file: keeps the books; None to forget them.
+        around_bytes: what crosses the link with a payload, as far as is known.
         link: name of the link that a request would take now, "" for none.
         sense: finds out battery and heat; may take milliseconds.
         metered_factor: how much dearer a metered link is.
@@ -77,6 +79,7 @@ class Spending:
         clock: Clock,
         *,
         file: LedgerFile | None = None,
+        around_bytes: float = AROUND_BYTES,
         link: Callable[[], str] = lambda: "",
         sense: Callable[[], Conditions] = Conditions,
         metered_factor: float = 4.0,
@@ -89,7 +92,7 @@ class Spending:
         self._link = link
         self._sense = sense
         self._metered_factor = metered_factor
-        self._around_bytes = _AROUND_BYTES
+        self._around_bytes = around_bytes
         self._changed = False
 
     def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
@@ -101,8 +104,8 @@ class Spending:
             demanded: the contract demands it.
         """
         cost = self._estimate(size_bytes)
-        verdict = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
-        return None if verdict.paid else Denial(value, verdict.price, cost, verdict.short)
+        paid, price, short = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
+        return None if paid else Denial(value, price, cost, short)
 
     @property
     def ample(self) -> bool:
@@ -119,7 +122,8 @@ class Spending:
         """
         now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
-        reserved = self._estimate(size_bytes)
+        around_rows_bytes = _ROW_BYTES * (request.rows - 1)
+        reserved = self._estimate(size_bytes + around_rows_bytes)
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             raise BudgetExceededError(
                 f"This device's budget for {account.short(reserved, now_s) or 'audits'} is spent; [budget] in its "
@@ -133,7 +137,7 @@ class Spending:
                 yield
                 answered = True
             finally:
-                self._settle(reserved, traffic, size_bytes, answered=answered)
+                self._settle(reserved, traffic, size_bytes + around_rows_bytes, answered=answered)
 
     def ran(self, rows: int) -> None:
         """The edge model ran on so many rows."""
@@ -142,17 +146,16 @@ class Spending:
             self._changed = True
 
     def _estimate(self, size_bytes: float) -> Cost:
-        link = self._link()
-        metered = self._tariff.of_link(link).metered
-        if metered is not self.conditions.metered:
-            self._take_up(replace(self.conditions, metered=metered))
-        return self._tariff.traffic(link, size_bytes, self._around_bytes)
+        tariff = self._tariff.of_link(self._link())
+        if tariff.metered is not self.conditions.metered:
+            self._take_up(replace(self.conditions, metered=tariff.metered))
+        return tariff.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _settle(self, reserved: Cost, traffic: Traffic, size_bytes: int, *, answered: bool) -> None:
         """Puts what was really spent in the place of the estimate; a link that counts nothing is taken at that."""
         if answered and not traffic.crossed:
             return
-        spent = [self._tariff.traffic(*crossed, requests=0) for crossed in traffic.crossed]
+        spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         total = Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
         if answered:
@@ -171,14 +174,18 @@ class Spending:
             sensed = await asyncio.to_thread(self._sense)
             self._take_up(replace(sensed, metered=self.conditions.metered))
             await self._clock.sleep(SAVE_EVERY_S)
-            if self._changed:
+            if self._changed and self._file is not None:
                 self._changed = False
-                await asyncio.to_thread(self.save)
+                await asyncio.to_thread(self._file.write, self._books())
 
     def save(self) -> None:
-        """Writes down what was spent."""
+        """Writes down what was spent, if anything can be."""
         if self._file is not None and self.account.meters:
-            self._file.write(self.account.ledgers)
+            self._file.write(self._books())
+
+    def _books(self) -> bytes:
+        """Encoded here, for what is written in a thread must not change meanwhile."""
+        return msgspec.json.encode(Books(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
 
     @property
     def problem(self) -> str:

@@ -65,7 +65,10 @@ def certify_command(
         typer.Option(help="Instead of BUNDLE: CSV file with the columns score and agree (0 or 1); '-' is stdin."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")
+        Path | None,
+        typer.Option(
+            help="Folder with images/ or images.zip, and labels.csv (columns file, label) where labels matter."
+        ),
     ] = None,
     loss: Annotated[
         Loss,
@@ -131,8 +134,9 @@ def certify_command(
         opened = open_bundle(require_bundle(bundle))
         if out is not None:
             refuse_overwriting(out, force)  # before the models run for minutes
-        dataset = open_dataset(data)
-        if loss is Loss.HARM or contract is Scope.STREAM:
+        labelled = loss is Loss.HARM or contract is Scope.STREAM
+        dataset = open_dataset(data, labelled=labelled)
+        if labelled:
             dataset.check_labels(opened.manifest.labels)
         evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
         prove = (

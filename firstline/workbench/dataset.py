@@ -3,6 +3,8 @@
 The columns `file` and `label` are read, `name` where it is there, others are passed over. `file` is the path below
 `images/`, or the archive's member; nothing that the csv does not name is ever opened. `label` counts from 0 in the
 order of the bundle's labels.
+
+Where labels do not matter, the column may be absent, and so may labels.csv: then all files are taken.
 """
 
 from __future__ import annotations
@@ -18,13 +20,20 @@ from pathlib import Path, PurePosixPath
 from firstline_core.errors import ConfigError
 
 LABELS_NAME = "labels.csv"
+UNLABELLED = -1
 FILE_LIMIT_BYTES = 64 * 1024 * 1024
 """Largest image that is read; of an archive's member, before it is unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of labels.csv. `name` is the class in words, "" where the csv has none."""
+    """One row of labels.csv.
+
+    Attributes:
+        label: `UNLABELLED` where the csv has none.
+        name: the class in words, "" where the csv has none.
+        line: in the csv; 0 where that is absent.
+    """
 
     file: str
     label: int
@@ -75,20 +84,24 @@ class Dataset:
                 )
 
 
-def open_dataset(folder: Path, limit: int | None = None) -> Dataset:
+def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = True) -> Dataset:
     """Reads `labels.csv`.
 
     Args:
         folder: see the module.
         limit: takes this many samples, spread evenly over the file, which is often sorted by class; None takes all.
+        labelled: whether labels matter; else the csv, or its labels, may be absent.
 
     Raises:
         ConfigError: no such file, or a line that makes no sense.
     """
     file = folder / LABELS_NAME
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            samples = tuple(_samples(csv.DictReader(stream, strict=True), file))
+        if not labelled and folder.is_dir() and not file.exists():
+            samples = tuple(Sample(name, UNLABELLED, "", 0) for name in _listed(folder))
+        else:
+            with file.open(newline="", encoding="utf-8-sig") as stream:
+                samples = tuple(_samples(csv.DictReader(stream, strict=True), file, labelled=labelled))
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be read: {error.strerror}; a data folder has {LABELS_NAME} (columns file, label) and "
@@ -97,25 +110,39 @@ def open_dataset(folder: Path, limit: int | None = None) -> Dataset:
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not a csv file in UTF-8: {error}.") from error
     if not samples:
-        raise ConfigError(f"{file} names no images.")
+        raise ConfigError(f"{file} names no images." if file.exists() else f"{folder} holds no images.")
     if limit is not None and limit < len(samples):
         samples = tuple(samples[position * len(samples) // limit] for position in range(limit))
     return Dataset(folder, samples)
 
 
-def _samples(rows: csv.DictReader[str], file: Path) -> Iterator[Sample]:
-    missing = {"file", "label"} - set(rows.fieldnames or ())
+def _listed(folder: Path) -> list[str]:
+    """All images that lie there, as labels.csv would name them; names that start with a dot are passed over."""
+    with _opened(folder) as images:
+        if images.archive is not None:
+            found = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
+        else:
+            found = [
+                PurePosixPath(*path.relative_to(images.folder).parts)
+                for path in images.folder.rglob("*")
+                if path.is_file()
+            ]
+    return sorted(str(path) for path in found if not any(part.startswith(".") for part in path.parts))
+
+
+def _samples(rows: csv.DictReader[str], file: Path, *, labelled: bool) -> Iterator[Sample]:
+    missing = ({"file", "label"} if labelled else {"file"}) - set(rows.fieldnames or ())
     if missing:
         raise ConfigError(f"{file} has no column {' and '.join(sorted(missing))}; its first line names the columns.")
     for row in rows:
         # A short row gives None.
-        name, label = row["file"] or "", (row["label"] or "").strip()
+        name, label = row["file"] or "", (row.get("label") or "").strip()
         path = PurePosixPath(name)
         if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise ConfigError(f"{file}:{rows.line_num} names the file '{name}'; paths are relative and stay inside.")
-        if not (label.isascii() and label.isdigit()):
+        if "label" in row and not (label.isascii() and label.isdigit()):
             raise ConfigError(f"{file}:{rows.line_num} has label '{label}'; a label is a number from 0.")
-        yield Sample(name, int(label), (row.get("name") or "").strip(), rows.line_num)
+        yield Sample(name, int(label) if "label" in row else UNLABELLED, (row.get("name") or "").strip(), rows.line_num)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +153,8 @@ class _Images:
     archive: zipfile.ZipFile | None
 
     def read(self, sample: Sample, csv_file: Path) -> bytes:
-        where = f"{csv_file}:{sample.line} names '{sample.file}', which"
+        named = f"{csv_file}:{sample.line} names" if sample.line else f"{csv_file.parent} holds"
+        where = f"{named} '{sample.file}', which"
         try:
             if self.archive is not None:
                 member = self.archive.getinfo(sample.file)

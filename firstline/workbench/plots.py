@@ -16,8 +16,9 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from firstline.workbench.curves import Share
 from firstline.workbench.sheet import Sheet, Tiers
 
-_INCHES = (6.4, 4.2)
-_DOTS_PER_INCH = 200
+# Small, so that letters stay readable where a phone shows it at its own width.
+_INCHES = (5.12, 3.7)
+_DOTS_PER_INCH = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from support.agent import until
 from support.bundles import with_certificate
 
 from firstline.demo import assets
-from firstline.demo.house import Device, house
+from firstline.demo.house import Device, House, house
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.types import Answer, Reason
@@ -57,6 +58,16 @@ def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "PNG")
         yield file.getvalue()
+
+
+async def pooled(built: House, folder: Path) -> dict[str, int]:
+    """Audits as the gateway's metrics count them."""
+    token = (folder / "device.token").read_text().strip()
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
+        metrics = (await client.get(f"{built.gateway_url}/metrics")).text
+    counted = re.findall(r'firstline_gateway_audits_total\{.*result="(\w+)".*\} ([0-9.e+]+)', metrics)
+    told = {result: int(float(count)) for result, count in counted}
+    return {"agreed": told["agrees"], "disagreed": told["disagrees"]}
 
 
 async def page(device: Device, path: str) -> str:
@@ -106,6 +117,8 @@ async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, 
                     break
             assert 0 < alarmed_after < 60
             broken = await contract(device)
+            # The gateway has counted the very audits that the device has, and their losses.
+            assert await pooled(built, folder) == {name: broken["audits"][name] for name in ("agreed", "disagreed")}
             assert broken["escalates_all"] and broken["audits"]["disagreed"] > quiet["audits"]["disagreed"]
 
             # What was audited is answered by the full model's word from now on; what was not, for want of a quota, by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from support.agent import edge_settings, serving_agent
 from support.gateway import DIGITS
 from support.line import Line, line
 from typer.testing import CliRunner
@@ -138,3 +140,15 @@ def test_options_that_do_not_go_together(running: Line, tmp_path: Path) -> None:
         *(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--full-from", running.gateway.url), code=1
     ).stderr
     assert "token" in refused
+
+
+async def test_a_device_that_wants_a_token_gets_it_from_a_file(tmp_path: Path) -> None:
+    tokens, mine = tmp_path / "tokens", tmp_path / "mine"
+    tokens.write_text("workbench:a-token-of-some-length-0001\n")
+    tokens.chmod(0o600)
+    mine.write_text("a-token-of-some-length-0001\n")
+    async with serving_agent(edge_settings(tmp_path / "state", api__token_file=str(tokens))) as (_, url):
+        asked = (DIGITS, *PROMISE, "--from-agent", url)
+        refused = await asyncio.to_thread(run, *asked, code=1)
+        assert "token" in refused.stderr and "no edge agent" not in refused.stderr
+        assert "Certified on 599 rows" in (await asyncio.to_thread(run, *asked, "--token-file", mine)).stdout

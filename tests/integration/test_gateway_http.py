@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -361,6 +362,22 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
     assert executor.closed
     with pytest.raises(httpx.ConnectError):
         await httpx.AsyncClient().get(url)
+
+
+async def test_no_answer_waits_for_an_acknowledgement() -> None:
+    accepted: list[socket.socket] = []
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport.get_extra_info("socket"))
+
+    bound = server.bind("127.0.0.1", 0)
+    listening = await asyncio.get_running_loop().create_server(Server, sock=bound)
+    _, writer = await asyncio.open_connection(*bound.getsockname())
+    await until(lambda: bool(accepted))
+    assert accepted[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    writer.close()
+    listening.close()
 
 
 async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gateway, GatedExecutor]) -> None:

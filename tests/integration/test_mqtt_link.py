@@ -20,6 +20,7 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.links.traffic import counted
 
 pytestmark = pytest.mark.mosquitto
 
@@ -91,6 +92,17 @@ async def test_a_broker_that_is_away_at_the_start_is_known_after_one_attempt(mos
     with pytest.raises(errors.LinkDownError):
         await link.infer(request(), 30)
     await link.close()
+
+
+async def test_it_counts_what_it_sends_and_receives(mosquitto: Broker, link: MqttLink) -> None:
+    asked = request(1)
+    async with gateway(mosquitto):
+        with counted() as traffic:
+            answer = await link.infer(asked, 5.0)
+    sent, received = (sum(crossed[at] for crossed in traffic.crossed) for at in (1, 2))
+    assert {name for name, _, _ in traffic.crossed} == {"mqtt"}
+    assert asked.size_bytes < sent < asked.size_bytes + 1500
+    assert answer.output("probabilities").nbytes < received < answer.output("probabilities").nbytes + 1500
 
 
 async def test_news_are_told_once_and_the_birth_message_says_how_things_are(mosquitto: Broker) -> None:

@@ -72,7 +72,7 @@ def test_what_the_contract_demands_never_costs_more_than_the_rest(stream: list[t
         now_s += wait_s
         assert 0 <= meter.price(now_s, demanded=True) <= meter.price(now_s, demanded=False)
         taken = value >= meter.price(now_s, demanded=bool(demanded)) * cost and cost <= meter.left(now_s)
-        meter.offered(value, cost, now_s, demanded=bool(demanded), taken=taken)
+        meter.offered(value, cost, cost * taken, now_s, demanded=bool(demanded))
         if taken:
             meter.charge(cost, now_s, priced=True)
 
@@ -85,7 +85,7 @@ def test_an_ample_budget_has_no_price(stream: list[tuple[float, ...]]) -> None:
     meter, now_s = Meter(Budget(amount, DAY_S), Ledger()), START_S
     for wait_s, value, cost, demanded in stream:
         now_s = min(now_s + wait_s, START_S + DAY_S - 1)
-        meter.offered(value, cost, now_s, demanded=bool(demanded), taken=True)
+        meter.offered(value, cost, cost, now_s, demanded=bool(demanded))
         meter.charge(cost, now_s, priced=True)
         assert meter.price(now_s, demanded=False) == 0.0
 
@@ -100,5 +100,5 @@ def test_the_same_history_makes_the_same_prices_after_a_restart(stream: list[tup
         restarted = Meter(restarted.budget, ledger)
         assert restarted.left(now_s) == steady.left(now_s)
         for meter in (steady, restarted):
-            meter.offered(value, cost, now_s, demanded=bool(demanded), taken=cost <= meter.left(now_s))
+            meter.offered(value, cost, cost * (cost <= meter.left(now_s)), now_s, demanded=bool(demanded))
             meter.charge(min(cost, meter.left(now_s)), now_s, priced=True)

@@ -167,7 +167,7 @@ class Standings:
         watched = self.find(model)
         if watched is None or notice is None:
             return
-        if notice.escalations_per_hour is not None:
+        if notice.escalations_per_hour not in (None, watched.record.escalations_per_hour):
             watched.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
         if notice.alarm and not watched.record.alarmed:

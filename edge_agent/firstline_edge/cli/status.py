@@ -113,7 +113,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
 def _budget_line(budget: dict[str, Any]) -> str:
     price = f"a unit is worth {budget['price']:.3g}" if budget["price"] else "ample"
     return (
-        f"budget  {budget['budget']}: {budget['spent']:.6g} of {budget['amount']:.6g} spent, {price}, "
+        f"budget  {budget['budget']}: {budget['spent']:.10g} of {budget['amount']:.10g} spent, {price}, "
         f"anew in {budget['ends_in_s'] / 60:.0f} min"
     )
 

@@ -128,14 +128,15 @@ class LinkChain:
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
         """Seconds within which this share of such requests is answered, by the best link that may be used.
 
-        None where no link may be used, or one of which nothing is known: only a request can tell.
+        None where no link may be used, or nothing is known of the preferred one: only a request can tell.
         """
         now_s = self._clock.monotonic_s()
         found = [
             way.timing.predicted_s(size_bytes, quantile, now_s) for way in self._ways if way.breaker.allows_requests
         ]
-        known = [seconds for seconds in found if seconds is not None]
-        return min(known) if known and len(known) == len(found) else None
+        if not found or found[0] is None:
+            return None
+        return min(seconds for seconds in found if seconds is not None)
 
     def timings(self) -> dict[str, TimingReport | None]:
         """How long each link takes, by its name; None where nothing is known of late."""

@@ -11,8 +11,8 @@ it may be too dear although no budget is short.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstline_core.routing.budget import Ledger, Meter
@@ -27,12 +27,12 @@ class Cost(NamedTuple):
 
 
 NO_MARKUP = Cost(1.0, 1.0, 1.0)
+_NOTHING = Cost()
 A_COIN_A_COIN = Cost(money=1.0)
 """Worths where nothing but money has a worth of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the budgets say of one escalation.
 
     Args:
@@ -46,11 +46,17 @@ class Verdict:
     short: str = ""
 
 
+_TOGETHER = 32  # decisions that move the prices together, at most
+
+
 class Account:
     """The budgets of one device.
 
+    A decision takes microseconds, moving the prices takes more. So a few decisions may move them together, as in
+    mini-batch descent: until one of them is paid for, or the forecasts grow old.
+
     Args:
-        meters: by resource, a name in `Cost`; several of one resource for an hour and a day.
+        meters: by name: a resource of `Cost`, and where it has several budgets, "/" and a word of one's own.
         worth: of a corrected answer, in money; above 0.
         worths: of a unit of each resource, in money, budget or not.
     """
@@ -59,22 +65,31 @@ class Account:
         self.meters = meters
         self.worth = worth
         self._worths = worths
+        self._markup = NO_MARKUP
         self._metered = [(Cost._fields.index(name.partition("/")[0]), name, meter) for name, meter in meters.items()]
-        self.markup = NO_MARKUP
+        self._prices = {True: list(_NOTHING), False: list(_NOTHING)}  # as values, by resource
+        self._left = [math.inf] * len(_NOTHING)
+        self._decided: list[tuple[bool, float, Cost, bool]] = []  # demanded, value, cost, paid
+        self._until_s = -math.inf
+
+    @property
+    def markup(self) -> Cost:
+        """How much dearer each resource is at the moment."""
+        return self._markup
+
+    @markup.setter
+    def markup(self, markup: Cost) -> None:
+        self._markup, self._until_s = markup, -math.inf
 
     def price(self, cost: Cost, now_s: float, *, demanded: bool) -> float:
         """What this would have to be worth, as a value: P(edge wrong and full right) that just pays for it."""
-        markup = self.markup
-        total = 0.0
-        for at, _, meter in self._metered:
-            total += markup[at] * meter.price(now_s, demanded=demanded) * cost[at]
-        if not demanded:
-            worths = self._worths
-            total += markup[0] * worths[0] * cost[0] + markup[1] * worths[1] * cost[1] + markup[2] * worths[2] * cost[2]
-        return total / self.worth
+        if now_s >= self._until_s:
+            self._look(now_s)
+        per_byte, per_joule, per_coin = self._prices[demanded]
+        return per_byte * cost[0] + per_joule * cost[1] + per_coin * cost[2]
 
     def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Verdict:
-        """Decides one escalation, and moves the prices. Nothing is charged: `take` does that once something is sent.
+        """Decides one escalation. Nothing is charged: `take` does that once something is sent.
 
         Args:
             value: P(edge wrong and full right), 0 to 1.
@@ -82,12 +97,16 @@ class Account:
             now_s: wall clock.
             demanded: the contract demands it.
         """
-        price = self.price(cost, now_s, demanded=demanded)
-        short = self.short(cost, now_s)
-        paid = not short and value >= price
-        for at, _, meter in self._metered:
-            meter.offered(value * self.worth, cost[at], now_s, demanded=demanded, taken=paid)
-        return Verdict(paid, price, short)
+        if now_s >= self._until_s or len(self._decided) >= _TOGETHER:
+            self._look(now_s)
+        per_byte, per_joule, per_coin = self._prices[demanded]
+        size, energy, money = cost
+        price = per_byte * size + per_joule * energy + per_coin * money
+        left = self._left
+        enough = size <= left[0] and energy <= left[1] and money <= left[2]
+        paid = enough and value >= price
+        self._decided.append((demanded, value, cost, paid))
+        return Verdict(paid, price, "" if enough else self.short(cost, now_s))
 
     def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
         """Charges what is about to be spent; False, and nothing charged, where too little is left.
@@ -106,6 +125,7 @@ class Account:
         """Charges what is already spent, or gives back where it is below 0."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
+        self._look(now_s)
 
     def short(self, cost: Cost, now_s: float) -> str:
         """The budget that cannot pay this, whatever its value; "" where all can."""
@@ -116,13 +136,34 @@ class Account:
 
     def spares(self, cost: Cost, now_s: float) -> bool:
         """Whether all budgets can do without this, see `Meter.spares`."""
+        self._look(now_s)
         return all(meter.spares(cost[at], now_s) for at, _, meter in self._metered)
 
     def refilled_in_s(self, now_s: float) -> float:
         """Seconds until a budget begins anew; 0 without budgets."""
         return min((meter.ends_in_s(now_s) for meter in self.meters.values()), default=0.0)
 
-    @property
-    def ledgers(self) -> dict[str, Ledger]:
+    def ledgers(self, now_s: float) -> dict[str, Ledger]:
         """What must outlive a restart, by budget."""
+        self._look(now_s)
         return {name: meter.ledger for name, meter in self.meters.items()}
+
+    def _look(self, now_s: float) -> None:
+        """Moves the prices by what was decided, and takes a fresh look at them and at what is left."""
+        for demanded in (True, False):
+            found = [(value, cost, paid) for was, value, cost, paid in self._decided if was is demanded]
+            if found:
+                value = sum(value for value, _, _ in found) * self.worth
+                for at, _, meter in self._metered:
+                    offered = sum(cost[at] for _, cost, _ in found)
+                    taken = sum(cost[at] for _, cost, paid in found if paid)
+                    meter.offered(value, offered, taken, now_s, demanded=demanded, count=len(found))
+        self._decided.clear()
+        self._left = [math.inf] * len(_NOTHING)
+        for demanded, prices in self._prices.items():
+            prices[:] = _NOTHING if demanded else self._worths
+            for at, _, meter in self._metered:
+                prices[at] += meter.price(now_s, demanded=demanded)
+                self._left[at] = min(self._left[at], meter.left(now_s))
+            prices[:] = [price * dearer / self.worth for price, dearer in zip(prices, self._markup, strict=True)]
+        self._until_s = min((meter.until_s for meter in self.meters.values()), default=math.inf)

@@ -96,11 +96,12 @@ class Meter:
         self.ledger = ledger
         self._forecasts: list[Forecast] = []
         self._passed = 0.0
-        self._until_s = -math.inf
+        self.until_s = -math.inf
+        """Until when what was found out about the rest of the period holds."""
 
     def left(self, now_s: float) -> float:
         """What may still be spent in this period, of which `now_s` is a wall clock's time."""
-        if now_s >= self._until_s:
+        if now_s >= self.until_s:
             self._look(now_s)
         return self.budget.amount - self.ledger.spent
 
@@ -111,7 +112,7 @@ class Meter:
 
     def price(self, now_s: float, *, demanded: bool) -> float:
         """Worth of a unit; 0 while the budget is ample."""
-        if now_s >= self._until_s:
+        if now_s >= self.until_s:
             self._look(now_s)
         least, price = self.ledger.prices
         return least if demanded or least > price else price
@@ -127,25 +128,26 @@ class Meter:
         spare = _SPARE * self.budget.amount - sum(self.ledger.demands[_UNPRICED].today)
         return self.price(now_s, demanded=True) == 0 or amount <= spare
 
-    def offered(self, value: float, cost: float, now_s: float, *, demanded: bool, taken: bool) -> None:
-        """Moves the prices after an escalation was decided.
+    def offered(self, value: float, cost: float, taken: float, now_s: float, *, demanded: bool, count: int = 1) -> None:
+        """Moves the prices after escalations were decided: one, or a few at the same prices.
 
         Args:
-            value: of it, in worth; at least 0.
-            cost: of it; at least 0. It is not charged, see `charge`.
+            value: of them, in worth; at least 0.
+            cost: of them; at least 0. It is not charged, see `charge`.
+            taken: cost of those that will be made.
             now_s: wall clock.
-            demanded: whether the contract demands it.
-            taken: whether it will be made.
+            demanded: whether the contract demands them.
+            count: how many.
         """
         left = self.left(now_s)
         ledger = self.ledger
-        weight = _SMOOTH if ledger.cost else 1.0
-        ledger.value += weight * (value - ledger.value)
-        ledger.cost += weight * (cost - ledger.cost)
+        weight = 1 - (1 - _SMOOTH) ** count if ledger.cost else 1.0
+        ledger.value += weight * (value / count - ledger.value)
+        ledger.cost += weight * (cost / count - ledger.cost)
         if not ledger.cost:
             return
         purchases = max(self.budget.amount / ledger.cost, 1.0)
-        move = _STEP / math.sqrt(purchases) * (ledger.value / ledger.cost) * (cost / ledger.cost)
+        step = _STEP / math.sqrt(purchases) * (ledger.value / ledger.cost)
         free = max(left - self._forecasts[_UNPRICED].remaining, 0.0)
         for which in (_DEMANDED, _ALL) if demanded else (_ALL,):
             ledger.demands[which].add(cost, self._passed)
@@ -154,7 +156,8 @@ class Meter:
             belief = _KNOWN if ledger.demands[which].usual else _UNKNOWN
             to_come = belief * forecast.remaining
             fair = free / to_come if free < _FAIR_MOST * to_come else _FAIR_MOST
-            ledger.prices[which] = max(0.0, ledger.prices[which] + move * (taken - fair))
+            price = ledger.prices[which] + step * (taken - fair * cost) / ledger.cost
+            ledger.prices[which] = max(0.0, price)
 
     def charge(self, amount: float, now_s: float, *, priced: bool) -> None:
         """Notes what was spent, or given back where it is below 0; `priced` where it had been offered."""
@@ -187,4 +190,4 @@ class Meter:
             passed = 0.0
         self._passed = passed
         self._forecasts = [demand.forecast(passed) for demand in ledger.demands]
-        self._until_s = min(now_s + period_s / _MOMENTS, (period + 1) * period_s)
+        self.until_s = min(now_s + period_s / _MOMENTS, (period + 1) * period_s)

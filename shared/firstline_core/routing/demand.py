@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 SLOTS = 24
 """Parts of a period, of each of which the demand is remembered."""
 
-_RECENT = 0.5  # weight of the last period against all earlier ones
+_RECENT = 0.3  # weight of the last period against all earlier ones: one odd day is not yet a habit
 _EVEN = 0.2  # weight of "as it did on average today"
 _DOUBT = 0.1  # share of a whole period's demand that it takes to believe that today is different
 _BUSIEST = 3.0  # a burst at the beginning must not promise more than so many times the usual

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.bundle.certificate import Contract
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 
@@ -63,13 +64,13 @@ class State:
 
 
 class Policy(Protocol):
-    """One way to decide. `certifies`: a certificate may cover answers that it keeps for their score."""
+    """One way to decide. `certifies`: the contracts whose certificate covers what it keeps for its score."""
 
     @property
     def kind(self) -> Kind: ...
 
     @property
-    def certifies(self) -> bool: ...
+    def certifies(self) -> tuple[Contract, ...]: ...
 
     def decide(self, seen: Seen, state: State) -> Decision:
         """Who answers the row; `state` is brought up to date."""
@@ -81,7 +82,7 @@ class Certified:
     """Keeps an answer if and only if its score reaches the threshold in use."""
 
     kind: ClassVar[Kind] = "certified"
-    certifies: ClassVar[bool] = True
+    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "stream")
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP if seen.score >= seen.threshold else _ESCALATE
@@ -96,8 +97,7 @@ class Value:
 
     Where there is a certificate, rows below its threshold are escalated as by `certified`. The rest is escalated as
     long as the value pays for it, and without a certificate that is all there is to it. The certificate goes on to
-    cover what is kept, in these words: of all answers with a score from the threshold on, at most epsilon are wrong.
-    Those that are escalated on top are right by definition, so the share of wrong ones among all of them can only fall.
+    cover what is kept, see `policy.covered`; but not one on a stream, where more escalations may cost accuracy.
 
     Args:
         least_value: what is worth less is kept, however low the price.
@@ -105,7 +105,7 @@ class Value:
 
     least_value: float = 0.0
     kind: ClassVar[Kind] = "value"
-    certifies: ClassVar[bool] = True
+    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm")
 
     def decide(self, seen: Seen, state: State) -> Decision:
         if seen.certified and not seen.score >= seen.threshold:
@@ -123,7 +123,7 @@ class Threshold:
 
     threshold: float | None = None
     kind: ClassVar[Kind] = "threshold"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP if seen.score >= (seen.threshold if self.threshold is None else self.threshold) else _ESCALATE
@@ -134,7 +134,7 @@ class EdgeOnly:
     """Keeps everything."""
 
     kind: ClassVar[Kind] = "edge_only"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP_BLINDLY
@@ -145,7 +145,7 @@ class CloudOnly:
     """Escalates everything."""
 
     kind: ClassVar[Kind] = "cloud_only"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _ESCALATE_BLINDLY
@@ -161,7 +161,7 @@ class Random:
 
     rate: float = 0.3
     kind: ClassVar[Kind] = "random"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _ESCALATE_BLINDLY if state.draws.random() < self.rate else _KEEP_BLINDLY
@@ -182,7 +182,7 @@ class Sedna:
 
     threshold: float = 0.5
     kind: ClassVar[Kind] = "sedna"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         rows = seen.probabilities
@@ -211,7 +211,7 @@ class Groundlight:
     threshold: float = 0.9
     pause_s: float = 2.0
     kind: ClassVar[Kind] = "groundlight"
-    certifies: ClassVar[bool] = False
+    certifies: ClassVar[tuple[Contract, ...]] = ()
 
     def decide(self, seen: Seen, state: State) -> Decision:
         if seen.score >= self.threshold:

@@ -99,8 +99,10 @@ def threshold_in_use(
 def covered(decision: Decision, threshold: float, certificate: Certificate | None, label: str | None = None) -> bool:
     """Whether a valid certificate covers an edge answer.
 
-    It speaks of answers that were kept for their score, all of them from its own threshold on: not of those that the
-    caller or a failure bound to the device, and not of a stricter part, whose risk may be higher than the whole's.
+    It speaks of all answers from its own threshold on that are decided by their score: at most epsilon of them end up
+    different from the full model's. Who asks the full model about more of them than it demands makes none of them
+    worse, so a stricter threshold is covered too; what the caller or a failure bound to the device is not. A stream's
+    promise sets what the edge loses off against what it wins, so it holds at exactly its threshold.
 
     Args:
         decision: the policy's for this answer.
@@ -110,7 +112,8 @@ def covered(decision: Decision, threshold: float, certificate: Certificate | Non
     """
     if certificate is None or decision.reason is not Reason.CONFIDENT:
         return False
-    return threshold == _certified(certificate, label)
+    certified = _certified(certificate, label)
+    return threshold == certified if certificate.contract == "stream" else threshold >= certified
 
 
 def _certified(certificate: Certificate, label: str | None) -> float:

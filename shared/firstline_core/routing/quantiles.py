@@ -92,6 +92,14 @@ class DecayedQuantiles:
         if excess > 1:
             self._exponent += math.log2(excess)
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies all that is remembered, to the nearest bin."""
+        shift = round(math.log(factor) / _LOG_GAMMA)
+        bins, self._bins, self._ended, self._censored = self._bins, {}, 0.0, 0.0
+        for index, (ended, censored) in bins.items():
+            self._put(min(_HIGHEST, max(_LOWEST, index + shift)), ended, censored)
+        self._known.clear()
+
     def merged(self, other: DecayedQuantiles) -> DecayedQuantiles:
         """Both streams as one; the half-lives are this one's."""
         both = DecayedQuantiles(1 / self._step, self._half_life_s)

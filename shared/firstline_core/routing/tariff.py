@@ -25,6 +25,11 @@ class LinkTariff:
     money_per_byte: float = 0.0
     metered: bool = False
 
+    def cost(self, sent: float, received: float, money: float = 0.0) -> Cost:
+        """What so many bytes take, and `money` beside."""
+        energy = sent * self.joules_per_byte_sent + received * self.joules_per_byte_received
+        return Cost(sent + received, energy, (sent + received) * self.money_per_byte + money)
+
 
 _UNSTATED = LinkTariff()
 
@@ -44,16 +49,8 @@ class Tariff:
     joules_per_run: float = 0.0
 
     def of_link(self, link: str) -> LinkTariff:
+        """What the link's bytes take."""
         return self.links.get(link, _UNSTATED)
-
-    def traffic(self, link: str, sent: float, received: float, requests: float = 1.0) -> Cost:
-        """What so many bytes over this link cost, and so many answers."""
-        of = self.links.get(link, _UNSTATED)
-        return Cost(
-            sent + received,
-            sent * of.joules_per_byte_sent + received * of.joules_per_byte_received,
-            (sent + received) * of.money_per_byte + requests * self.money_per_request,
-        )
 
     def runs(self, rows: int) -> Cost:
         """What running the edge model on so many rows costs."""

@@ -1,10 +1,12 @@
 """How long a link takes, by the size of what is sent: streaming estimates that forget. Pure: times are handed in.
 
 A transfer takes a + b * bytes, give or take. The line (a, b) is fitted to recent observations by least squares of the
-relative errors; each observation is then put down as the time that a payload of `REFERENCE_BYTES` would have taken, and
+relative errors; each observation is then put down as the time that a payload of the usual size would have taken, and
 the quantiles are theirs. So all sizes share what is known, and the line only says how sizes compare: when a link slows
-down, the quantiles follow at once and not twice. (Measured against one estimate for each power of two, and against
-quantiles of the ratio to the line: bench/timing.py.)
+down, the quantiles follow at once and not twice. A high quantile comes down slowly again, over a hundred observations:
+so a dozen quick ones in a row, which no chance explains, end the memory of what was before.
+
+Measured against one estimate for each power of two, and against quantiles of the ratio to the line: bench/timing.py.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import dataclass
 
 from firstline_core.routing.quantiles import DecayedQuantiles
 
-REFERENCE_BYTES = 32 * 1024
+_UNIT_BYTES = 32 * 1024  # of sizes in here, so that numbers are of one order
+# Sizes that differ by less than a tenth of their mean say little about the slope: it is then drawn to 0 (ridge).
+_RIDGE = 0.01
 LEAST_WEIGHT = 0.5
 """Evidence that is worth less than this many fresh observations is none: what it spoke of is tried anew."""
 _LINE_HALF_LIFE_COUNT = 64.0
@@ -21,31 +25,39 @@ _CLIP = 3.0  # times what was expected: a stall must not tilt the line
 _LEAST_S = 1e-5
 _AFTER_RETURN = 4.0
 _KEEP = 2.0 ** (-1 / _LINE_HALF_LIFE_COUNT)
+# So many in a row, each quicker than this share of the median, are no chance: things have changed.
+_RUN = 12
+_QUICK = 0.8
 
 
 class TimesBySize:
     """Durations of one kind, by payload size. A few hundred numbers, however long it runs."""
 
-    __slots__ = ("_base_s", "_moments", "_slope_s", "_times")
+    __slots__ = ("_base_s", "_moments", "_quick_s", "_run", "_since", "_slope_s", "_times", "_usual")
 
     def __init__(self) -> None:
         self._times = DecayedQuantiles()
-        # Sums of weight * (1, x, x * x, y, x * y), with x in `REFERENCE_BYTES` and y in seconds.
+        self._run: list[tuple[float, float]] = []  # quick ones in a row, with their times
+        self._quick_s, self._since = 0.0, 0  # what was quick, so many observations ago
+        # Sums of weight * (1, x, x * x, y, x * y), with x in `_UNIT_BYTES` and y in seconds.
         self._moments = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._base_s, self._slope_s = 1.0, 0.0
+        self._usual = 0.0  # the size to which the quantiles are scaled
 
     def add(self, size_bytes: int, seconds: float, now_s: float, *, censored: bool = False) -> None:
         """Adds an observation; censored where it was waited for so long in vain."""
-        x = size_bytes / REFERENCE_BYTES
+        x = size_bytes / _UNIT_BYTES
         expected_s = self._expected_s(x) if self._moments[0] else max(_LEAST_S, seconds)
         if not censored or seconds >= expected_s:
             self._fit(x, min(seconds, _CLIP * expected_s), expected_s)
-        self._times.add(seconds / self._scale(x), now_s, censored=censored)
+        usual_s = seconds / self._scale(x)
+        self._times.add(usual_s, now_s, censored=censored)
+        self._notice(usual_s, now_s, quick=not censored and usual_s < self._quick_s)
 
     def quantile(self, size_bytes: int, share: float) -> float | None:
         """Seconds that this share of payloads of this size does not exceed; None where nothing was seen."""
-        at_reference_s = self._times.quantile(share)
-        return None if at_reference_s is None else at_reference_s * self._scale(size_bytes / REFERENCE_BYTES)
+        usual_s = self._times.quantile(share)
+        return None if usual_s is None else usual_s * self._scale(size_bytes / _UNIT_BYTES)
 
     def weight(self, now_s: float) -> float:
         """How many fresh observations all that is remembered is worth."""
@@ -59,13 +71,27 @@ class TimesBySize:
     def typical_bytes(self) -> int:
         """The mean size of late, 0 where nothing was seen."""
         weight, x = self._moments[:2]
-        return round(x / weight * REFERENCE_BYTES) if weight else 0
+        return round(x / weight * _UNIT_BYTES) if weight else 0
+
+    def _notice(self, usual_s: float, now_s: float, *, quick: bool) -> None:
+        """Begins anew with the run of quick ones, once it is long enough."""
+        self._since += 1
+        if quick:
+            self._run.append((usual_s, now_s))
+            if len(self._run) == _RUN:
+                self._times = DecayedQuantiles()
+                for seconds, then_s in self._run:
+                    self._times.add(seconds, then_s)
+        if not quick or len(self._run) == _RUN:
+            self._run.clear()
+            if self._since >= _RUN:
+                self._quick_s, self._since = _QUICK * (self._times.quantile(0.5) or 0.0), 0
 
     def _expected_s(self, x: float) -> float:
         return max(_LEAST_S, self._base_s + self._slope_s * x)
 
     def _scale(self, x: float) -> float:
-        return self._expected_s(x) / self._expected_s(1.0)
+        return self._expected_s(x) / self._expected_s(self._usual)
 
     def _fit(self, x: float, y: float, expected_s: float) -> None:
         weight = 1 / expected_s**2
@@ -73,14 +99,24 @@ class TimesBySize:
         n, sx, sxx = _KEEP * n + weight, _KEEP * sx + weight * x, _KEEP * sxx + weight * x * x
         sy, sxy = _KEEP * sy + weight * y, _KEEP * sxy + weight * x * y
         self._moments = (n, sx, sxx, sy, sxy)
-        spread = n * sxx - sx * sx
-        slope = (n * sxy - sx * sy) / spread if spread > 1e-9 * n * sxx else 0.0
+        spread = n * sxx - sx * sx + _RIDGE * sx * sx
+        slope = (n * sxy - sx * sy) / spread if spread > 0 else 0.0
         base = (sy - slope * sx) / n
         if slope < 0:  # larger ones were quicker, by chance
             slope, base = 0.0, sy / n
         elif base < 0:
             slope, base = sxy / sxx, 0.0
         self._base_s, self._slope_s = base, slope
+        if not self._usual / 2 <= sx / n <= self._usual * 2:
+            self._move_to(sx / n)
+
+    def _move_to(self, usual: float) -> None:
+        """Other sizes are usual now: close to them, an error of the slope makes no difference."""
+        factor = self._expected_s(usual) / self._expected_s(self._usual)
+        self._times.rescale(factor)
+        self._quick_s *= factor
+        self._run.clear()
+        self._usual = usual
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,4 +98,5 @@ def test_only_what_was_kept_for_its_score_is_covered(reason: Reason) -> None:
     assert certificate is not None
     assert covered(decision, certificate.threshold, certificate) == (reason is Reason.CONFIDENT)
     assert not covered(decision, certificate.threshold, None)
-    assert not covered(decision, certificate.threshold + 0.01, certificate)
+    assert covered(decision, certificate.threshold + 0.01, certificate) == (reason is Reason.CONFIDENT)
+    assert not covered(decision, certificate.threshold - 0.01, certificate)

@@ -33,6 +33,7 @@ STATUSES = {
     "unavailable": 503,
     "queue_full": 503,
     "not_ready": 503,
+    "budget_exceeded": 503,
     "link_error": 503,
     "link_down": 503,
     "protocol_error": 503,

@@ -104,6 +104,7 @@ class TestGroundlight:
 
 def test_only_firstlines_own_policies_may_be_certified() -> None:
     assert {kind for kind in KINDS if make(kind).certifies} == {"certified", "value"}
+    assert "stream" not in make("value").certifies
     assert [make(kind).kind for kind in KINDS] == list(KINDS)
 
 

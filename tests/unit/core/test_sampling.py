@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from firstline_core.routing.audit import alarm, begin, update
 from firstline_core.routing.sampling import HORIZON_S, Allowance, Pace, charged, counted, elapsed, filled, propensity
 
 HOUR = 3600
@@ -29,7 +30,7 @@ def most_in_an_hour(drawn: list[tuple[float, int]], weigh: bool) -> int:
     )
 
 
-@pytest.mark.parametrize("every_s", [0.05, 1, 60])
+@pytest.mark.parametrize("every_s", [0.5, 5, 60])
 def test_a_steady_stream_spends_most_of_the_audits_and_no_hour_more_than_allowed(every_s: float) -> None:
     allowance = Allowance(per_hour=60, bytes_per_hour=1e12, max_share=1)
     arrivals = [(number * every_s, 1000) for number in range(int(6 * HOUR / every_s))]
@@ -75,6 +76,34 @@ def test_a_small_allowance_still_saves_up_for_one() -> None:
     assert filled(0.0, 100 * HOUR, 1.0) == 1.0
     assert filled(0.0, 100 * HOUR, 0.0) == 0.0
     assert filled(0.0, 100 * HOUR, 400.0) == 100.0
+
+
+def alarms(risk: float, runs: int, allowance: Allowance, *, shifted: float | None = None) -> tuple[int, list[int]]:
+    """How many runs alarm at 10 % of a promised 20 %, in traffic that comes in bursts, and after how many audits."""
+    rng, found = random.Random(1), list[int]()
+    for _ in range(runs):
+        state, pace, at_s = begin(0.2), elapsed(Pace(0.0), HORIZON_S, allowance), HORIZON_S
+        for number in range(1500):
+            at_s += 0.05 if number % 100 else rng.expovariate(1 / 300)
+            pace = elapsed(pace, at_s, allowance)
+            share = propensity(pace, allowance)
+            pace = counted(pace, 1, 1000)
+            now = risk if shifted is None or number < 750 else shifted
+            if rng.random() < share:
+                pace = charged(pace, 1000)
+                state = update(state, float(rng.random() < now), propensity=share, floor=share)
+                if alarm(state, 0.1):
+                    found.append(state.audits)
+                    break
+    return len(found), found
+
+
+def test_audits_that_a_budget_draws_alarm_no_more_often_than_promised_and_find_a_shift() -> None:
+    allowance = Allowance(per_hour=120, bytes_per_hour=1e9, max_share=0.5)
+    false, _ = alarms(0.2, 60, allowance)
+    assert false <= 6 + 3 * (60 * 0.1 * 0.9) ** 0.5
+    detected, _ = alarms(0.2, 20, allowance, shifted=0.6)
+    assert detected >= 19
 
 
 def test_time_that_goes_backwards_earns_nothing() -> None:

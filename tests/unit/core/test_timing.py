@@ -28,11 +28,41 @@ def test_one_size_says_what_it_can_of_others() -> None:
     assert found.quantile(60_000, 0.5) == pytest.approx(0.05, rel=0.1)
 
 
+def test_sizes_that_hardly_differ_say_nothing_of_others() -> None:
+    found = fed(0.05, 0.0, [119, 120, 121, 122, 123], spread=0.3, times=500)
+    assert found.quantile(121, 0.95) == pytest.approx(0.05 * 1.64, rel=0.25)
+    assert (found.quantile(30_000, 0.5) or 0) < 0.5
+
+
+def test_other_sizes_become_usual() -> None:
+    found = fed(0.05, 2.0, [3_000])
+    rng = random.Random(2)
+    for count in range(40):
+        found.add(300_000, (0.05 + 2.0 * 300_000 / 2**20) * rng.lognormvariate(0, 0.1), 10.0 + count)
+    assert found.quantile(300_000, 0.5) == pytest.approx(0.622, rel=0.15)
+    assert found.quantile(3_000, 0.5) == pytest.approx(0.056, rel=0.5)
+
+
 def test_larger_is_never_predicted_to_be_quicker() -> None:
     found = TimesBySize()
     for count, (size_bytes, seconds) in enumerate([(1_000, 1.0), (1_000_000, 0.1)] * 20):
         found.add(size_bytes, seconds, count)
     assert (found.quantile(1_000, 0.95) or 0) <= (found.quantile(1_000_000, 0.95) or 0)
+
+
+def test_a_dozen_quick_ones_in_a_row_end_the_memory_of_a_slow_link() -> None:
+    found = fed(1.0, 0.0, [30_000], times=200)
+    for count in range(11):
+        found.add(30_000, 0.1, 20.0 + count)
+    assert (found.quantile(30_000, 0.95) or 0) > 1.0
+    found.add(30_000, 0.1, 31.0)
+    assert found.quantile(30_000, 0.95) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_chance_ends_no_memory(spread: float) -> None:
+    found = fed(0.1, 0.0, [30_000], spread=spread, times=5_000)
+    assert found.weight(500.0) > 30
 
 
 def test_a_stall_does_not_tilt_the_line() -> None:

@@ -51,10 +51,10 @@ def test_each_class_has_its_threshold(held: HeldModel) -> None:
     assert router.verdict(held, Row(0, b"")).reason is Reason.HEAVY
 
 
-def test_a_raised_threshold_covers_no_class(held: HeldModel) -> None:
+def test_a_raised_threshold_covers_what_it_keeps(held: HeldModel) -> None:
     router = Router(min_threshold=0.7)
     assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
-    assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, False)
+    assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
 
 
 def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: HeldModel) -> None:

@@ -21,11 +21,13 @@ from firstline_core.routing.conditions import Conditions
 from firstline_core.routing.demand import SLOTS
 from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason, Route, Status, Tier
-from firstline_edge.ledgers import LedgerFile
+from firstline_edge.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import count
 from firstline_edge.purse import budgets_of, open_spending, tariff_of
 from firstline_edge.settings import BudgetSection, CostsSection, EdgeSettings, LinkSection
 from firstline_edge.spending import SAVE_EVERY_S, Spending
+
+COST_BYTES = 4 + AROUND_BYTES  # one row
 
 AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
 
@@ -101,7 +103,7 @@ class TestPaid:
         assert spent(spending) == 330
 
     def test_the_budget_is_a_hard_stop_and_says_until_when(self) -> None:
-        spending = purse(800.0)
+        spending = purse(2200.0)
         with spending.paid(self.asked):
             count("http", sent=300, received=200)
         with (
@@ -173,7 +175,7 @@ class TestKeep:
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
             await written(file)
-        (ledger,) = LedgerFile(tmp_path / "spending.json").read().values()
+        (ledger,) = LedgerFile(tmp_path / "spending.json").read().ledgers.values()
         assert ledger.spent == 400
 
     async def test_nothing_is_written_while_nothing_is_spent(self, tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ class TestKeep:
         async with running(spending):
             await settled(clock)
             await clock.advance(10 * SAVE_EVERY_S)
-        assert LedgerFile(tmp_path / "spending.json").read() == {}
+        assert LedgerFile(tmp_path / "spending.json").read() == Books()
 
     async def test_a_battery_makes_joules_dearer(self) -> None:
         clock = SimulatedClock()
@@ -201,10 +203,10 @@ class TestKeep:
         spending.save()
         assert spending.problem == ""
 
-    @pytest.mark.parametrize("content", [b"", b"[]", b'{"bytes/day": {"spent": "much"}}', b"\xff"])
+    @pytest.mark.parametrize("content", [b"", b"[]", b'{"ledgers": {"bytes/day": {"spent": "much"}}}', b"\xff"])
     def test_a_file_that_makes_no_sense_is_no_failure(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "spending.json").write_bytes(content)
-        assert LedgerFile(tmp_path / "spending.json").read() == {}
+        assert LedgerFile(tmp_path / "spending.json").read() == Books()
 
 
 @contextlib.asynccontextmanager
@@ -226,7 +228,7 @@ async def settled(clock: SimulatedClock) -> None:
 
 async def written(file: LedgerFile) -> None:
     async def there() -> bool:
-        return bool(file.read())
+        return bool(file.read().ledgers)
 
     await until(there)
 
@@ -234,7 +236,7 @@ async def written(file: LedgerFile) -> None:
 @pytest.fixture
 def short() -> Spending:
     """So short a budget that a row must be worth 0.4, and much more demand to come, so that it stays so."""
-    spending = purse(1e6, prices=(0.4 / 704, 0.4 / 704))
+    spending = purse(1e6, prices=(0.4 / COST_BYTES, 0.4 / COST_BYTES))
     for demand in spending.account.meters["bytes/day"].ledger.demands[:2]:
         demand.usual = [1e12] * SLOTS
     return spending
@@ -348,8 +350,8 @@ class TestSettings:
             costs=CostsSection(money_per_mib=1048576.0, money_per_request=3.0, joules_per_run=0.5),
         )
         tariff = tariff_of(settings, ["http", "mqtt"])
-        assert tariff.traffic("http", 10, 20) == Cost(30, 10.0, 3.0)
-        assert tariff.traffic("mqtt", 10, 20) == Cost(30, 40.0, 33.0)
+        assert tariff.of_link("http").cost(10, 20, tariff.money_per_request) == Cost(30, 10.0, 3.0)
+        assert tariff.of_link("mqtt").cost(10, 20) == Cost(30, 40.0, 30.0)
         assert tariff.runs(4) == Cost(joules=2.0)
 
     @pytest.fixture

@@ -214,3 +214,13 @@ def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path) -> None:
     tmp_path.joinpath("mine").write_text("keep me")
     assert "is not a bundle" in says(*_BUNDLE, "--out", tmp_path, "--force")
     assert tmp_path.joinpath("mine").read_text() == "keep me"
+
+
+def test_agreement_needs_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").symlink_to(_DIGITS / "heldout/images.zip")
+    promise = ("--epsilon", 0.03, "--delta", 0.1, "-o", "json")
+    unlabelled = msgspec.json.decode(_run(_BUNDLE[0], "--data", tmp_path, *promise).stdout)
+    assert unlabelled == msgspec.json.decode(_run(*_BUNDLE[:3], *promise).stdout)
+    assert (
+        "labels.csv cannot be read" in _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2).stderr
+    )

@@ -109,3 +109,29 @@ def test_labels_are_compared_with_the_bundles(tmp_path: Path) -> None:
         found.check_labels(("background", "cat", "dog"))
     with pytest.raises(ConfigError, match=r"labels\.csv:2 has label 1, but the bundle's 1 labels are 0 to 0"):
         found.check_labels(("cat",))
+
+
+def test_where_labels_do_not_matter_they_may_be_absent(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file\nb/c.png\n", {"a.png": b"first", "b/c.png": b"second", ".hidden": b""})
+    assert list(open_dataset(folder, labelled=False).read()) == [(b"second", dataset.UNLABELLED)]
+    with pytest.raises(ConfigError, match="no column label"):
+        open_dataset(folder)
+    (folder / "labels.csv").unlink()
+    assert list(open_dataset(folder, labelled=False).read()) == [(b"first", -1), (b"second", -1)]
+    with pytest.raises(ConfigError, match="a data folder has"):
+        open_dataset(folder)
+    (folder / "labels.csv").write_text("file,label\na.png,cat\n")
+    with pytest.raises(ConfigError, match="has label 'cat'"):
+        open_dataset(folder, labelled=False)
+
+
+def test_an_archive_without_labels_is_taken_whole(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.mkdir("x")
+        archive.writestr("x/2.png", b"two")
+        archive.writestr("1.png", b"one")
+    assert list(open_dataset(tmp_path, labelled=False).read()) == [(b"one", -1), (b"two", -1)]
+    (tmp_path / "empty" / "images").mkdir(parents=True)
+    for folder, says in ((tmp_path / "empty", "holds no images"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(ConfigError, match=says):
+            open_dataset(folder, labelled=False)

@@ -1,0 +1,159 @@
+"""A device on a budget, with a real gateway: what crosses the wire is what is counted, until nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import zipfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.agent import CHECKOUT, DIGITS, edge_settings
+from support.gateway import serving
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import BudgetExceededError
+from firstline_core.telemetry.decisions import find
+from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.explain import describe
+from firstline_edge.cli.status import describe as describe_status
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import load as load_gateway_settings
+
+HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
+
+
+def pictures(count: int) -> list[bytes]:
+    with zipfile.ZipFile(HELDOUT / "images.zip") as archive:
+        return [archive.read(name) for name in archive.namelist() if name.endswith(".png")][:count]
+
+
+@dataclass
+class Wire:
+    """A relay on loopback that counts every byte in both directions."""
+
+    url: str = ""
+    crossed: int = 0
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65_536):
+                self.crossed += len(chunk)
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def wire(url: str) -> AsyncIterator[Wire]:
+    made, port = Wire(), int(url.rpartition(":")[2])
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(made._relay(reader, upstream[1]), made._relay(upstream[0], writer))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield made
+    finally:
+        server.close()
+        for writer in made._writers:
+            writer.close()
+
+
+@pytest.fixture
+async def gateway_url() -> AsyncIterator[str]:
+    overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
+    async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
+        yield url
+
+
+async def ask(agent: EdgeAgent, picture: bytes, **preferences: str) -> Answer:
+    response: InferResponse = await agent.infer_file("digits", picture, timeout="20000000", **preferences)
+    assert response.answer is not None
+    return response.answer
+
+
+def budget_of(agent: EdgeAgent) -> dict[str, float]:
+    [budget] = agent.status()["budgets"]
+    return dict(budget)
+
+
+async def test_what_is_charged_is_what_crosses_the_wire(gateway_url: str, tmp_path: Path) -> None:
+    async with wire(gateway_url) as line:
+        settings = edge_settings(
+            tmp_path, links=[{"kind": "http", "url": line.url}], budget__bytes_per_day=1_000_000, audit__per_hour=0
+        )
+        async with EdgeAgent(settings) as agent:
+            first, second = pictures(2)
+            await ask(agent, first, route="cloud")  # opens the connection, by when the first probe is over
+            spent, crossed = budget_of(agent)["spent"], line.crossed
+            assert (await ask(agent, second, route="cloud")).tier is Tier.CLOUD
+            assert budget_of(agent)["spent"] - spent == pytest.approx(line.crossed - crossed, rel=0.1)
+            assert budget_of(agent)["spent"] > len(first) + len(second)
+
+
+async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_restart(
+    gateway_url: str, tmp_path: Path
+) -> None:
+    clock = SimulatedClock()
+    settings = edge_settings(
+        tmp_path, links=[{"kind": "http", "url": gateway_url}], budget__bytes_per_hour=6000, audit__per_hour=0
+    )
+    wanted = pictures(40)
+    async with EdgeAgent(settings, clock=clock) as agent:
+        answers = [await ask(agent, picture, route="cloud") for picture in wanted]
+        tiers = [answer.tier for answer in answers]
+        ended = tiers.index(Tier.EDGE)
+        assert ended > 0
+        denied = answers[ended]
+        assert (denied.reason, denied.status, denied.certified) == (Reason.BUDGET, Status.FINAL, False)
+        assert budget_of(agent)["spent"] <= 6000
+        [line] = find(agent.state.decisions_path, denied.request_id)
+        assert "budget did not allow it" in "\n".join(describe(line))
+        told = "\n".join(describe_status("http://edge", agent.status()))
+        assert "budget  bytes/hour: " in told
+        metrics = agent.metrics.render()[0].decode()
+        assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
+        spent = budget_of(agent)["spent"]
+
+    async with EdgeAgent(settings, clock=clock) as agent:
+        assert budget_of(agent)["spent"] == spent
+        assert (await ask(agent, wanted[ended], route="cloud")).reason is Reason.BUDGET
+        await clock.advance(3600)
+        assert budget_of(agent)["spent"] == 0
+        assert (await ask(agent, wanted[ended], route="cloud")).tier is Tier.CLOUD
+    assert json.loads((tmp_path / "spending.json").read_text())["ledgers"]["bytes/hour"]["spent"] > 0
+
+
+async def test_what_only_the_gateway_can_answer_is_refused_until_the_budget_is_anew(
+    gateway_url: str, tmp_path: Path
+) -> None:
+    settings = edge_settings(
+        tmp_path, models__directories=[], links=[{"kind": "http", "url": gateway_url}], budget__bytes_per_hour=10
+    )
+    async with EdgeAgent(settings) as agent:
+        with pytest.raises(BudgetExceededError) as refused:
+            await agent.infer_file("digits", pictures(1)[0], timeout="20000000")
+        assert refused.value.retry_after_s is not None
+
+
+async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, tmp_path: Path) -> None:
+    settings = edge_settings(
+        tmp_path,
+        links=[{"kind": "http", "url": gateway_url}],
+        policy__kind="value",
+        costs__money_per_request=0.9,
+    )
+    async with EdgeAgent(settings) as agent:
+        answers = [await ask(agent, picture) for picture in pictures(20)]
+        assert {answer.tier for answer in answers} == {Tier.EDGE}
+        [line] = find(agent.state.decisions_path, answers[0].request_id)
+        assert "would have had to be worth 0.9" in "\n".join(describe(line))
