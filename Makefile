@@ -29,10 +29,11 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate alarm decision timing line fresh clean
+.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
+  decision timing line fresh clean
 
 help: ## list these targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
@@ -91,7 +92,10 @@ evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and 
 	$(BIN)/python bench/evaluate_pairs.py
 
 certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python bench/certificate_power.py  # small fits; threads only wait
+	$(BIN)/python bench/bench_routing.py --only contract --target certificate
+
+bench-routing: .venv/test.stamp ## promises kept, alarms, value, on time, on budget: tables, plots and figures (minutes)
+	$(BIN)/python bench/bench_routing.py
 
 alarm: .venv/test.stamp ## how often audits alarm falsely, and how soon they find a shift
 	$(BIN)/python bench/alarm.py

@@ -18,19 +18,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from figures import Figure, report
-from numpy.typing import NDArray
+from routing.audits import Floats, Stream, Tests, check_against_update, constant, delays
+from routing.margins import most
 
-from firstline_core.routing import audit, binomial
-
-Floats = NDArray[np.float64]
-Stream = Callable[[float], tuple[Floats, Floats]]  # risk -> the next audit's losses and weights, one for each run
+from firstline_core.routing import audit
 
 _DELTA = 0.05
 _EPSILONS = (0.02, 0.05)
 _AUDITS = 20_000
 _QUIET = (0, 10_000)
 _FACTORS = (2, 3)
-_SURE = 0.01  # a promise counts as broken when so many false alarms have less than this probability
 _FOUND = 0.99
 _HARD, _PROPENSITIES, _RISKS = 0.2, (0.02, 0.1), (0.5, 3.0)  # of easy and hard answers; risks in those of all
 _DEVICES = 20
@@ -38,44 +35,9 @@ _ECHOES = 0.17  # of the audits, where 20 devices audit 2 % each: those of a mom
 _SEED = 20261121
 
 
-class Tests:
-    """The e-values of many runs at once.
-
-    Args:
-        shape: one test for each run, or each run and device.
-        waiting: the share of the money not bet yet after so many audits; None bets all of it from the first one on.
-    """
-
-    def __init__(
-        self,
-        epsilon: float,
-        shape: tuple[int, ...],
-        waiting: Callable[[int], float] | None = audit.waiting,
-        bets: tuple[float, ...] | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.bets = np.array(bets or audit.begin(epsilon).bets).reshape(-1, *[1] * len(shape))
-        self.waiting = waiting or (lambda audits: 0.0 if audits else 1.0)
-        # A single start is the mixture of which all money starts with the first audit.
-        self.wealth = np.zeros((self.bets.size, *shape))
-        self.audits = 0
-
-    def update(self, losses: Floats, weights: Floats) -> Floats:
-        starting = self.waiting(self.audits) - self.waiting(self.audits + 1)
-        self.audits += 1
-        self.wealth = np.minimum(1e300, (1 + self.bets * weights * (losses - self.epsilon)) * (self.wealth + starting))
-        e_values: Floats = self.wealth.mean(axis=0) + self.waiting(self.audits)
-        return e_values
-
-
 def slowly(audits: int) -> float:
     """Waits longer than the shipped weights do: 1 / (1 + ln(1 + audits))."""
     return 1 / (1 + math.log1p(audits))
-
-
-def constant(random: np.random.Generator, runs: int) -> Stream:
-    ones = np.ones(runs)
-    return lambda risk: ((random.random(runs) < risk).astype(np.float64), ones)
 
 
 def varying(random: np.random.Generator, runs: int, *, weighted: bool = True) -> Stream:
@@ -103,42 +65,8 @@ def echoing(random: np.random.Generator, runs: int) -> Stream:
     return draw
 
 
-def delays(test: Tests, stream: Stream, before: tuple[float, int], after: tuple[float, int]) -> tuple[Floats, float]:
-    """Audits from the shift to the first alarm (infinite where there is none), and the share that alarmed before it.
-
-    Args:
-        test: of as many runs as the stream has.
-        stream: where the audits come from.
-        before: risk and audits before the shift.
-        after: risk and audits after it.
-    """
-    found = np.full(test.wealth.shape[1], np.inf)
-    early = np.zeros(test.wealth.shape[1], bool)
-    for _ in range(before[1]):
-        early |= test.update(*stream(before[0])) * _DELTA >= 1
-    for at in range(1, after[1] + 1):
-        alarmed = test.update(*stream(after[0])) * _DELTA >= 1
-        found[alarmed & np.isinf(found)] = at
-    return found, float(early.mean())
-
-
-def check_against_update() -> None:
-    """Fails where this file does not compute what a device does."""
-    for epsilon in _EPSILONS:
-        stream = varying(np.random.default_rng(_SEED), 1)
-        test, state = Tests(epsilon, (1,)), audit.begin(epsilon)
-        for _ in range(2_000):
-            losses, weights = stream(2 * epsilon)
-            seen = test.update(losses, weights)[0]
-            floor = min(_PROPENSITIES)
-            state = audit.update(state, losses[0], propensity=floor / weights[0], floor=floor)
-            if not math.isclose(seen, audit.e_value(state), rel_tol=1e-6):
-                raise AssertionError(f"{seen} here, {audit.e_value(state)} from audit.update")
-
-
 def false_alarms(epsilon: float, runs: int) -> Iterator[Figure]:
-    at_least = 1 - binomial.cdf(np.arange(runs + 1) - 1, runs, _DELTA)  # P(so many false alarms or more)
-    most = int(np.flatnonzero(at_least >= _SURE)[-1])
+    allowed = most(runs, _DELTA)
     random = np.random.default_rng(_SEED)
     streams = {
         "constant propensity": (constant(random, runs), True),
@@ -147,14 +75,14 @@ def false_alarms(epsilon: float, runs: int) -> Iterator[Figure]:
         f"{_ECHOES:.0%} of audits repeat the one before, which is not valid": (echoing(random, runs), False),
     }
     for name, (stream, aimed) in streams.items():
-        found, _ = delays(Tests(epsilon, (runs,)), stream, (0, 0), (epsilon, _AUDITS))
+        found, _ = delays(Tests(epsilon, (runs,)), _DELTA, stream, (0, 0), (epsilon, _AUDITS))
         alarms = int(np.isfinite(found).sum())
         yield Figure(
             f"risk of exactly {epsilon:.0%}, {_AUDITS} audits, {name}: false alarms",
             alarms / runs,
             "share of runs",
-            f"<= {most / runs:g}, that is {_DELTA:g} and its binomial margin over {runs} runs" if aimed else None,
-            alarms <= most if aimed else None,
+            f"<= {allowed / runs:g}, that is {_DELTA:g} and its binomial margin over {runs} runs" if aimed else None,
+            alarms <= allowed if aimed else None,
         )
 
 
@@ -170,7 +98,7 @@ def shifts(epsilon: float, factor: int, quiet: int, runs: int) -> Iterator[Figur
     }
     for name, (test, kind) in tests.items():
         stream = kind(np.random.default_rng(_SEED), runs)
-        found, early = delays(test, stream, (epsilon / 2, quiet), (factor * epsilon, within))
+        found, early = delays(test, _DELTA, stream, (epsilon / 2, quiet), (factor * epsilon, within))
         what = f"{epsilon:.0%} promised, {factor * epsilon:.0%} after {quiet} quiet audits{name}"
         share = float(np.isfinite(found).mean())
         aim = None if name else f">= {_FOUND}"
@@ -178,7 +106,8 @@ def shifts(epsilon: float, factor: int, quiet: int, runs: int) -> Iterator[Figur
         middle = float(np.sort(found)[len(found) // 2])
         yield Figure(f"{what}: median delay", middle if math.isfinite(middle) else None, "audits")
         if quiet and not name:
-            yield Figure(f"{what}: alarms before the shift", early, "share of runs", f"<= {_DELTA}", early <= _DELTA)
+            share = float(early.mean())
+            yield Figure(f"{what}: alarms before the shift", share, "share of runs", f"<= {_DELTA}", share <= _DELTA)
 
 
 def pooling(runs: int) -> Iterator[Figure]:
@@ -233,7 +162,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="streams of each kind (default: %(default)s)")
     runs = parser.parse_args().runs
-    check_against_update()
+    for epsilon in _EPSILONS:
+        check_against_update(epsilon, varying(np.random.default_rng(_SEED), 1), min(_PROPENSITIES))
     figures: list[Figure] = []
     for epsilon in _EPSILONS:
         figures += false_alarms(epsilon, runs)

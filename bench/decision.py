@@ -106,7 +106,8 @@ def measure(decide: Callable[[Row], bool], spending: Spending | None, evidence: 
     return Cost(float(np.median(net_us)), float(np.quantile(net_us, 0.99)))
 
 
-def main() -> int:
+def measured() -> list[Figure]:
+    """Every policy, without budgets and with one or all of them."""
     workers = Workers(1, 1)
     held = hold(_DIGITS, RuntimeOptions(threads=1), workers)
     workers.close()
@@ -130,8 +131,8 @@ def main() -> int:
                 )
             )
             figures.append(Figure(f"one decision, {kind}, {name}: p99", round(found.p99_us, 2), "us"))
-    return report("decision", figures)
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report("decision", measured()))

@@ -1,8 +1,15 @@
-"""Labelled pools of real pairs: what edge and full model say of every image, collected once and kept."""
+"""Labelled pools of real pairs: what edge and full model say of every image, collected once and kept.
+
+A pool may be of changed images: those are changed first and go through the real models then, as a camera out of focus
+would have it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,67 +18,155 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.observe import observe
 from firstline.workbench.recipe import read_recipe
 from firstline_core.bundle.pipeline import load_model
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 
-_MODELS = Path(__file__).parents[1] / "models"
+_CHECKOUT = Path(__file__).parents[1]
+_MODELS = _CHECKOUT / "models"
+
+DATA = Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
+"""Where the third-party models and images are looked for."""
+
+CACHE = Path(tempfile.gettempdir()) / "firstline-pools"
+"""Where collected answers are kept."""
+
+Change = Callable[[bytes], bytes]
+"""An encoded image to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An edge variant before a full model, and the labelled images to measure them on.
+
+    Args:
+        name: for people.
+        recipe: folder below models/.
+        variant: id of the edge variant.
+        images: folder below the third-party data, "" for images of the checkout.
+    """
+
+    name: str
+    recipe: str
+    variant: str
+    images: str
+
+    def missing_in(self, data: Path) -> Path | None:
+        """The first folder that it needs and that is not there."""
+        folders = (data / self.recipe, data / self.images) if self.images else ()
+        return next((folder for folder in folders if not folder.is_dir()), None)
+
+
+DIGITS = Pair("digits", "digits", "edge-onnx", "")
+CIFAR10 = Pair("cifar10-cascade resnet8-int8", "cifar10-cascade", "resnet8-int8", "cifar10-cascade")
+IMAGENET = Pair("imagenet-cascade v1-160", "imagenet-cascade", "v1-160", "imagenet-cascade")
+TRAINSAMPLE = Pair("imagenet-trainsample v1-160", "imagenet-cascade", "v1-160", "imagenet-trainsample")
+"""Other images before the models of `IMAGENET`; its accuracy is flattered, for they may have been trained on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One edge variant of one pair on all labelled images. Shapes (n, classes) and (n,)."""
+    """One edge variant of one pair on all labelled images. Shapes (n, classes) and (n,).
+
+    Args:
+        size_bytes: of each encoded image.
+    """
 
     name: str
     edge: Probabilities
     full: Probabilities
     labels: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
 
     def losses(self) -> dict[str, NDArray[np.bool_]]:
         """The two losses of a kept answer: the full model says something else; and is right, where the edge is not."""
-        edge, full = self.edge.argmax(axis=1), self.full.argmax(axis=1)
-        return {"disagreement": edge != full, "harm": (edge != self.labels) & (full == self.labels)}
+        return {"disagreement": self.edge.argmax(axis=1) != self.full.argmax(axis=1), "harm": self.gains() > 0}
+
+    def gains(self) -> NDArray[np.float64]:
+        """What asking the full model changes: 1 where it alone is right, -1 where the edge alone is, 0 elsewhere."""
+        edge, full = self.edge.argmax(axis=1) == self.labels, self.full.argmax(axis=1) == self.labels
+        return full.astype(np.float64) - edge
+
+    def take(self, rows: NDArray[np.intp]) -> Pool:
+        """Some of its images, repeated where they are named twice."""
+        return Pool(self.name, self.edge[rows], self.full[rows], self.labels[rows], self.size_bytes[rows])
 
 
-def collect(pair: str, variant: str, data: Path, cache: Path) -> Pool:
-    """Runs the pair's models over its dev images, or takes what an earlier run kept.
+def collect(
+    pair: Pair,
+    data: Path = DATA,
+    cache: Path = CACHE,
+    *,
+    change: Change | None = None,
+    changed: str = "",
+    limit: int | None = None,
+) -> Pool:
+    """Runs the pair's models over its images, or takes what an earlier run kept.
 
     Args:
-        pair: folder below `data`, and of the recipe below models/.
-        variant: id of the edge variant.
+        pair: what to run.
         data: third-party models and images.
         cache: folder for what was collected; a changed recipe collects anew.
+        change: done to each image first.
+        changed: name of that change, with its strength.
+        limit: of images, spread evenly; None for all.
     """
-    recipe = _MODELS / pair / "recipe.toml"
-    digest = hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
-    kept = cache / f"{pair}-{variant}-{digest}.npz"
+    digest = _digest(pair)
+    kept = cache / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
     if not kept.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        edge, full, labels = _observe(recipe, variant, data / pair, cache / f"{pair}-{digest}")
-        np.savez(kept, edge=edge, full=full, labels=labels)
+        folder = data / pair.images / "dev" if pair.images else _MODELS / pair.recipe / "heldout"
+        dataset = open_dataset(folder, limit)
+        if change is not None:
+            dataset = _Changed(dataset.folder, dataset.samples, change)
+        unfinished = kept.with_suffix(f".{os.getpid()}.npz")
+        np.savez_compressed(
+            unfinished, **_observe(_bundle(pair, data, cache / f"{pair.recipe}-{digest}"), pair, dataset)
+        )
+        unfinished.replace(kept)
     with np.load(kept) as found:
-        return Pool(f"{pair} {variant}", found["edge"], found["full"], found["labels"])
+        return Pool(pair.name, found["edge"], found["full"], found["labels"], found["size_bytes"])
 
 
-def _observe(
-    recipe: Path, variant: str, data: Path, folder: Path
-) -> tuple[Probabilities, Probabilities, NDArray[np.int64]]:
-    bundle = open_bundle(folder) if folder.is_dir() else create_bundle(read_recipe(recipe, data), folder)
+@dataclass(frozen=True, slots=True)
+class _Changed(Dataset):
+    change: Change
+
+    def read(self) -> Iterator[tuple[bytes, int]]:
+        for encoded, label in Dataset.read(self):
+            yield self.change(encoded), label
+
+
+def _digest(pair: Pair) -> str:
+    file = _MODELS / pair.recipe / ("recipe.toml" if pair.images else "bundle/manifest.json")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def _bundle(pair: Pair, data: Path, folder: Path) -> Bundle:
+    if not pair.images:
+        return open_bundle(_MODELS / pair.recipe / "bundle")
+    if not folder.is_dir():
+        create_bundle(read_recipe(_MODELS / pair.recipe / "recipe.toml", data / pair.recipe), folder)
+    return open_bundle(folder)
+
+
+def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[np.generic]]:
     manifest = bundle.manifest
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model to compare with")
-    edge = next(model for model in manifest.edge if model.id == variant)
+    edge = next(model for model in manifest.edge if model.id == pair.variant)
     with ExitStack() as stack:
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (edge, manifest.full)]
         for model in models:
             stack.callback(model.close)
-        seen = list(observe(models, manifest.input, open_dataset(data / "dev")))
-    return (
-        np.concatenate([one.answers[0] for one in seen]),
-        np.concatenate([one.answers[1] for one in seen]),
-        np.array([one.label for one in seen]),
-    )
+        seen = list(observe(models, manifest.input, dataset))
+    return {
+        "edge": np.concatenate([one.answers[0] for one in seen]),
+        "full": np.concatenate([one.answers[1] for one in seen]),
+        "labels": np.array([one.label for one in seen]),
+        "size_bytes": np.array([one.size_bytes for one in seen]),
+    }

@@ -1,7 +1,7 @@
 """What a seeded part of the data decides before the rest certifies: score, temperature, value, where testing starts.
 
 Nothing here knows epsilon or delta, and nothing that is certified on decides anything: reusing the same rows broke the
-contract in 285 of 300 trials. `bench/certificate_power.py` repeats this very procedure where the truth is known.
+contract in 285 of 300 trials. `bench/routing/contract.py` repeats this very procedure where the truth is known.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""The policies of `firstline_core.routing.policies`, each turned until it escalates a given number of rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pools import Pool
+
+from firstline.workbench.scores import choose_score, fit_logistic
+from firstline_core.bundle.scorer import scorer
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import entropy, score
+from firstline_core.routing.policies import Kind, Policy, Seen, State, make, value_of
+from firstline_core.types import Tier
+from routing.replay import DECLARED
+
+Floats = NDArray[np.float64]
+
+_SEED = 20261121
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What policies see of the rows of a pool, in the order in which they come.
+
+    Args:
+        declared: with the score that the pairs' bundles declare.
+        chosen: with the score that a certification would choose.
+        certainty: of each, as Sedna's rule has it.
+    """
+
+    declared: list[Seen]
+    chosen: list[Seen]
+    certainty: Floats
+
+
+def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
+    """Learns on one pool what there is to learn, and looks at the other with it."""
+    try:
+        learned = fit_logistic(fitted.edge, fitted.losses()["harm"]).losses(measured.edge).tolist()
+    except ConfigError:  # not one loss to learn from
+        learned = [None] * len(measured.labels)
+    choice = choose_score(fitted.edge, fitted.losses()["disagreement"], seed=_SEED)
+
+    def seen(scores: NDArray[np.floating]) -> list[Seen]:
+        return [
+            Seen(sure, value_of(value, sure), DECLARED, False, probabilities, now_s)
+            for sure, value, probabilities, now_s in zip(
+                scores.tolist(), learned, measured.edge, times_s.tolist(), strict=True
+            )
+        ]
+
+    certainty = entropy(measured.edge).astype(np.float64)
+    return Rows(seen(score("max_probability", measured.edge)), seen(scorer(choice.declared)(measured.edge)), certainty)
+
+
+def escalated(policy: Policy, rows: Sequence[Seen], state: State | None = None) -> NDArray[np.bool_]:
+    """Which of the rows a policy would have the full model answer."""
+    state = State() if state is None else state
+    return np.array([policy.decide(seen, state).tier is Tier.CLOUD for seen in rows])
+
+
+def _certified(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    threshold = _lowest(_scores(rows.chosen), wanted)
+    for seen in rows.chosen:
+        seen.threshold = threshold
+    return escalated(make("certified"), rows.chosen)
+
+
+def _value(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    values = np.sort([-seen.value for seen in rows.declared])
+    return escalated(make("value", least_value=float(-values[wanted - 1])), rows.declared)
+
+
+def _threshold(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    return escalated(make("threshold", threshold=_lowest(_scores(rows.declared), wanted)), rows.declared)
+
+
+def _sedna(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    return escalated(make("sedna", threshold=_lowest(rows.certainty, wanted)), rows.declared)
+
+
+def _groundlight(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    """Its pause is as long as it must be; its threshold is raised only where it leaves too few."""
+    threshold = max(DECLARED, _lowest(_scores(rows.declared), wanted))
+    shortest_s, longest_s = 0.0, 4 * len(rows.declared) / wanted  # rows come one a second
+    found = np.zeros(len(rows.declared), bool)
+    for _ in range(12):
+        pause_s = (shortest_s + longest_s) / 2
+        found = escalated(make("groundlight", threshold=threshold, pause_s=pause_s), rows.declared)
+        if found.sum() == wanted:
+            break
+        if found.sum() > wanted:
+            shortest_s = pause_s
+        else:
+            longest_s = pause_s
+    return found
+
+
+def _random(rows: Rows, wanted: int) -> NDArray[np.bool_]:
+    state = State(draws=random.Random(wanted))
+    return escalated(make("random", rate=wanted / len(rows.declared)), rows.declared, state)
+
+
+CONTENDERS: dict[Kind, Callable[[Rows, int], NDArray[np.bool_]]] = {
+    "value": _value,
+    "certified": _certified,
+    "threshold": _threshold,
+    "sedna": _sedna,
+    "groundlight": _groundlight,
+    "random": _random,
+}
+"""By kind, from the rows and how many of them to escalate, which it escalates: as many, or as near as ties allow."""
+
+
+def _scores(rows: Sequence[Seen]) -> Floats:
+    return np.array([seen.score for seen in rows])
+
+
+def _lowest(scores: Floats, wanted: int) -> float:
+    """The threshold below which so many lie; where scores tie, the nearest number."""
+    ascending = np.sort(scores)
+    at = float(ascending[wanted])
+    below, above = np.searchsorted(ascending, at, "left"), np.searchsorted(ascending, at, "right")
+    return at if wanted - below <= above - wanted else float(np.nextafter(at, np.inf))

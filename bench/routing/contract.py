@@ -1,0 +1,201 @@
+"""Contract kept: does the certificate keep its word, and how much does it keep at the edge?
+
+Each labelled pool is taken as the population, so that the true risk of any threshold is known. Calibration samples are
+drawn from it with replacement, and the whole procedure of `firstline certify` is repeated on each, for a bundle whose
+own score is the margin. Beside it the naive way: the loosest threshold whose risk on the sample is at most epsilon; and
+a plain walk, from strict to loose over fixed margins, until the first that is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from figures import Figure
+from numpy.typing import NDArray
+from pools import CIFAR10, TRAINSAMPLE, Pool
+
+from firstline.workbench.selection import select
+from firstline_core.bundle.manifest import Score
+from firstline_core.bundle.scorer import scorer
+from firstline_core.routing import binomial
+from firstline_core.routing.certificate import certify
+from routing.margins import at_most, most
+from routing.parts import Effort, Job, Table
+from routing.population import Population
+
+SIZES = (650, 2500)
+PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
+AIMS = {650: 0.7, 2500: 0.9}
+"""Of the oracle's share, on the CIFAR pair at epsilon 5 %."""
+
+_PLAIN_GRID = np.arange(0.99, 0, -0.01)
+_OWN = Score("margin")
+_SEED = 20261121
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of one promise over all calibrations.
+
+    Args:
+        broken, naive_broken: calibrations whose threshold has a true risk above epsilon.
+        certified: calibrations with a threshold.
+        learned: calibrations that chose the learned score.
+        kept: true share kept, summed over the calibrations; so are the next three.
+        plain: what the plain walk keeps.
+        own_oracle: what the chosen score's oracle keeps.
+        ceiling: what the loosest threshold that passes by itself, at full delta, keeps; that is not valid.
+        oracle: share that the margin's oracle keeps.
+    """
+
+    pool: str
+    loss: str
+    n: int
+    epsilon: float
+    delta: float
+    calibrations: int
+    oracle: float
+    broken: int = 0
+    naive_broken: int = 0
+    certified: int = 0
+    learned: int = 0
+    kept: float = 0.0
+    plain: float = 0.0
+    own_oracle: float = 0.0
+    ceiling: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.pool}: {self.loss} <= {self.epsilon:.0%} at {1 - self.delta:.0%}, {self.n} rows"
+
+    @property
+    def power(self) -> float | None:
+        """Share kept, of what the margin's oracle keeps."""
+        return self.kept / self.calibrations / self.oracle if self.oracle else None
+
+    @property
+    def aim(self) -> float | None:
+        """Of `power`, where there is one; for either loss."""
+        return AIMS.get(self.n) if self.epsilon == 0.05 and self.pool == CIFAR10.name else None
+
+
+def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
+    return [
+        Job(f"contract: {pool.name}, {loss}, {n} rows", partial(measure, pool, loss, n, effort.calibrations))
+        for n in sorted(SIZES, reverse=True)  # the longest first
+        for pool in pools.values()
+        if pool.name != TRAINSAMPLE.name
+        for loss in pool.losses()
+    ]
+
+
+def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
+    """Repeats the procedure; every promise on the same samples."""
+    losses = pool.losses()[loss]
+    truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
+    margin = scorer(_OWN)(pool.edge)
+    plain = Population.of(margin, losses)
+    tallies = {
+        (epsilon, delta): Tally(pool.name, loss, n, epsilon, delta, calibrations, plain.oracle(epsilon))
+        for epsilon, delta in PROMISES
+    }
+    for rows in np.random.default_rng(_SEED).integers(0, len(losses), (calibrations, n)):
+        own_scores = margin[rows].astype(np.float64)
+        chosen = select(pool.edge[rows], losses[rows], truths[rows], own=_OWN, own_scores=own_scores, seed=_SEED)
+        scores, certifying = chosen.scores[chosen.rest], losses[rows[chosen.rest]]
+        truth = plain if chosen.score == _OWN else Population.of(scorer(chosen.score)(pool.edge), losses)
+        sample = Population.of(margin[rows], losses[rows])
+        for (epsilon, delta), tally in tallies.items():
+            tally.learned += chosen.score.learned is not None
+            found = certify(scores, certifying, epsilon, delta, starts=chosen.starts, seed=_SEED)
+            if found.threshold is not None:
+                share, risk = truth.at(found.threshold)
+                tally.certified += 1
+                tally.kept += share
+                tally.broken += risk > epsilon
+            tally.own_oracle += truth.oracle(epsilon)
+            tally.plain += plain.at(_plain_walk(sample, n, epsilon, delta))[0]
+            passing = sample.risks <= epsilon
+            tally.naive_broken += _loosest(sample, passing, plain)[1] > epsilon
+            kept = np.round(sample.shares[passing] * n)
+            passing[passing] = binomial.cdf(np.round(sample.risks[passing] * kept), kept, epsilon) <= delta
+            tally.ceiling += _loosest(sample, passing, plain)[0]
+    return list(tallies.values())
+
+
+def _plain_walk(sample: Population, n: int, epsilon: float, delta: float) -> float:
+    """The threshold that fixed-sequence testing over a fixed grid of margins certifies; infinite where none."""
+    shares, risks = np.array([sample.at(threshold) for threshold in _PLAIN_GRID]).T
+    kept = np.round(shares * n)
+    failed = binomial.cdf(np.round(risks * kept), kept, epsilon) > delta
+    passed = int(failed.argmax()) if failed.any() else len(_PLAIN_GRID)
+    return float(_PLAIN_GRID[passed - 1]) if passed else np.inf
+
+
+def _loosest(sample: Population, passing: NDArray[np.bool_], truth: Population) -> tuple[float, float]:
+    """True share and true risk of the loosest passing threshold."""
+    return truth.at(float(sample.thresholds[np.flatnonzero(passing)[-1]])) if passing.any() else (0.0, 0.0)
+
+
+def figures(records: Sequence[Tally]) -> list[Figure]:
+    found = []
+    for tally in records:
+        what, trials, power, aim = tally.name, tally.calibrations, tally.power, tally.aim
+        holds = None if aim is None or power is None else power >= aim
+        found += [
+            at_most(f"{what}: contract broken", tally.broken, trials, tally.delta, "calibrations"),
+            Figure(f"{what}: contract broken by naive tuning", tally.naive_broken / trials, "share of calibrations"),
+            Figure(f"{what}: certified", tally.certified / trials, "share of calibrations"),
+            Figure(f"{what}: kept by the margin's oracle", tally.oracle, "share of answers"),
+            Figure(f"{what}: kept", tally.kept / trials, "share of answers"),
+            Figure(
+                f"{what}: kept, of what the margin's oracle keeps",
+                power,
+                "ratio",
+                None if aim is None else f">= {aim}",
+                holds,
+            ),
+            Figure(
+                f"{what}: kept by a plain walk over fixed margins, of what the margin's oracle keeps",
+                tally.plain / trials / tally.oracle if tally.oracle else None,
+                "ratio",
+            ),
+            Figure(
+                f"{what}: kept, of what the chosen score's oracle keeps",
+                tally.kept / tally.own_oracle if tally.own_oracle else None,
+                "ratio",
+            ),
+            Figure(
+                f"{what}: ceiling: every threshold of the margin at full delta, which is not valid",
+                tally.ceiling / trials / tally.oracle if tally.oracle else None,
+                "ratio",
+            ),
+            Figure(f"{what}: learned score chosen", tally.learned / trials, "share of calibrations"),
+        ]
+    return found
+
+
+def tables(records: Sequence[Tally]) -> list[Table]:
+    columns = ("pair", "loss", "rows", "eps", "delta", "broken", "allowed", "naive", "kept", "of oracle", "aim")
+    rows = [
+        (
+            tally.pool,
+            tally.loss,
+            str(tally.n),
+            f"{tally.epsilon:.0%}",
+            f"{tally.delta:.0%}",
+            f"{tally.broken / tally.calibrations:.1%}",
+            f"{most(tally.calibrations, tally.delta) / tally.calibrations:.1%}",
+            f"{tally.naive_broken / tally.calibrations:.1%}",
+            f"{tally.kept / tally.calibrations:.1%}",
+            "" if tally.power is None else f"{tally.power:.2f}",
+            "" if tally.aim is None else f"{tally.aim:.2f}",
+        )
+        for tally in records
+    ]
+    return [
+        Table("Contract kept: calibrations that broke their promise, and the share kept at the edge", columns, rows)
+    ]

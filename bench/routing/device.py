@@ -1,0 +1,137 @@
+"""A device on simulated time: the agent's own cascade, router, cache, link chain, breakers and delivery.
+
+Put in are replayed models, an outbox in memory and a link that is not there; see `replay.py`, `promises.py` and
+`network.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from pools import Pool
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.hedge import HedgeOptions
+from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.retries import RetryBudget
+from firstline_edge.models import HeldModel, Models
+from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.router import Router
+from firstline_edge.rows import merge
+from routing.network import SimulatedLink
+from routing.promises import MemoryOutbox
+from routing.replay import NAME, tensor_of
+from routing.traffic import Floats
+
+_OPTIONS = CascadeOptions(limit_bytes=8 << 20, default_timeout_s=2.0, reserve_s=0.02)  # the agent's defaults
+_MAX_AGE_S = 86_400.0
+_PATIENCE_S = 600.0  # for promises, after the last request
+
+
+@dataclass(slots=True)
+class Device:
+    """What is asked, and what can be looked at."""
+
+    cascade: Cascade
+    link: SimulatedLink
+    outbox: MemoryOutbox
+    chain: LinkChain
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The answer to one request.
+
+    Args:
+        seconds: until it was given; infinite where it was refused.
+        predicted: its class; -1 where there is none.
+        later: the class of the correction that came for a provisional answer; `predicted` where none did.
+    """
+
+    row: int
+    seconds: float
+    predicted: int
+    later: int
+    tier: Tier | None
+
+
+@asynccontextmanager
+async def device(
+    model: HeldModel, router: Router, link: SimulatedLink, clock: Clock, seed: int
+) -> AsyncIterator[Device]:
+    """A device that runs, until it is left."""
+    rng = random.Random(seed)
+    retries = RetryBudget(clock)
+    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries)
+    outbox = MemoryOutbox(clock)
+    # No two frames of a camera are the same: the cache would only say that the pool is small.
+    cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
+    cascade = Cascade(
+        models=Models([model]),
+        cache=cache,
+        cloud=chain,
+        promises=outbox,
+        router=router,
+        options=_OPTIONS,
+        clock=clock,
+        hedge=HedgeOptions(),
+    )
+    delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
+    await chain.start()
+    delivering = asyncio.create_task(delivery.run())
+    try:
+        yield Device(cascade, link, outbox, chain)
+    finally:
+        delivering.cancel()
+        await asyncio.gather(delivering, return_exceptions=True)
+        await cascade.close()
+        await chain.close()
+
+
+async def serve(
+    on: Device, pool: Pool, rows: Sequence[int], arrivals: Floats, *, deadline_s: float, clock: Clock
+) -> list[Given]:
+    """Asks for each row when its time has come, and waits for what was promised."""
+    began_s = clock.monotonic_s()
+    answered: dict[int, tuple[float, InferResponse]] = {}
+
+    async def ask(number: int, row: int) -> None:
+        asked_s = clock.monotonic_s()
+        request = InferRequest(NAME, (tensor_of(pool, row),), str(number), deadline_s=asked_s + deadline_s)
+        with contextlib.suppress(FirstlineError):  # nobody had time for it
+            response = await on.cascade.infer(request)
+            answered[number] = clock.monotonic_s() - asked_s, response
+
+    async with asyncio.TaskGroup() as asking:
+        for number, (row, at_s) in enumerate(zip(rows, arrivals, strict=True)):
+            await clock.sleep(max(0.0, began_s + at_s - clock.monotonic_s()))
+            asking.create_task(ask(number, row))
+    ends_s = clock.monotonic_s() + _PATIENCE_S
+    while on.outbox.depth and clock.monotonic_s() < ends_s:
+        await clock.sleep(1.0)
+    return [_look(row, answered.get(number), on.outbox.finished.get(str(number))) for number, row in enumerate(rows)]
+
+
+def _look(row: int, answered: tuple[float, InferResponse] | None, correction: InferResponse | None) -> Given:
+    if answered is None:
+        return Given(row, math.inf, -1, -1, None)
+    seconds, response = answered
+    predicted = _class(response)
+    tier = response.answer.tier if response.answer is not None else None
+    return Given(row, seconds, predicted, predicted if correction is None else _class(correction), tier)
+
+
+def _class(response: InferResponse) -> int:
+    return int(np.argmax(response.output(PROBABILITIES)[0]))

@@ -1,0 +1,87 @@
+"""What a part of the benchmark is, and running its jobs on all cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from figures import Figure
+from pools import CACHE, DATA, Pool
+
+Record = Any
+"""One measurement of a part: a dataclass of the part's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is repeated; the defaults are what the committed figures were made with.
+
+    Args:
+        calibrations: samples of each size on which a contract is made.
+        streams: of audits.
+        splits: into a calibration and a measuring half.
+        requests: of a simulated stretch of traffic.
+        day_s: length of a simulated day.
+        data, cache: where the pairs are, and what was collected of them.
+    """
+
+    calibrations: int = 500
+    streams: int = 1000
+    splits: int = 30
+    requests: int = 1500
+    day_s: float = 86_400.0
+    data: Path = DATA
+    cache: Path = CACHE
+
+
+class Job(NamedTuple):
+    """A piece of work for one process."""
+
+    name: str
+    call: Callable[[], Sequence[Record]]
+
+
+class Table(NamedTuple):
+    """What is printed of a part: cells are text already."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Part(Protocol):
+    """One "shown by": a module with these functions."""
+
+    def jobs(self, pools: Mapping[str, Pool], effort: Effort) -> list[Job]: ...
+
+    def figures(self, records: Sequence[Record]) -> list[Figure]: ...
+
+    def tables(self, records: Sequence[Record]) -> list[Table]: ...
+
+
+def run(jobs: Sequence[Job], processes: int) -> list[list[Record]]:
+    """What each job gave, in their order; tells on stderr how far it is."""
+    found: list[list[Record]] = [[] for _ in jobs]
+    began_s = time.monotonic()
+
+    def tell(done: int, name: str) -> None:
+        print(f"[{time.monotonic() - began_s:5.0f} s] {done}/{len(jobs)} {name}", file=sys.stderr, flush=True)
+
+    if processes <= 1:
+        for at, job in enumerate(jobs):
+            found[at] = list(job.call())
+            tell(at + 1, job.name)
+        return found
+    # Forking would share what runtimes and BLAS keep in threads.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as workers:
+        futures = {workers.submit(job.call): at for at, job in enumerate(jobs)}
+        for done, future in enumerate(as_completed(futures), 1):
+            found[futures[future]] = list(future.result())
+            tell(done, jobs[futures[future]].name)
+    return found

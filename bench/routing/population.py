@@ -1,0 +1,39 @@
+"""A pool taken as the population, so that the true risk of any threshold is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.routing.confidence import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Every threshold that makes a difference, with the share it truly keeps and its true risk; strict to loose."""
+
+    thresholds: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    risks: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, scores: Scores, losses: NDArray[np.bool_]) -> Population:
+        values, codes = np.unique(-scores.astype(np.float64), return_inverse=True)
+        kept = np.cumsum(np.bincount(codes))
+        return cls(-values, kept / len(scores), np.cumsum(np.bincount(codes, weights=losses)) / kept)
+
+    def at(self, threshold: float) -> tuple[float, float]:
+        """True share kept and true risk."""
+        last = int(np.searchsorted(-self.thresholds, -threshold, side="right")) - 1
+        return (float(self.shares[last]), float(self.risks[last])) if last >= 0 else (0.0, 0.0)
+
+    def oracle(self, epsilon: float) -> float:
+        """The largest share that any threshold of a risk of at most epsilon keeps."""
+        return float(self.shares[self.risks <= epsilon].max(initial=0.0))
+
+    def loosest(self, epsilon: float) -> float | None:
+        """The loosest threshold of a risk of at most epsilon; None where there is none."""
+        passing = np.flatnonzero(self.risks <= epsilon)
+        return float(self.thresholds[passing[-1]]) if passing.size else None

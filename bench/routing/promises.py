@@ -1,0 +1,66 @@
+"""An outbox in memory, for a simulated device: a disk has no simulated time. What delivery needs of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from firstline_core.clock import Clock
+from firstline_core.types import InferResponse
+from firstline_edge.outbox.ages import Ages
+from firstline_edge.outbox.item import OutboxItem
+
+
+class MemoryOutbox:
+    """Keeps promises until they are finished; see `firstline_edge.outbox.store.Outbox` for each method."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._items: dict[str, OutboxItem] = {}
+        self._ages = Ages(clock)
+        self._pending = asyncio.Event()
+        self._arrival = asyncio.Event()
+        self.finished: dict[str, InferResponse] = {}
+
+    @property
+    def depth(self) -> int:
+        return len(self._items)
+
+    async def put(self, item: OutboxItem) -> None:
+        self._items[item.request.request_id] = item
+        self._ages.start(item.request.request_id)
+        self._pending.set()
+        self._arrival.set()
+        self._arrival = asyncio.Event()
+
+    def arrival(self) -> asyncio.Event:
+        return self._arrival
+
+    async def pending(
+        self, limit: int, *, besides: Collection[str] = (), besides_models: Collection[tuple[str, str]] = ()
+    ) -> list[OutboxItem]:
+        found = []
+        for request_id, item in self._items.items():
+            if request_id not in besides and (item.request.model, item.request.version) not in besides_models:
+                found.append(item)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
+        return [self._items[request_id] for request_id in self._ages.over(age_s, limit)]
+
+    async def finish(self, request_id: str, final: InferResponse) -> None:
+        if self._items.pop(request_id, None) is not None:
+            self.finished[request_id] = final
+        self._ages.forget(request_id)
+        if not self._items:
+            self._pending.clear()
+
+    def age_s(self, item: OutboxItem) -> float:
+        return self._ages.of(item.request.request_id)
+
+    def oldest_age_s(self) -> float:
+        return self._ages.oldest_s()
+
+    async def wait_pending(self) -> None:
+        await self._pending.wait()

@@ -1,0 +1,81 @@
+"""Runs the parts, prints their tables, draws them, and writes every figure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from figures import RESULTS, Figure, report
+from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
+
+from routing import alarm, contract, dead_link, on_budget, on_time, overhead, value
+from routing.parts import Effort, Job, run
+from routing.table import show
+
+PARTS: dict[str, Sequence[ModuleType]] = {
+    "contract": (contract,),
+    "alarm": (alarm,),
+    "value": (value,),
+    "on_time": (on_time, dead_link),
+    "on_budget": (on_budget,),
+    "overhead": (overhead,),
+}
+_ALONE = (dead_link, overhead)
+"""Measured in real time, so that nothing else may run beside it."""
+
+
+_TARGET = "bench-routing"
+
+
+def pools_in(data: Path, cache: Path) -> dict[str, Pool]:
+    """Those whose data is there, by name; says which are not."""
+    found = {}
+    for pair in (DIGITS, CIFAR10, IMAGENET, TRAINSAMPLE):
+        if (missing := pair.missing_in(data)) is not None:
+            print(f"{pair.name} is left out: there is no {missing}.", file=sys.stderr)
+            continue
+        print(f"{pair.name}: collecting what the models say", file=sys.stderr, flush=True)
+        found[pair.name] = collect(pair, data, cache)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where every aim holds, 1 where one does not."""
+    parser = argparse.ArgumentParser(prog="bench_routing.py", description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="for collected answers (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
+    parser.add_argument("--target", default=_TARGET, help="writes bench/results/TARGET.json (default: %(default)s)")
+    said = parser.parse_args(arguments)
+    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
+        os.environ.setdefault(threads, "1")
+
+    from routing import plots  # after the above
+
+    pools, effort = pools_in(said.data, said.cache), Effort(data=said.data, cache=said.cache)
+    modules = [module for name in said.only for module in PARTS[name]]
+    jobs: list[tuple[ModuleType, Job]] = [(module, job) for module in modules for job in module.jobs(pools, effort)]
+    together = [(module, job) for module, job in jobs if module not in _ALONE]
+    alone = [(module, job) for module, job in jobs if module in _ALONE]
+    found = run([job for _, job in together], said.processes) + run([job for _, job in alone], 1)
+    figures: list[Figure] = []
+    folder = RESULTS / "routing"
+    folder.mkdir(parents=True, exist_ok=True)
+    for module in modules:
+        records = [
+            record for (of, _), given in zip(together + alone, found, strict=True) if of is module for record in given
+        ]
+        for table in module.tables(records):
+            print(show(table), end="\n\n")
+        part = next(name for name, of in PARTS.items() if module in of)
+        found_here = module.figures(records)
+        # A target of its own has one part.
+        prefix = f"{part}: " if said.target == _TARGET else ""
+        figures += [figure._replace(figure=prefix + figure.figure) for figure in found_here]
+        plots.draw(module.__name__.rpartition(".")[2], records, folder)
+    return report(said.target, figures)

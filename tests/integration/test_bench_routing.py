@@ -1,0 +1,109 @@
+"""Every part of the routing benchmark still runs, on a small pool that is made up: measured, told, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pools import CIFAR10, Pool
+from routing import alarm, contract, dead_link, on_budget, on_time, plots, replay, value
+from routing.population import Population
+from routing.shifts import blurred, noisy, relabelled
+from routing.table import show
+from routing.traffic import Traffic
+from support.bundles import encode
+
+from firstline_core.routing.confidence import score
+
+
+@pytest.fixture(scope="module")
+def pool() -> Pool:
+    """An edge model that is often unsure, and wrong then; a full model that is right nearly always."""
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 4, 800)
+
+    def said(strength: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+        logits = rng.normal(size=(len(labels), 4)) * 1.5
+        logits[np.arange(len(labels)), labels] += strength * rng.uniform(0.2, 2, len(labels))
+        odds = np.exp(logits)
+        return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+
+    return Pool(CIFAR10.name, said(4), said(9), labels, rng.integers(600, 1300, len(labels)))
+
+
+def tell(part: Any, records: Sequence[Any], folder: Path) -> list[str]:
+    """Draws and prints what there is; the figures that do not hold."""
+    assert records
+    plots.draw(part.__name__.rpartition(".")[2], records, folder)
+    for table in part.tables(records):
+        assert table.rows
+        assert len(show(table).splitlines()) == len(table.rows) + 3
+    figures = part.figures(records)
+    assert len({figure.figure for figure in figures}) == len(figures)
+    return [figure.figure for figure in figures if figure.holds is False]
+
+
+def test_contract(pool: Pool, tmp_path: Path) -> None:
+    records = contract.measure(pool, "disagreement", 650, 20)
+    assert not [name for name in tell(contract, records, tmp_path) if "broken" in name]
+    assert all(record.naive_broken > 0 for record in records)
+    assert (tmp_path / "contract.png").stat().st_size < 100_000
+
+
+def test_alarm(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm, "FALSE_ALARM_AUDITS", 500)
+    monkeypatch.setattr(alarm, "QUIET", (0, 300))
+    monkeypatch.setattr(alarm, "EPSILONS", (0.05,))
+    worse = Pool(pool.name, pool.edge[::-1], pool.full, pool.labels, pool.size_bytes)
+    records = alarm.watch(pool, {"blur": worse}, 100)
+    assert {record.shift for record in records} == {"", "labels", "blur"}
+    assert all(record.found == 1 for record in records if record.shift == "blur")
+    assert not tell(alarm, records, tmp_path)
+
+
+def test_value(pool: Pool, tmp_path: Path) -> None:
+    records = value.measure(pool, 2)
+    tell(value, records, tmp_path)
+    captured = {record.policy: record.mean.mean() for record in records}
+    assert captured["oracle"] == 1
+    assert captured["random"] < captured["value"] <= 1
+
+
+def test_on_time(pool: Pool, tmp_path: Path) -> None:
+    records = on_time.measure(replay.deploy(pool), on_time.WEATHERS[0], 40)
+    assert not tell(on_time, records, tmp_path)
+    by = {record.policy: record for record in records}
+    assert by["edge_only"].escalated == 0 < by["certified"].escalated < by["cloud_only"].escalated
+    assert by["edge_only"].correct < by["certified"].correct
+
+
+def test_dead_link(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = dead_link.measure(pool, 50)
+    assert records[0].requests == 0
+    assert records[0].probes_at_once == 1
+    tell(dead_link, records, tmp_path)
+
+
+def test_on_budget(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_budget, "DAYS", 1)
+    monkeypatch.setattr(on_budget, "SHARES", (0.3,))
+    monkeypatch.setattr(on_budget, "TRAFFIC", Traffic(rate_s=0.02, burst_rate_s=0.5, between_s=600.0, day_swing=0.5))
+    records = on_budget.measure(replay.deploy(pool), "bytes")
+    tell(on_budget, records, tmp_path)
+    assert all(0.5 < record.spent <= 1 for record in records)
+
+
+def test_shifts_change_what_they_say(pool: Pool) -> None:
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[:, 8:] = 255
+    encoded = encode(image)
+    assert blurred(0.1, encoded) != encoded
+    assert noisy(20.0, encoded) == noisy(20.0, encoded) != encoded
+    scores, losses = score("margin", pool.edge), pool.losses()["disagreement"]
+    threshold = Population.of(scores, losses).loosest(0.05)
+    assert threshold is not None
+    shifted = relabelled(pool, scores >= threshold, losses, 0.1)
+    assert set(shifted.labels) < set(pool.labels)
