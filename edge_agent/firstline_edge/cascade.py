@@ -343,6 +343,8 @@ class Cascade:
         if output is None:
             return False
         row.take(output, Tier.CACHE, row.reason, digest)
+        if case.hedge is not None:
+            case.hedge.recalled(row)
         if not any(tried.tier is Tier.CACHE for tried in attempts):
             attempts.append(attempt(self._clock, Tier.CACHE, "ok", started_s))
         return True

@@ -71,6 +71,10 @@ class Hedge:
         self.joined = True
         return True
 
+    def recalled(self, row: Row) -> None:
+        """The row was answered by what the full model said and the cache kept: a moment ago, by this call."""
+        self.joined = self.joined or row.content in self.contents
+
 
 class Hedging:
     """Decides about hedges, makes them, and ends those that nobody needs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -231,3 +232,31 @@ async def test_whoever_asked_the_same_with_more_time_gets_a_run_of_its_own() -> 
         await hurried
     await running
     await scene.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_no_row_is_both_kept_and_escalated_nor_asked_for_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    stage = Stage(HedgeOptions(share=1.0, burst=3.0, least_rate=0.0))
+    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    fresh = iter(rng.sample(range(600, 1000), 60))
+    for _ in range(12):
+        values = [next(fresh) / 1000 for _ in range(rng.randint(1, 4))]
+        stage.scene.cloud.gate = asyncio.Event() if rng.random() < 0.5 else None
+        stage.scene.cloud.requests.clear()
+        task = await stage.begin(*values, deadline_s=0.5 + 0.3 * len(values) * rng.random())
+        stage.scene.echo.gate.set()
+        if stage.scene.cloud.gate is not None:
+            await until(lambda: len(stage.scene.echo.runs[-1]) == len(values))  # noqa: B023 (awaited in this turn)
+            stage.scene.cloud.gate.set()
+        response = await task
+        answer = said(response)
+        rows = answer.rows or (answer,)
+        assert [row.tier is Tier.EDGE for row in rows] == [row.model_digest == stage.scene.echo.digest for row in rows]
+        expected = [value if row.tier is Tier.EDGE else 0.01 for value, row in zip(values, rows, strict=True)]
+        assert yes(response) == pytest.approx(expected)
+        travelled = [value for sent in stage.scene.sent_rows for value in sent]
+        assert len(travelled) == len(set(travelled))
+        assert ("cloud", "hedge") not in outcomes(response) or all(row.tier is Tier.EDGE for row in rows)
+    assert sum(stage.counts) > 0
+    await stage.scene.close()
