@@ -153,7 +153,11 @@ class EdgeAgent:
         resources.push_async_callback(self.links.close)
 
         auditor = self.audits.auditor(
-            self.cache, self.links, on_drawn=self._recorder.drawn, on_finding=self._recorder.audited
+            self.cache,
+            self.links,
+            ample=lambda: self.spending is None or self.spending.ample,
+            on_drawn=self._recorder.drawn,
+            on_finding=self._recorder.audited,
         )
         standings = self.audits.standings
         self._router = Router(

@@ -97,6 +97,7 @@ class Auditor:
         settings: what audits may cost.
         clock: for the budget and for deadlines.
         rng: draws.
+        ample: whether the device's budgets are; where they are not, what tests no promise is not audited.
         on_drawn: told when an answer is drawn.
         on_finding: told how each audit ended.
     """
@@ -113,6 +114,7 @@ class Auditor:
         settings: AuditSection,
         clock: Clock,
         rng: random.Random,
+        ample: Callable[[], bool] = lambda: True,
         on_drawn: Callable[[], None] = lambda: None,
         on_finding: Callable[[Finding], None] = lambda _: None,
     ) -> None:
@@ -125,6 +127,7 @@ class Auditor:
         self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
         self._clock = clock
         self._rng = rng
+        self._ample = ample
         self._on_drawn = on_drawn
         self._on_finding = on_finding
         self._pace = Pace(clock.monotonic_s())
@@ -154,7 +157,7 @@ class Auditor:
                 continue
             if row.output is not row.edge:
                 recalled.append(row)
-            elif said.certified or (watched.standing.alarmed and row.score >= watched.threshold):
+            elif said.certified or (watched.standing.alarmed and row.score >= watched.threshold and self._ample()):
                 self._kept(watched, request, row)
         if recalled:
             self.escalated(model, recalled)
@@ -250,7 +253,8 @@ class Auditor:
 def _audit_of(watched: Watched, request: InferRequest, row: Row, share: float) -> Audit:
     certificate, probabilities = watched.certificate, row.output.probabilities if row.output is not None else ()
     predicted = int(np.argmax(probabilities))
-    # The gateway pools one threshold of a fleet: the certificate's. A tightened one is this device's own affair.
+    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
+    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
         predicted=predicted,
         propensity=share,

@@ -49,6 +49,7 @@ class AuditRoom:
         cache: ResultCache,
         links: Links,
         *,
+        ample: Callable[[], bool],
         on_drawn: Callable[[], None],
         on_finding: Callable[[Finding], None],
     ) -> Auditor:
@@ -57,6 +58,7 @@ class AuditRoom:
         Args:
             cache: gains what the full model says.
             links: the ways to the gateway.
+            ample: whether the device's budgets are.
             on_drawn: told when an answer is drawn.
             on_finding: told how each audit ended.
         """
@@ -70,6 +72,7 @@ class AuditRoom:
             settings=self._settings,
             clock=self._clock,
             rng=random.Random(),  # noqa: S311 (nobody gains by guessing which answer is audited)
+            ample=ample,
             on_drawn=on_drawn,
             on_finding=on_finding,
         )

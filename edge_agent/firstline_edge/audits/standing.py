@@ -30,6 +30,7 @@ log = logger(__name__)
 
 _SCORES_REMEMBERED = 2_000.0
 _LOST_RECORD = "what the audits had found so far could not be read"
+_NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
 
 
 class Standing(NamedTuple):
@@ -170,7 +171,7 @@ class Standings:
         if notice.escalations_per_hour not in (None, watched.record.escalations_per_hour):
             watched.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
-        if notice.alarm and not watched.record.alarmed:
+        if notice.alarm and watched.record.cause in _NO_EVIDENCE:
             self._alarm(watched, "the audits of all devices together show that the promise is broken")
 
     def audited(self, watched: Watched, sample: Sample) -> None:
@@ -246,7 +247,7 @@ class Standings:
                 watched.epsilon,
                 before,
             )
-        if not record.alarmed:
+        if record.cause in _NO_EVIDENCE:
             record.cause, record.alarmed_wall_s = cause, self._clock.wall_s()
         record.alarmed = True
         record.escalates_all = after == EVERYTHING

@@ -16,6 +16,7 @@ from firstline_core.errors import LinkDownError
 from firstline_core.types import Privacy, Reason, Route, Tier
 from firstline_edge import keys
 from firstline_edge.audits.samples import read
+from firstline_edge.audits.standing import Standing
 from firstline_edge.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
@@ -174,6 +175,20 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     assert watched is not None
     assert watched.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.findings == []
+
+
+async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None and scene.auditor is not None
+    watched.record.alarmed, watched.record.tightened, watched.standing = True, 0.9, Standing(True, 0.9)
+    scene.cloud.agrees = lambda _: True
+    await scene.infer(SURE)
+    assert await ended(scene, 1) == ["agreed"]
+    assert [request.audit for request in scene.cloud.requests] == [None]
+    scene.auditor._ample = lambda: False
+    await scene.infer(SURE)
+    assert (watched.record.drawn, watched.record.test.audits) == (1, 1)
 
 
 async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(make_scene: MakeScene) -> None:

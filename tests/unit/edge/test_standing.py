@@ -202,6 +202,9 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     again = await restarted(scene, make_scene)
     assert not said(await again.infer(SURE)).certified
     assert standings_of(again).problem == ""
+    assert watched_of(again).threshold == 0.8
+    standings_of(again).heed(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    assert watched_of(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert said(await fresh.infer(SURE)).certified
 
