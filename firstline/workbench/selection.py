@@ -25,7 +25,7 @@ from firstline_core.routing.learned import Logistic
 ScoreName = ScoreKind | Literal["best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""
 
-SELECTS_FROM_ROWS = 1000
+SELECTS_FROM_ROWS = 1500
 SELECT_FRACTION = 0.1
 
 
@@ -55,7 +55,9 @@ class Selection:
 def default_fraction(rows: int) -> float:
     """Share of the rows that decides, unless told.
 
-    Below 1,000 rows what a part can choose is worth less than the rows that it takes from the certificate.
+    Below, what a part can choose is worth less than the rows that it takes from the certificate. Of the oracle's share
+    on one real pair, at its hardest promise, 0.70 is kept with a part and 0.79 without at 1,000 rows, 0.87 by both at
+    1,500.
     """
     return SELECT_FRACTION if rows >= SELECTS_FROM_ROWS else 0.0
 
