@@ -177,4 +177,4 @@ class TestAccount:
         assert not account.take(Cost(80.0), self.now_s)
         account.charge(Cost(-80.0), self.now_s, priced=True)
         assert account.take(Cost(80.0), self.now_s)
-        assert account.refilled_in_s(self.now_s) == HOUR_S
+        assert account.refilled_in_s("bytes/hour", self.now_s) == HOUR_S
