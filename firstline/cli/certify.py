@@ -94,7 +94,7 @@ def certify_command(
         float | None,
         typer.Option(
             help="Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on "
-            "all rows. Default: 0.1 of a bundle's rows from 1,000 on, else 0."
+            "all rows. Default: 0.1 of a bundle's rows from 1,500 on, else 0."
         ),
     ] = None,
     output: OutputOption = Output.TEXT,

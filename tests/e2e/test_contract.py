@@ -19,7 +19,9 @@ import pytest
 from PIL import Image
 from support.agent import until
 from support.bundles import with_certificate
+from typer.testing import CliRunner
 
+from firstline.cli.app import app
 from firstline.demo import assets
 from firstline.demo.house import Device, House, house
 from firstline.workbench.dataset import open_dataset
@@ -147,9 +149,44 @@ async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, 
             assert "an alarm voids a certificate" in (folder / "agent-http.log").read_text()
     table = told(folder, "audits")
     assert table.splitlines()[0] == "score,agree,weight,kept"
+    anew = CliRunner().invoke(
+        app, ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.1", "-o", "json"], input=table
+    )
+    assert json.loads(anew.stdout)["n"] == len(table.splitlines()) - 1
 
 
 def told(folder: Path, command: str, *arguments: str) -> str:
     """What a command of `edge-agent` prints."""
     line = [sys.executable, "-m", "firstline_edge", command, *arguments, "--config", str(folder / "agent-http.toml")]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.mosquitto
+async def test_what_one_device_shows_the_gateway_others_hear_with_their_next_answer(
+    tmp_path: Path, promised: Path
+) -> None:
+    folder = tmp_path / "house"
+    folder.mkdir()
+    alone = SETTINGS + "fleet_devices = 1_000_000\n"  # by itself it would hardly ever alarm
+    async with house(folder, promised, mosquitto=True) as built:
+        async with built.device("http", alone) as device:
+            for scan in scans(200, inverted=True):
+                await asked(device, scan)
+                if (await settled(device))["alarm"]:
+                    break
+            found = await contract(device)
+            assert "the audits of all devices together" in found["cause"]
+            assert found["e_value"] < found["alarm_at"]
+            assert found["escalations_per_hour"] > 0  # the gateway's quota, and not the device's own
+        async with built.device("mqtt", "[audit]\nper_hour = 0.0\n") as device:
+            assert not (await contract(device))["alarm"]
+            for scan in scans(100):
+                await asked(device, scan)
+                if (await contract(device))["alarm"]:
+                    break
+            heard = await contract(device)
+            assert heard["alarm"] and heard["audits"]["drawn"] == 0
+            assert not any(
+                answer.certified and answer.reason is Reason.CONFIDENT
+                for answer in [await asked(device, scan) for scan in scans(30)]
+            )

@@ -117,7 +117,8 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         assert (denied.reason, denied.status, denied.certified) == (Reason.BUDGET, Status.FINAL, False)
         assert budget_of(agent)["spent"] <= 6000
         [line] = find(agent.state.decisions_path, denied.request_id)
-        assert "budget did not allow it" in "\n".join(describe(line))
+        story = "\n".join(describe(line))
+        assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
         told = "\n".join(describe_status("http://edge", agent.status()))
         assert "budget  bytes/hour: " in told
         metrics = agent.metrics.render()[0].decode()

@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from firstline_core.errors import ConfigError, UnauthorizedError
+from firstline_core.errors import BudgetExceededError, ConfigError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
@@ -155,6 +155,8 @@ def _tried(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
     if attempt["outcome"] == HEDGED:
         outcome = "was asked early and not needed,"
+    if attempt["outcome"] == BudgetExceededError.code:
+        outcome = "was not asked (budget_exceeded)"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
     return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import Probabilities, Scores, entropy, margin, temper
+from firstline_core.routing.confidence import Probabilities, Scores, entropy, temper
 
 MEASURES = 4
 """The first columns of `features` are measures, the others classes."""
@@ -42,7 +42,7 @@ def features(probabilities: Probabilities) -> NDArray[np.float32]:
     """
     rows = temper(probabilities, 1.0)
     top = np.sort(np.partition(rows, -2, axis=-1)[:, -2:], axis=-1)
-    found = [margin(rows), entropy(rows), np.log(np.maximum(top, _SMALLEST))]
+    found = [top[:, 1] - top[:, 0], entropy(rows), np.log(np.maximum(top, _SMALLEST))]
     if rows.shape[1] <= _CLASSES_AT_MOST:
         found.append(np.eye(rows.shape[1], dtype=np.float32)[probabilities.argmax(axis=-1)])
     return np.column_stack(found).astype(np.float32, copy=False)

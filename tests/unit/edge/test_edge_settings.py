@@ -80,12 +80,22 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
         ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
         ({"agent.device_id": "a/b"}, "device_id"),
         ({"policy.min_threshold": 1.5}, "min_threshold"),
+        ({"policy.kind": "value"}, "policy.kind is value, but nothing has a price"),
+        ({"policy.kind": "oracle"}, "oracle"),
+        ({"budget.bytes_per_day": -1}, "bytes_per_day"),
         ({"api.bodies_limit_bytes": 1000}, "api.bodies_limit_bytes is 1000, less than one body may take"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load(None, environ={}, overrides=values)
+
+
+@pytest.mark.parametrize(
+    "price", [{"budget.bytes_per_day": 1}, {"costs.money_per_request": 0.1}, {"policy.least_value": 0.01}]
+)
+def test_a_policy_by_price_wants_a_price(price: dict[str, Any]) -> None:
+    assert load(None, environ={}, overrides={"policy.kind": "value"} | price).policy.kind == "value"
 
 
 def test_the_example_says_of_every_key_what_it_is() -> None:

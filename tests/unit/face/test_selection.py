@@ -34,10 +34,10 @@ def decided(data: tuple[Any, Any, Any], **options: Any) -> Selection:
 def test_small_data_is_all_for_the_certificate_and_the_bundles_own_score() -> None:
     assert default_fraction(SELECTS_FROM_ROWS - 1) == 0
     assert default_fraction(SELECTS_FROM_ROWS) == SELECT_FRACTION
-    found = decided(rows(999))
+    found = decided(rows(SELECTS_FROM_ROWS - 1))
     assert (found.score, found.used, found.starts, found.value) == (OWN, 0, None, None)
-    np.testing.assert_array_equal(found.rest, np.arange(999))
-    assert decided(rows(1000)).used == 100
+    np.testing.assert_array_equal(found.rest, np.arange(SELECTS_FROM_ROWS - 1))
+    assert decided(rows(SELECTS_FROM_ROWS)).used == 150
 
 
 @settings(max_examples=4, deadline=None)
