@@ -154,8 +154,10 @@ def _per_hour(text: str | None) -> float:
     except ValueError:
         per_hour = math.nan
     if not 0 <= per_hour <= _MOST_PER_HOUR:
+        said = "is missing" if text is None else f"is {shown(text)}"
         raise RequestError(
-            f"Query parameter '{_PER_HOUR}' is {shown(text)}; give what all devices together may escalate, 0 or more."
+            f"Query parameter '{_PER_HOUR}' {said}; give what all devices together may escalate, "
+            f"0 to {_MOST_PER_HOUR:g}."
         )
     return per_hour
 

@@ -16,13 +16,13 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, ContractNotice, InferRequest
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, to_give_up
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
 from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution, Store
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.settings import Contracts as ContractSettings
+from firstline_gateway.settings import Contracts
 
 log = logger(__name__)
 
@@ -32,31 +32,30 @@ ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
 
 
-class Passed(StrEnum):
+class Skipped(StrEnum):
     """Why an audit was not counted: none of it depends on the audit's loss."""
 
     REPEATED = "repeated"  # this request was counted before
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
     SPACING = "spacing"  # another audit of the promise was counted a moment ago
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
-    NO_ROOM = "no_room"  # too many stricter thresholds
     DISK = "disk"  # what is not kept is not counted
     NO_ANSWER = "no_answer"  # the full model gave what is no probability
 
 
-class Contracts:
+class ContractMonitor:
     """Belongs to one event loop.
 
     Args:
         store: closed here.
         repository: what is served.
-        settings: of the room.
+        settings: what counts, what alarms, and what an alarm may cost.
         metrics: gains the audits.
         clock: for ages and dates.
     """
 
     def __init__(
-        self, store: Store, repository: Repository, settings: ContractSettings, *, metrics: GatewayMetrics, clock: Clock
+        self, store: Store, repository: Repository, settings: Contracts, *, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._store = store
         self._repository = repository
@@ -67,7 +66,7 @@ class Contracts:
         self._quotas = store.quotas()
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._seen: dict[ModelKey, Seen] = {}
-        self._told: set[tuple[ModelKey, Passed]] = set()  # what the log says already
+        self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
         self._note_alarms()
         self._remember()
@@ -134,13 +133,13 @@ class Contracts:
         try:
             why, sentence = self._count(request, device, served, probabilities), _OTHER_CERTIFICATE
         except CapacityError as error:
-            why, sentence = Passed.DISK, error.message
+            why, sentence = Skipped.DISK, error.message
         if why is None:
-            self._told.discard((served.key, Passed.DISK))
+            self._told.discard((served.key, Skipped.DISK))
             return
-        self._metrics.audit_passed(why)
+        self._metrics.audit_skipped(why)
         # Somebody has to mend these. Once, for audits come for as long as nobody does.
-        if why in (Passed.DISK, Passed.NOT_PROMISED) and (served.key, why) not in self._told:
+        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (served.key, why) not in self._told:
             self._told.add((served.key, why))
             log.error(
                 "audit not counted", model=served.key.name, version=served.key.version, device=device, why=sentence
@@ -157,7 +156,10 @@ class Contracts:
         """
         ended = [key for key in self._pools if _model(key) == model]
         if ended:
-            self._give_up(ended)
+            self._store.give_up(ended)
+            for key in ended:
+                del self._pools[key]
+            self._note_alarms()
         return len(ended)
 
     def set_quota(self, model: ModelKey, per_hour: float | None) -> None:
@@ -171,27 +173,25 @@ class Contracts:
         if per_hour is not None:
             self._quotas[model] = per_hour
 
-    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Passed | None:
+    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Skipped | None:
         note = request.audit
         assert note is not None  # noqa: S101 (the caller looked)
-        promise = promise_of(served.manifest, note)
-        if promise is None:
-            return Passed.NOT_PROMISED
+        key = promise_of(served.manifest, note)
+        if key is None:
+            return Skipped.NOT_PROMISED
         if not np.isfinite(probabilities).all():
-            return Passed.NO_ANSWER
-        key, certified = promise
+            return Skipped.NO_ANSWER
         now_s = self._clock.wall_s()
         if self._store.counted(device, request.request_id):
-            return Passed.REPEATED
-        if self._store.counted_since(device, now_s - HOUR_S) >= self._settings.audits_per_device_hour:
-            return Passed.DEVICE_LIMIT
+            return Skipped.REPEATED
+        # Up to now: a clock that was ahead and set back must not use up a device's share for as long.
+        if self._store.counted_between(device, now_s - HOUR_S, now_s) >= self._settings.audits_per_device_hour:
+            return Skipped.DEVICE_LIMIT
         pool = self._pools.get(key)
         if pool is None:
-            if not (certified or self._makes_room(device)):
-                return Passed.NO_ROOM
-            pool = opened(key, device, now_s)
+            pool = opened(key, now_s)
         elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
-            return Passed.SPACING
+            return Skipped.SPACING
         disagrees = int(np.argmax(probabilities[0])) != note.predicted
         after = counted(pool, note, float(disagrees), now_s=now_s, delta=self._settings.delta)
         self._store.put(after, device, request.request_id, disagrees=disagrees)
@@ -202,38 +202,6 @@ class Contracts:
             self._note_alarms()
             _tell(after, self._store.devices(key))
         return None
-
-    def _makes_room(self, device: str) -> bool:
-        """Whether one more stricter threshold may be tested; the longest unused is given up for it."""
-        stricter = [pool for key, pool in self._pools.items() if not self._is_certified(key)]
-        if sum(pool.opened_by == device for pool in stricter) >= self._settings.thresholds_per_device:
-            return False
-        if len(stricter) < self._settings.thresholds:
-            return True
-        # The alarm of a version that nobody can ask any more holds no room.
-        given_up = to_give_up(pool for pool in stricter if pool.alarmed_s is None or not self._serves(pool.key))
-        if given_up is None:
-            return False
-        self._give_up([given_up.key])
-        return True
-
-    def _give_up(self, keys: list[PoolKey]) -> None:
-        self._store.give_up(keys)
-        for key in keys:
-            del self._pools[key]
-        self._note_alarms()
-
-    def _is_certified(self, key: PoolKey) -> bool:
-        """Whether it is a certificate's own promise, of what is served."""
-        served = self._repository.models.get(_model(key))
-        return served is not None and any(
-            variant.certificate is not None
-            and (variant.digest, variant.certificate.threshold) == (key.edge_digest, key.threshold)
-            for variant in served.manifest.edge
-        )
-
-    def _serves(self, key: PoolKey) -> bool:
-        return _model(key) in self._repository.models
 
     def _note_alarms(self) -> None:
         self._alarms = {}
