@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, FirstlineError, InferenceError, InvalidTensorError, QueueFullError
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    QueueFullError,
+)
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Decision
 from firstline_core.telemetry.logs import logger
@@ -43,6 +50,8 @@ from firstline_edge.single_flight import SingleFlight
 from firstline_edge.spending import Denial, Spending
 
 log = logger(__name__)
+
+_EDGE_LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
 class Promises(Protocol):
@@ -214,6 +223,14 @@ class Cascade:
         tensor = model.tensor(request)
         rows = [Row(position, content) for position, content in enumerate(keys.content_digests(tensor))]
         case = _Case(request, model, tensor, rows, deadline_s, trail)
+        try:
+            return await self._decide(case, edge, decision)
+        finally:
+            self._hedging.call_off(case.hedge)
+
+    async def _decide(self, case: _Case, edge: EdgeModel | None, decision: Decision | None) -> InferResponse:
+        """Steps 2 to 5; `decision` is the first one's."""
+        request, model, rows, trail = case.request, case.model, case.rows, case.trail
 
         # 2. The small model, from the cache or by running it.
         if edge is not None and (decision is None or decision.tier is Tier.EDGE):
@@ -222,6 +239,9 @@ class Cascade:
                 await self._ask_edge(case, edge, rows)
             except (InferenceError, QueueFullError):
                 if decision is not None:  # bound to this device
+                    raise
+            except DeadlineExceededError:
+                if case.hedge is None or not case.hedge.landed:
                     raise
 
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
@@ -234,12 +254,12 @@ class Cascade:
         # 4. The full model. Without an edge answer to fall back on, its failure is the answer.
         trail.turn_to(Tier.CLOUD, escalated[0].reason)
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
-            await self._gateway.answer_rows(request, model, escalated, deadline_s, trail.attempts)
+            await self._gateway.answer_rows(request, model, escalated, case.deadline_s, trail.attempts)
             return case.answer()
         if request.wait is Wait.FIRST:
             return await self._answer_for_now(case, edge, escalated, Reason.REQUESTED, promised=True)
         reserve_s, has_answer = self._reserve(case, edge, escalated)
-        asked_until_s = deadline_s - reserve_s
+        asked_until_s = case.deadline_s - reserve_s
         try:
             self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
             await self._gateway.answer_rows(request, model, escalated, asked_until_s, trail.attempts)
@@ -294,7 +314,10 @@ class Cascade:
         return (reserve_s + run_s, True) if reserve_s + run_s < left_s else (reserve_s, not unseen)
 
     async def _ask_edge(self, case: _Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
-        """Fills in what the small model says of each row. Equal rows, of whichever request, are computed once."""
+        """Fills in what the small model says of each row. Equal rows, of whichever request, are computed once.
+
+        Where the full model, asked meanwhile, has answered, this is not waited for to the last moment.
+        """
         attempts = case.trail.attempts
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
@@ -314,14 +337,21 @@ class Cascade:
             tensor = case.tensor.take([missing[seat].position for seat in seats])
             return await edge.run_in_thread(tensor, case.deadline_s)
 
+        async def run(until_s: float) -> list[ModelOutput]:
+            return await within(self._clock, until_s, self._flights.run(missing_keys, compute), _EDGE_LATE)
+
         try:
             if edge.quick(case.request):
                 outputs = edge.run(case.tensor.take([row.position for row in missing]))
             else:
-                late = "This device's model was not done before the request's deadline; give it more time."
                 if self._spending is None or self._spending.ample:
                     case.hedge = self._hedging.start(case.request, case.model, edge, missing, case.deadline_s)
-                outputs = await within(self._clock, case.deadline_s, self._flights.run(missing_keys, compute), late)
+                try:
+                    outputs = await run(case.deadline_s if case.hedge is None else case.hedge.until_s)
+                except DeadlineExceededError:
+                    if case.hedge is None or case.hedge.landed:
+                        raise
+                    outputs = await run(case.deadline_s)
         except FirstlineError as error:
             attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
             raise
