@@ -125,10 +125,11 @@ class Spending:
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         reserved = self._estimate(size_bytes + around_rows_bytes)
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
+            short = account.short(reserved, now_s)
             raise BudgetExceededError(
-                f"This device's budget for {account.short(reserved, now_s) or 'audits'} is spent; [budget] in its "
-                "configuration says what it may send.",
-                retry_after_s=account.refilled_in_s(now_s),
+                f"This device's budget for {short or 'audits'} is spent; [budget] in its configuration says what it "
+                "may send.",
+                retry_after_s=account.refilled_in_s(short, now_s) or None,
             )
         self._changed = True
         answered = False

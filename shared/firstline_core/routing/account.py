@@ -139,9 +139,10 @@ class Account:
         self._look(now_s)
         return all(meter.spares(cost[at], now_s) for at, _, meter in self._metered)
 
-    def refilled_in_s(self, now_s: float) -> float:
-        """Seconds until a budget begins anew; 0 without budgets."""
-        return min((meter.ends_in_s(now_s) for meter in self.meters.values()), default=0.0)
+    def refilled_in_s(self, name: str, now_s: float) -> float:
+        """Seconds until this budget begins anew; 0 where there is none of that name."""
+        meter = self.meters.get(name)
+        return 0.0 if meter is None else meter.ends_in_s(now_s)
 
     def ledgers(self, now_s: float) -> dict[str, Ledger]:
         """What must outlive a restart, by budget."""
