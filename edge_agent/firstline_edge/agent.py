@@ -152,9 +152,11 @@ class EdgeAgent:
         self.links: Links = await open_links(settings, partial(report.birth_of, self), self.limits, clock, toll)
         resources.push_async_callback(self.links.close)
 
+        chosen = make_policy(settings.policy)
         auditor = self.audits.auditor(
             self.cache,
             self.links,
+            certifies=chosen.certifies,
             ample=lambda: self.spending is None or self.spending.ample,
             on_drawn=self._recorder.drawn,
             on_finding=self._recorder.audited,
@@ -162,7 +164,7 @@ class EdgeAgent:
         standings = self.audits.standings
         self._router = Router(
             min_threshold=settings.policy.min_threshold,
-            chosen=make_policy(settings.policy),
+            chosen=chosen,
             standings=standings,
             clock=clock,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
-from firstline_edge.audits.standing import Watched
+from firstline_edge.audits.watched import Watched
 from firstline_edge.models import HeldModel
 
 if TYPE_CHECKING:

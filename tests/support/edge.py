@@ -219,6 +219,7 @@ class Scene:
                 settings=audit,
                 clock=clock,
                 rng=random.Random(seed),
+                certifies=chosen.certifies,
                 on_finding=self.findings.append,
             )
         self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
