@@ -36,7 +36,8 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic

@@ -18,26 +18,25 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
-from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.policies import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_core.types import Attempt, InferRequest, Privacy, Reason
 from firstline_edge import keys
+from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import ModelOutput, ResultCache
-from firstline_edge.escalation import checked, escalation_of
+from firstline_edge.escalation import checked
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
@@ -50,46 +49,6 @@ _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """An answer that was drawn.
-
-    Args:
-        request_id: of the request that it answers.
-        position: of the row in that request.
-        sent: what the gateway is asked, under an id of its own.
-        content: sha256 of the row.
-        score: the edge model's.
-        predicted: the class that it gave.
-        propensity: the probability with which it was drawn.
-        threshold: in use at that time.
-    """
-
-    watched: Watched
-    request_id: str
-    position: int
-    sent: InferRequest
-    content: bytes
-    score: float
-    predicted: int
-    propensity: float
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How an audit ended.
-
-    Args:
-        outcome: agreed, disagreed or lost.
-        cause: why it was lost; "" where it was not.
-    """
-
-    audit: Audit
-    outcome: str
-    cause: str = ""
 
 
 class Auditor:
@@ -153,6 +112,8 @@ class Auditor:
 
         Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
         it), wherever they came from, it draws some; of the others that the full model gave before, it keeps some.
+        What was to be escalated and had to be kept is drawn too, while there is money: it tests nothing, but without
+        it answers just below a tightened threshold would be missing from what is certified on anew.
         """
         watched = self._standings.find(model)
         if watched is None or request.privacy is Privacy.LOCAL_ONLY:
@@ -166,9 +127,10 @@ class Auditor:
                 watched.scores.add(row.score)
             if row.edge is None:
                 continue
-            if watched.speaks_of(row.score, model.group(row.edge)):
-                if tests:
-                    self._consider(watched, request, row, row.edge)
+            promised = watched.speaks_of(row.score, model.group(row.edge))
+            if promised or (row.said is not None and row.said.reason is Reason.BUDGET):
+                if tests and (promised or self._ample()):
+                    self._consider(watched, request, row, row.edge, promised=promised)
             elif row.said is not None:
                 recalled.append(row)
         if recalled:
@@ -225,15 +187,17 @@ class Auditor:
             self._share_until_s = now_s + _SHARE_S
         return self._share
 
-    def _consider(self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput) -> None:
-        share, size_bytes = self._next_share(), _row_bytes(request.inputs[0], row.position)
+    def _consider(
+        self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, *, promised: bool
+    ) -> None:
+        share, size_bytes = self._next_share(), row_bytes(request.inputs[0], row.position)
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if self._rng.random() >= share:
             return
         self._pace = sampling.charged(self._pace, size_bytes)
         self._share_until_s = -math.inf
-        audit = _audit_of(watched, request, row, edge, share)
+        audit = audit_of(watched, request, row, edge, share, promised=promised)
         watched.record.drawn += 1
         self._on_drawn()
         self._standings.save()
@@ -255,7 +219,7 @@ class Auditor:
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
-        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=True)
+        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=audit.promised)
         self._standings.audited(audit.watched, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
         self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
@@ -268,38 +232,3 @@ class Auditor:
     def _sample(self, watched: Watched, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
         record = watched.record
         return Sample(watched.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
-
-
-def _audit_of(watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float) -> Audit:
-    certificate, predicted = watched.certificate, int(np.argmax(edge.probabilities))
-    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
-    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
-    note = AuditNote(
-        predicted=predicted,
-        propensity=share,
-        floor=share,
-        epsilon=watched.epsilon,
-        threshold=certificate.threshold,
-        edge_digest=certificate.edge_digest,
-    )
-    escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
-    return Audit(
-        watched=watched,
-        request_id=request.request_id,
-        position=row.position,
-        sent=replace(
-            escalation, request_id=new_request_id(), audit=note if watched.standing.threshold is None else None
-        ),
-        content=row.content,
-        score=row.score,
-        predicted=predicted,
-        propensity=share,
-        threshold=watched.threshold,
-    )
-
-
-def _row_bytes(tensor: Tensor, position: int) -> int:
-    if not tensor.array.dtype.hasobject:
-        return int(tensor.array.nbytes // tensor.array.shape[0])
-    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
-    return size_bytes

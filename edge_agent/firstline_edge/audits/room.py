@@ -12,7 +12,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift
 from firstline_core.telemetry.logs import logger
-from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic

@@ -131,7 +131,7 @@ class Standings:
         else:
             watched.record.disagreed += 1
         self._samples.add(sample)
-        if threshold == watched.threshold:
+        if sample.kept and threshold == watched.threshold:
             record = watched.record
             record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
             if audit.alarm(record.test, watched.certificate.delta / self._settings.fleet_devices):

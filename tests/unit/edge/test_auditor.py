@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.edge import SURE, UNSURE, Scene, said
 
@@ -243,6 +244,26 @@ async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(mak
         (round(sample.score, 3), sample.agree, sample.propensity, sample.kept) for sample in read(scene.samples_path)
     ]
     assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
+
+
+async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_scene: MakeScene) -> None:
+    everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
+    scene = make_scene(everything)
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None and scene.auditor is not None
+    watched.record.alarmed, watched.record.tightened, watched.standing = True, 0.97, Standing(True, 0.97)
+    watched.quota = 1.0
+    scene.cloud.agrees = lambda _: True
+    reasons = [said(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
+    assert reasons == [Reason.UNCERTAIN, Reason.BUDGET, Reason.CONFIDENT]
+    await ended(scene, 2)
+    sampled = [(round(sample.score, 3), sample.kept, sample.propensity) for sample in read(scene.samples_path)]
+    assert sampled == [(0.9, False, 1.0), (0.91, False, 1.0), (0.99, True, 1.0)]
+    assert [request.audit for request in scene.cloud.requests] == [None] * 3
+    assert (watched.record.agreed, watched.record.test.audits) == (2, 1)
+    scene.auditor._ample = lambda: False
+    await scene.infer(0.92)
+    assert watched.record.drawn == 2
 
 
 async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:
