@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pools import Pool
 
-from firstline.workbench.scores import choose_score, fit_logistic
+from firstline.workbench.scores import choose_score, fit_value
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
@@ -40,11 +40,12 @@ class Rows:
 
 def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
     """Learns on one pool what there is to learn, and looks at the other with it."""
+    harm, disagreement = (fitted.losses()[loss] for loss in ("harm", "disagreement"))
     try:
-        learned = fit_logistic(fitted.edge, fitted.losses()["harm"]).losses(measured.edge).tolist()
+        learned = fit_value(fitted.edge, harm, disagreement).losses(measured.edge).tolist()
     except ConfigError:  # not one loss to learn from
         learned = [None] * len(measured.labels)
-    choice = choose_score(fitted.edge, fitted.losses()["disagreement"], seed=_SEED)
+    choice = choose_score(fitted.edge, disagreement, seed=_SEED)
 
     def seen(scores: NDArray[np.floating]) -> list[Seen]:
         return [

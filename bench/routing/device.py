@@ -24,12 +24,13 @@ from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.hedge import HedgeOptions
 from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.chain import LinkChain
+from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
 from firstline_edge.rows import merge
+from firstline_edge.spending import Spending
 from routing.network import SimulatedLink
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of
@@ -69,12 +70,12 @@ class Given:
 
 @asynccontextmanager
 async def device(
-    model: HeldModel, router: Router, link: SimulatedLink, clock: Clock, seed: int
+    model: HeldModel, router: Router, link: SimulatedLink, clock: Clock, seed: int, *, spending: Spending | None = None
 ) -> AsyncIterator[Device]:
     """A device that runs, until it is left."""
     rng = random.Random(seed)
-    retries = RetryBudget(clock)
-    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries)
+    retries, toll = RetryBudget(clock), free if spending is None else spending.paid
+    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries, toll=toll)
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
@@ -87,6 +88,7 @@ async def device(
         options=_OPTIONS,
         clock=clock,
         hedge=HedgeOptions(),
+        spending=spending,
     )
     delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
     await chain.start()
@@ -101,7 +103,14 @@ async def device(
 
 
 async def serve(
-    on: Device, pool: Pool, rows: Sequence[int], arrivals: Floats, *, deadline_s: float, clock: Clock
+    on: Device,
+    pool: Pool,
+    rows: Sequence[int],
+    arrivals: Floats,
+    *,
+    deadline_s: float,
+    clock: Clock,
+    wait_for_promises: bool = True,
 ) -> list[Given]:
     """Asks for each row when its time has come, and waits for what was promised."""
     began_s = clock.monotonic_s()
@@ -119,7 +128,7 @@ async def serve(
             await clock.sleep(max(0.0, began_s + at_s - clock.monotonic_s()))
             asking.create_task(ask(number, row))
     ends_s = clock.monotonic_s() + _PATIENCE_S
-    while on.outbox.depth and clock.monotonic_s() < ends_s:
+    while wait_for_promises and on.outbox.depth and clock.monotonic_s() < ends_s:
         await clock.sleep(1.0)
     return [_look(row, answered.get(number), on.outbox.finished.get(str(number))) for number, row in enumerate(rows)]
 

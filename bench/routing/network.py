@@ -15,6 +15,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import ignore
+from firstline_edge.links.traffic import count
 
 _PACKET_BYTES = 1448
 _HEAD_BYTES = 700  # of a request: HTTP head and tensor description
@@ -62,6 +63,7 @@ class SimulatedLink:
 
     Attributes:
         sent_bytes: so far, retransmissions and probes included.
+        paid_bytes: of requests and answers, as budgets count them.
         requests, probes: begun so far.
         probes_at_once: the most that were ever under way together.
     """
@@ -77,6 +79,7 @@ class SimulatedLink:
         self._free_at_s = {"up": 0.0, "down": 0.0}
         self._probing = 0
         self.sent_bytes = 0
+        self.paid_bytes = 0
         self.requests = 0
         self.probes = 0
         self.probes_at_once = 0
@@ -95,10 +98,22 @@ class SimulatedLink:
         """
         self.requests += 1
         ends_s = self._clock.monotonic_s() + timeout_s
-        await self._cross("up", request.size_bytes + _HEAD_BYTES, ends_s)
+        sent = request.size_bytes + _HEAD_BYTES
+        self._count(sent=sent)
+        await self._cross("up", sent, ends_s)
         response = await self._gateway.answer(request)
         await self._cross("down", _ANSWER_BYTES, ends_s)
+        self._count(received=_ANSWER_BYTES)
         return response
+
+    def bytes_of(self, size_bytes: float) -> float:
+        """What a call with such a payload takes, there and back."""
+        return size_bytes + _HEAD_BYTES + _ANSWER_BYTES
+
+    def _count(self, *, sent: int = 0, received: int = 0) -> None:
+        """As the agent's links do, for whoever pays."""
+        self.paid_bytes += sent + received
+        count(self.name, sent=sent, received=received)
 
     async def probe(self, timeout_s: float) -> None:
         """As `infer`, with next to nothing."""

@@ -33,7 +33,7 @@ SHARES = (0.1, 0.3)
 
 HELD = 0.05
 DAYS = 3
-TRAFFIC = Traffic(rate_s=0.3, burst_rate_s=5.0, burst_s=20.0, between_s=600.0, day_swing=0.8)
+TRAFFIC = Traffic(rate_s=0.2, burst_rate_s=3.0, burst_s=20.0, between_s=600.0, day_swing=0.8)
 _HEAD_BYTES = 700
 _JOULES, _JOULES_A_BYTE = 0.2, 1e-5  # as a device would state them
 _MONEY, _MONEY_A_BYTE = 1e-4, 1e-9

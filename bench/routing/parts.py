@@ -27,15 +27,13 @@ class Effort:
         streams: of audits.
         splits: into a calibration and a measuring half.
         requests: of a simulated stretch of traffic.
-        day_s: length of a simulated day.
         data, cache: where the pairs are, and what was collected of them.
     """
 
     calibrations: int = 500
     streams: int = 1000
     splits: int = 30
-    requests: int = 1500
-    day_s: float = 86_400.0
+    requests: int = 800
     data: Path = DATA
     cache: Path = CACHE
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from pools import Pool
 
-from firstline.workbench.scores import fit_logistic
+from firstline.workbench.scores import fit_value
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
@@ -88,6 +88,7 @@ def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
         Model(name, Artefact(f"{name}.onnx", digit * 64, 1), "onnx", "fp32")
         for name, digit in (("edge", "a"), ("full", "b"))
     )
+    losses = fitted.losses()
     manifest = Manifest(
         name=NAME,
         version=1,
@@ -95,10 +96,10 @@ def manifest_of(fitted: Pool, epsilon: float, delta: float) -> Manifest:
         input=_INPUT,
         edge=(edge,),
         full=full,
-        policy=Policy(threshold=DECLARED, value=fit_logistic(fitted.edge, fitted.losses()["harm"])),
+        policy=Policy(threshold=DECLARED, value=fit_value(fitted.edge, losses["harm"], losses["disagreement"])),
     )
     scores = score("max_probability", fitted.edge)  # the policy's, by default
-    found = certify(scores, fitted.losses()["disagreement"], epsilon, delta)
+    found = certify(scores, losses["disagreement"], epsilon, delta)
     if found.threshold is None or found.risk_upper is None:
         return manifest
     certificate = Certificate(

@@ -12,7 +12,7 @@ from types import ModuleType
 from figures import RESULTS, Figure, report
 from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
 
-from routing import alarm, contract, dead_link, on_budget, on_time, overhead, value
+from routing import alarm, contract, dead_link, on_budget, on_time, overhead, purse, value
 from routing.parts import Effort, Job, run
 from routing.table import show
 
@@ -21,7 +21,7 @@ PARTS: dict[str, Sequence[ModuleType]] = {
     "alarm": (alarm,),
     "value": (value,),
     "on_time": (on_time, dead_link),
-    "on_budget": (on_budget,),
+    "on_budget": (on_budget, purse),
     "overhead": (overhead,),
 }
 _ALONE = (dead_link, overhead)

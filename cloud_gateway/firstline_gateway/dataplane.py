@@ -25,7 +25,7 @@ from firstline_core.types import (
 )
 from firstline_gateway import __version__
 from firstline_gateway.batcher import Batcher
-from firstline_gateway.contracts.room import Contracts
+from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
 
@@ -42,7 +42,7 @@ class GatewayDataPlane:
         self,
         repository: Repository,
         batcher: Batcher,
-        contracts: Contracts,
+        contracts: ContractMonitor,
         *,
         metrics: GatewayMetrics,
         clock: Clock,

@@ -10,7 +10,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
-from firstline_gateway.contracts.room import Contracts
+from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Store, is_writable
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
@@ -61,7 +61,7 @@ class Gateway:
             on_expired=self.metrics.expired,
         )
         self.metrics.queue_depth(lambda: batcher.depth)
-        self.contracts = Contracts(
+        self.contracts = ContractMonitor(
             Store(Path(settings.contracts.state_file)),
             repository,
             settings.contracts,

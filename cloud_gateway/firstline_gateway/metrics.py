@@ -25,7 +25,7 @@ class GatewayMetrics(RequestMetrics):
         self._audits = self.counter(
             "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
         )
-        self._passed = self.counter("audits_passed_total", "Audits that were not counted, and why.", ("why",))
+        self._skipped = self.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
 
     def batch(self, rows: int) -> None:
         """Counts one batch."""
@@ -43,9 +43,9 @@ class GatewayMetrics(RequestMetrics):
         """Counts an audit that was counted."""
         self._audits.labels(model.name, str(model.version), "disagrees" if disagrees else "agrees").inc()
 
-    def audit_passed(self, why: str) -> None:
+    def audit_skipped(self, why: str) -> None:
         """Counts one that was not."""
-        self._passed.labels(why).inc()
+        self._skipped.labels(why).inc()
 
     def contracts(self, read: Callable[[], Sequence[Pool]]) -> None:
         """Says where to read the pools of audits."""

@@ -98,10 +98,6 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most audits of one device that count in an hour; more are answered and not counted."""
     audit_spacing_s: Seconds = 0.0
     """Audits of one promise count at least this far apart (seconds): for devices that look at one scene."""
-    thresholds: Count = 256
-    """The most thresholds stricter than certified ones that are tested; the longest unused makes room."""
-    thresholds_per_device: Count = 8
-    """The most of those that one device may open."""
 
 
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

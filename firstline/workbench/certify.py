@@ -78,6 +78,7 @@ def certify_bundle(
         own=manifest.policy.score,
         own_scores=evidence.scores,
         logits=evidence.logits,
+        disagreements=evidence.losses("disagreement") if contract == "harm" else None,
         name=score,
         fraction=select_fraction,
         seed=seed,

@@ -152,6 +152,7 @@ def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: KeptCont
         own=bundle.manifest.policy.score,
         own_scores=evidence.scores,
         logits=evidence.logits,
+        disagreements=evidence.losses("disagreement") if contract == "harm" else None,
         name=terms.score,
         fraction=terms.select_fraction,
         seed=terms.seed,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.calibrate import fit_temperature
-from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_logistic
+from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_logistic, fit_value
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
@@ -70,6 +70,7 @@ def select(
     own: Score,
     own_scores: NDArray[np.float64],
     logits: Probabilities | None = None,
+    disagreements: NDArray[np.bool_] | None = None,
     name: ScoreName = "best",
     fraction: float | None = None,
     seed: int = 0,
@@ -83,6 +84,7 @@ def select(
         own: the bundle's score as it stands.
         own_scores: (n,) by it.
         logits: (n, classes) where the model shows them.
+        disagreements: (n,) where the losses are others, and rarer: the value is learned with their help.
         name: which score; "best" is chosen on the selection part, and the bundle's own where there is none.
         fraction: share of the rows that decides; None is `default_fraction`.
         seed: of the split and of the folds.
@@ -110,8 +112,11 @@ def select(
         seed=seed,
     )
     value = choice.learned  # the same fit, where it is the score
-    if value is None and choice.aurocs and can_learn():
-        value = fit_logistic(probabilities[part], losses[part])
+    if choice.aurocs and can_learn():
+        if disagreements is not None and not disagreements[part].all():
+            value = fit_value(probabilities[part], losses[part], disagreements[part])
+        elif value is None:
+            value = fit_logistic(probabilities[part], losses[part])
     if name == LEARNED:
         score = Score(LEARNED, temperature, learned=value or fit_logistic(probabilities[part], losses[part]))
     else:

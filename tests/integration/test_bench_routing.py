@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pools import CIFAR10, Pool
-from routing import alarm, contract, dead_link, on_budget, on_time, plots, replay, value
+from routing import alarm, contract, dead_link, on_budget, on_time, plots, purse, replay, value
 from routing.population import Population
 from routing.shifts import blurred, noisy, relabelled
 from routing.table import show
@@ -94,6 +94,15 @@ def test_on_budget(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     records = on_budget.measure(replay.deploy(pool), "bytes")
     tell(on_budget, records, tmp_path)
     assert all(0.5 < record.spent <= 1 for record in records)
+
+
+def test_on_budget_in_the_field(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purse, "HOURS", 1)
+    monkeypatch.setattr(purse, "TRAFFIC", Traffic(rate_s=0.05, burst_rate_s=0.5, between_s=300.0))
+    (hour,) = records = purse.measure(replay.deploy(pool))
+    tell(purse, records, tmp_path)
+    assert hour.counted == pytest.approx(hour.booked, abs=0.02)
+    assert 0.5 < hour.counted <= 1
 
 
 def test_shifts_change_what_they_say(pool: Pool) -> None:

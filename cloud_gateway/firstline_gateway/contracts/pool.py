@@ -6,12 +6,11 @@ hardly more than the best device's share and whose product multiplies what two c
 
 Assumed: given all audits counted before, of whichever device, the next kept answer is wrong with a probability of at
 most epsilon. Devices that look at the same scene at the same moment break that: one wrong answer makes the others
-likely. Of those one audit may count, chosen before its loss is known; the room's `audit_spacing_s` does that by time.
+likely. Of those one audit may count, chosen before its loss is known; `contracts.audit_spacing_s` does that by time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -41,14 +40,12 @@ class Pool:
         disagreements: audits in which the full model said otherwise.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
         lost_weight: sum of the disagreements' weights.
-        opened_by: the device whose audit was the first.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which no later audit takes back; None while there is none.
     """
 
     key: PoolKey
     state: AuditState
-    opened_by: str
     first_s: float
     last_s: float
     disagreements: int = 0
@@ -65,9 +62,9 @@ class Pool:
         return self.lost_weight / self.weight if self.weight else None
 
 
-def opened(key: PoolKey, device: str, now_s: float) -> Pool:
+def opened(key: PoolKey, now_s: float) -> Pool:
     """A pool before its first audit."""
-    return Pool(key, audit.begin(key.epsilon), device, now_s, now_s)
+    return Pool(key, audit.begin(key.epsilon), now_s, now_s)
 
 
 def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
@@ -96,11 +93,11 @@ def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: fl
     )
 
 
-def promise_of(manifest: Manifest, note: AuditNote) -> tuple[PoolKey, bool] | None:
-    """The promise that a note audits, and whether its threshold is the certificate's own.
+def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
+    """The promise that a note audits.
 
-    A device may only tighten, so a stricter threshold is a promise too. Whatever the bundle did not promise is none: a
-    device cannot have its own epsilon tested, or a looser threshold.
+    A device cannot have an epsilon or a threshold of its own tested. Nothing is certified of a stricter one either,
+    and a pool that one device has to itself would let a single bad lens, or a liar, raise the alarm of a whole fleet.
 
     Args:
         manifest: of the version that answered.
@@ -112,14 +109,7 @@ def promise_of(manifest: Manifest, note: AuditNote) -> tuple[PoolKey, bool] | No
     for variant in manifest.edge:
         certificate = valid_certificate(manifest, variant)
         if certificate is not None and certificate.edge_digest == note.edge_digest:
-            if note.epsilon != certificate.audit_epsilon or note.threshold < certificate.threshold:
+            if (note.epsilon, note.threshold) != (certificate.audit_epsilon, certificate.threshold):
                 return None
-            # 0.0 and -0.0 are one threshold, and the sum has one way to write it.
-            key = PoolKey(manifest.name, manifest.version, note.edge_digest, note.threshold + 0.0, note.epsilon)
-            return key, note.threshold == certificate.threshold
+            return PoolKey(manifest.name, manifest.version, note.edge_digest, certificate.threshold, note.epsilon)
     return None
-
-
-def to_give_up(pools: Iterable[Pool]) -> Pool | None:
-    """Of the pools that may be given up, the longest unused; None of none."""
-    return min(pools, key=lambda pool: (pool.last_s, pool.key), default=None)

@@ -127,10 +127,10 @@ class Store:
         query = "SELECT 1 FROM audits WHERE device = ? AND request_id = ?"
         return bool(self._first(query, (device, request_id), 0))
 
-    def counted_since(self, device: str, since_s: float) -> int:
-        """How many audits of a device were counted since a wall time."""
-        query = "SELECT count(*) FROM audits WHERE device = ? AND counted_s > ?"
-        return int(self._first(query, (device, since_s), 0))
+    def counted_between(self, device: str, since_s: float, until_s: float) -> int:
+        """How many audits of a device were counted from one wall time to another."""
+        query = "SELECT count(*) FROM audits WHERE device = ? AND counted_s > ? AND counted_s <= ?"
+        return int(self._first(query, (device, since_s, until_s), 0))
 
     def put(self, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> None:
         """Keeps a pool after an audit, and that audit. An alarm is on the disk when this returns."""
@@ -207,7 +207,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise CapacityError(f"contracts.state_file {path} refuses: {error}. Is the disk full?") from error
+        raise CapacityError(f"contracts.state_file {path} refuses: {error}. Is the disk full or failing?") from error
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -223,19 +223,25 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
         _migrate(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        why = (
-            "another gateway uses it; give each its own"
-            if "locked" in str(error)
-            else f"{error}; restore it, or remove it, and the audits begin anew"
-        )
-        raise ConfigError(f"contracts.state_file {path} cannot be used: {why}.") from error
+        raise ConfigError(f"contracts.state_file {path} cannot be used: {error}; {_remedy(error)}.") from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    if "locked" in str(error):
+        return "another gateway uses it; give each its own"
+    if isinstance(error, sqlite3.OperationalError):
+        return "let this user write it and the folder that it is in, on a disk with room"
+    return "restore it, or remove it, and the audits begin anew"
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -12,6 +12,7 @@ SLOTS = 24
 """Parts of a period, of each of which the demand is remembered."""
 
 _RECENT = 0.3  # weight of the last period against all earlier ones: one odd day is not yet a habit
+_SURPRISE = 0.1  # of a whole period: what a slot that was busier than ever is believed to have been busier by
 _EVEN = 0.2  # weight of "as it did on average today"
 _DOUBT = 0.1  # share of a whole period's demand that it takes to believe that today is different
 _BUSIEST = 3.0  # a burst at the beginning must not promise more than so many times the usual
@@ -48,7 +49,10 @@ class Demand:
             average = sum(today[unseen:]) / (SLOTS - unseen)
             self.usual = [average] * unseen + today[unseen:]
         else:
-            self.usual = [old + _RECENT * (new - old) for old, new in zip(self.usual, today, strict=True)]
+            most = _SURPRISE * sum(self.usual)
+            self.usual = [
+                old + _RECENT * (min(new, old + most) - old) for old, new in zip(self.usual, today, strict=True)
+            ]
         self.today, self.since = [0.0] * SLOTS, since
 
     def forecast(self, passed: float) -> Forecast:

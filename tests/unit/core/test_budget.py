@@ -139,6 +139,15 @@ class TestForecast:
         demand.add(12.0, 0.1)
         assert 1.4 * usual < demand.forecast(0.25).remaining < 3 * SLOTS
 
+    def test_one_odd_day_is_not_a_habit(self) -> None:
+        demand = Demand()
+        for slot in range(SLOTS):
+            demand.add(1.0, slot / SLOTS)
+        demand.begin(0.0)
+        demand.add(100.0, 0.8)
+        demand.begin(0.0)
+        assert max(demand.usual) < 2
+
     def test_what_nobody_watched_is_taken_for_average(self) -> None:
         demand = Demand(since=0.5)
         demand.add(12.0, 0.6)

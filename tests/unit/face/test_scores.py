@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline.workbench.scores import LEARNED, choose_score, fit_isotonic, fit_logistic
+from firstline.workbench.scores import LEARNED, choose_score, fit_isotonic, fit_logistic, fit_value
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
@@ -31,6 +31,23 @@ def test_the_logistic_score_is_that_of_the_fitted_model() -> None:
     found[:, :4] = (measures - measures.mean(axis=0)) / (measures.std(axis=0) + 1e-6)
     reference = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(found, losses).predict_proba(found)[:, 0]
     np.testing.assert_allclose(fit_logistic(rows, losses).score(rows), reference, atol=1e-5)
+
+
+def test_a_value_leans_on_what_tells_disagreements() -> None:
+    """A dozen losses show nothing of the classes; the disagreements around them do."""
+    rng = np.random.default_rng(3)
+    areas = []
+    for seed in range(5):
+        rows, disagreements = _answers(seed, 4000, worst_class=2)
+        losses = disagreements & (rng.random(4000) < 0.1)
+        few, many = slice(0, 600), slice(600, None)
+        for learned in (
+            fit_value(rows[few], losses[few], disagreements[few]),
+            fit_logistic(rows[few], losses[few]),
+        ):
+            areas.append(auroc(learned.score(rows[many]), losses[many]))
+    leaning, alone = np.array(areas).reshape(-1, 2).T
+    assert leaning.mean() > alone.mean() + 0.005
 
 
 def test_the_isotonic_score_is_that_of_the_fitted_model() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ from support.audits import EPSILON, THRESHOLD, certified_digits, note_of
 
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, to_give_up
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
 from firstline_gateway.repository import ServedModel, load_repository
 
 KEY = PoolKey("digits", 1, "0" * 64, THRESHOLD, EPSILON)
@@ -26,7 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 
 def after(served: ServedModel, losses: list[float], **note: object) -> Pool:
-    pool = opened(KEY, "cam", 10.0)
+    pool = opened(KEY, 10.0)
     for position, loss in enumerate(losses):
         pool = counted(pool, note_of(served, 3, **note), loss, now_s=11.0 + position, delta=0.05)
     return pool
@@ -43,7 +42,7 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
 
 
 def test_what_was_drawn_more_often_counts_for_less(served: ServedModel) -> None:
-    pool = counted(opened(KEY, "cam", 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, delta=0.05)
+    pool = counted(opened(KEY, 0), note_of(served, 3, propensity=0.8, floor=0.1), 1.0, now_s=0, delta=0.05)
     pool = counted(pool, note_of(served, 3, propensity=0.1, floor=0.1), 0.0, now_s=0, delta=0.05)
     assert pool.risk == pytest.approx(1 / 9)
 
@@ -57,14 +56,9 @@ def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None
     assert after(served, [0.0] * 200).alarmed_s is None
 
 
-def test_the_bundle_makes_the_promise_and_a_device_may_only_tighten_it(served: ServedModel) -> None:
+def test_the_bundle_alone_makes_the_promise(served: ServedModel) -> None:
     digest = served.manifest.edge[0].digest
-    assert promise_of(served.manifest, note_of(served, 3)) == (
-        PoolKey("digits", 1, digest, THRESHOLD, EPSILON),
-        True,
-    )
-    stricter = promise_of(served.manifest, note_of(served, 3, threshold=0.95))
-    assert stricter == (PoolKey("digits", 1, digest, 0.95, EPSILON), False)
+    assert promise_of(served.manifest, note_of(served, 3)) == PoolKey("digits", 1, digest, THRESHOLD, EPSILON)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +68,7 @@ def test_the_bundle_makes_the_promise_and_a_device_may_only_tighten_it(served: S
         {"epsilon": 0.045},
         {"epsilon": 0.5},
         {"threshold": THRESHOLD - 1e-9},
+        {"threshold": THRESHOLD + 1e-9},
         {"threshold": -1e308},
         {"edge_digest": "f" * 64},
     ],
@@ -94,9 +89,3 @@ def test_a_certificate_may_have_nothing_that_audits_could_see(served: ServedMode
     blind = msgspec.structs.replace(variant.certificate, audit_epsilon=None)
     manifest = msgspec.structs.replace(served.manifest, edge=(msgspec.structs.replace(variant, certificate=blind),))
     assert promise_of(manifest, note_of(served, 3)) is None
-
-
-def test_the_longest_unused_goes_first() -> None:
-    pools = [replace(opened(KEY, "cam", float(age)), key=KEY._replace(threshold=age / 10)) for age in (7, 3, 9)]
-    assert to_give_up(pools) == pools[1]
-    assert to_give_up([]) is None

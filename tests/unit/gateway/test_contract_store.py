@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
     state = audit.begin(key.epsilon)
     for _ in range(losses):
         state = audit.update(state, 1.0, propensity=0.3, floor=0.1)
-    pool = replace(opened(key, "cam", NOW_S), state=state, disagreements=losses, weight=1 / 3, lost_weight=0.1)
+    pool = replace(opened(key, NOW_S), state=state, disagreements=losses, weight=1 / 3, lost_weight=0.1)
     return replace(pool, **changes)  # type: ignore[arg-type]
 
 
@@ -73,7 +74,7 @@ def test_nothing_is_made_until_there_is_something_to_keep(tmp_path: Path) -> Non
     store = Store(tmp_path / "contracts.db")
     assert store.pools() == []
     assert store.quotas() == {}
-    assert store.devices(KEY) == store.counted_since("cam", 0.0) == 0
+    assert store.devices(KEY) == store.counted_between("cam", 0.0, NOW_S) == 0
     assert not store.counted("cam", "a")
     store.close()
     assert not list(tmp_path.iterdir())
@@ -83,8 +84,9 @@ def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(tmp_
     store = Store(tmp_path / "contracts.db")
     for hour in (0, 23, 25):
         store.put(pool_of(1, last_s=NOW_S + hour * 3600), "cam", f"at {hour}", disagrees=True)
-    assert store.counted_since("cam", NOW_S + 24 * 3600) == 1
-    assert store.counted_since("cam", 0.0) == 2
+    assert store.counted_between("cam", NOW_S + 24 * 3600, NOW_S + 26 * 3600) == 1
+    assert store.counted_between("cam", 0.0, NOW_S + 26 * 3600) == 2
+    assert store.counted_between("cam", 0.0, NOW_S + 24 * 3600) == 1  # the clock was set back
     assert [store.counted("cam", f"at {hour}") for hour in (0, 23, 25)] == [False, True, True]
     store.close()
 
@@ -135,6 +137,37 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "contracts.db"
     path.write_bytes(b"not a database at all" * 200)
     with pytest.raises(ConfigError, match="restore it, or remove it"):
+        Store(path)
+
+
+def test_a_damaged_page_is_found_before_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "contracts.db"
+    store = Store(path)
+    store.put(pool_of(1), "cam", "a", disagrees=True)
+    store.close()
+    with sqlite3.connect(path) as connection:
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'audits_by_age'").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * page_bytes)
+        file.write(b"\xff" * page_bytes)
+    with pytest.raises(ConfigError, match="restore it, or remove it"):
+        Store(path)
+
+
+def test_a_folder_that_may_not_be_written_costs_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "contracts.db"
+    store = Store(path)
+    store.put(pool_of(1), "cam", "a", disagrees=True)
+    store.close()
+    connect = sqlite3.connect
+
+    def read_only(path: Path, **options: Any) -> sqlite3.Connection:
+        return connect(f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with pytest.raises(ConfigError, match="let this user write it and the folder"):
         Store(path)
 
 

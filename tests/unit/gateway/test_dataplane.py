@@ -34,7 +34,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.batcher import Batcher
-from firstline_gateway.contracts.room import Contracts
+from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Store
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.journal import record
@@ -54,7 +54,7 @@ class Bench:
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
         batcher = Batcher(self.executor, clock=self.clock, max_batch_rows=8, queue_requests=8, queue_bytes=1 << 20)
-        self.contracts = Contracts(
+        self.contracts = ContractMonitor(
             Store(state_file), repository, Settings().contracts, metrics=self.metrics, clock=self.clock
         )
         self.plane = GatewayDataPlane(

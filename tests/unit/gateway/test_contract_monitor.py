@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,16 @@ from support.logs import captured_lines
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ContractNotice, InferRequest
-from firstline_gateway.contracts.room import Contracts, Passed
+from firstline_gateway.contracts.monitor import _WAITING, ContractMonitor, Skipped
+from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.contracts.store import Store
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel, load_repository
-from firstline_gateway.settings import Contracts as ContractSettings
+from firstline_gateway.settings import Contracts
 
 THREE = np.eye(10, dtype=np.float32)[[3]]
-SETTINGS = ContractSettings(escalations_per_hour=600)
+SETTINGS = Contracts(escalations_per_hour=600)
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +39,17 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 
 
 class Bench:
-    """A room on a simulated clock, and devices that ask it."""
+    """A monitor on a simulated clock, and devices that ask it."""
 
-    def __init__(self, path: Path, repository: Repository, settings: ContractSettings = SETTINGS) -> None:
+    def __init__(self, kept: Path | Store, repository: Repository, settings: Contracts = SETTINGS) -> None:
         self.clock = SimulatedClock()
-        self.path, self.repository, self.settings = path, repository, settings
+        self.kept, self.repository, self.settings = kept, repository, settings
         self.open()
 
     def open(self) -> None:
         self.metrics = GatewayMetrics()
-        self.room = Contracts(Store(self.path), self.repository, self.settings, metrics=self.metrics, clock=self.clock)
+        store = Store(self.kept) if isinstance(self.kept, Path) else self.kept
+        self.monitor = ContractMonitor(store, self.repository, self.settings, metrics=self.metrics, clock=self.clock)
 
     def served(self, version: int = 1) -> ServedModel:
         return self.repository.models[ModelKey("digits", version)]
@@ -54,14 +57,15 @@ class Bench:
     def answer(self, request: InferRequest, version: int = 1) -> ContractNotice | None:
         """What the data plane does with a request; the full model always says 3."""
         served = self.served(version)
-        self.room.answered(request, served, THREE)
-        return self.room.notice(request, served)
+        self.monitor.answered(request, served, THREE)
+        self.monitor.settled().result()
+        return self.monitor.notice(request, served)
 
     def audit(self, device: str, predicted: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
         return self.answer(request_from(device, note_of(self.served(version), predicted, **changes)), version)
 
     def counted(self) -> int:
-        return sum(pool.state.audits for pool in self.room.pools())
+        return sum(pool.state.audits for pool in self.monitor.pools())
 
     def metric(self, line: str) -> float:
         for found in self.metrics.render()[0].decode().splitlines():
@@ -69,21 +73,21 @@ class Bench:
                 return float(found.split()[-1])
         return 0.0
 
-    def passed(self, why: Passed) -> float:
-        return self.metric(f'firstline_gateway_audits_passed_total{{why="{why}"}}')
+    def skipped(self, why: Skipped) -> float:
+        return self.metric(f'firstline_gateway_audits_skipped_total{{why="{why}"}}')
 
 
 @pytest.fixture
 def bench(tmp_path: Path, repository: Repository) -> Iterator[Bench]:
     found = Bench(tmp_path / "contracts.db", repository)
     yield found
-    found.room.close()
+    found.monitor.close()
 
 
 def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
     bench.audit("a", predicted=3)
     bench.audit("b", predicted=4)
-    (pool,) = bench.room.pools()
+    (pool,) = bench.monitor.pools()
     assert (pool.state.audits, pool.disagreements, pool.risk) == (2, 1, 0.5)
     assert bench.metric('firstline_gateway_audits_total{model="digits",result="disagrees",version="1"}') == 1
     assert bench.metric('firstline_gateway_contract_risk{model="digits",version="1"}') == 0.5
@@ -94,7 +98,7 @@ def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
         notices = [bench.audit(f"cam{number}", predicted=4) for number in range(8)]
     assert notices[0] is None
     assert notices[-1] == ContractNotice(alarm=True, escalations_per_hour=600 / 8)
-    (pool,) = bench.room.pools()
+    (pool,) = bench.monitor.pools()
     assert pool.alarmed_s is not None
     assert pool.state.peak >= 1 / bench.settings.delta
     (line,) = [line for line in lines if line["event"] == "contract broken"]
@@ -117,7 +121,7 @@ async def test_an_alarm_is_told_to_the_devices_that_it_concerns(bench: Bench) ->
     assert told.alarm  # it never audited, so it may run this variant
     other = bench.answer(request_from("other"))
     assert other is not None
-    assert not other.alarm  # it runs the other variant, but shares what there is room for
+    assert not other.alarm  # it runs the other variant, but shares what there is monitor for
     assert other.escalations_per_hour == 600 / 10
     assert bench.answer(request_from("stranger"), version=2) is None
     assert bench.answer(request_from("", principal="application:shop")) is None
@@ -125,43 +129,43 @@ async def test_an_alarm_is_told_to_the_devices_that_it_concerns(bench: Bench) ->
 
 async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(bench: Bench) -> None:
     broken(bench)
-    assert bench.room.quota_per_device(ModelKey("digits", 1)) == 600 / 8
+    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600 / 8
     broken(bench, version=2)
-    assert bench.room.quota_per_device(ModelKey("digits", 1)) == 600 / 16
+    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600 / 16
     await bench.clock.advance(3601)
     bench.answer(request_from("one"))
-    assert bench.room.quota_per_device(ModelKey("digits", 1)) == 600
+    assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600
 
 
 def test_an_operators_quota_needs_no_alarm_and_goes_before_it(bench: Bench) -> None:
     model = ModelKey("digits", 1)
-    bench.room.set_quota(model, 40)
+    bench.monitor.set_quota(model, 40).result()
     bench.answer(request_from("a"))
     assert bench.answer(request_from("b")) == ContractNotice(alarm=False, escalations_per_hour=20)
     broken(bench)
     broken(bench, version=2)
-    assert bench.room.quota_per_device(model) == 40 / 10
-    assert bench.room.quota_per_device(ModelKey("digits", 2)) == 600 / 8  # its own no longer shares
-    bench.room.set_quota(model, None)
-    assert bench.room.quota_per_device(model) == 600 / 18
+    assert bench.monitor.quota_per_device(model) == 40 / 10
+    assert bench.monitor.quota_per_device(ModelKey("digits", 2)) == 600 / 8  # its own no longer shares
+    bench.monitor.set_quota(model, None).result()
+    assert bench.monitor.quota_per_device(model) == 600 / 18
 
 
 async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     broken(bench)
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
-    bench.room.set_quota(ModelKey("digits", 2), 5)
+    bench.monitor.set_quota(ModelKey("digits", 2), 5).result()
     repeated = request_from("late", note_of(bench.served(), 3))
     bench.answer(repeated)
-    before = bench.room.pools()
-    bench.room.close()
+    before = bench.monitor.pools()
+    bench.monitor.close()
     await bench.clock.advance(1800)
     bench.open()
-    assert bench.room.pools() == before
+    assert bench.monitor.pools() == before
     bench.answer(repeated)
-    assert bench.passed(Passed.REPEATED) == 1
+    assert bench.skipped(Skipped.REPEATED) == 1
     assert bench.answer(request_from("other")) == ContractNotice(alarm=False, escalations_per_hour=600 / 10)
     assert bench.answer(request_from("broken0")) == ContractNotice(alarm=True, escalations_per_hour=600 / 10)
-    assert bench.room.quotas() == {ModelKey("digits", 2): 5}
+    assert bench.monitor.quotas() == {ModelKey("digits", 2): 5}
 
 
 async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -> None:
@@ -171,9 +175,9 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
         bench.audit("quiet")
     assert bench.answer(request_from("quiet")) is not None
     assert bench.answer(request_from("quiet"), version=2) is None
-    assert bench.room.end(ModelKey("digits", 1)) == 1
+    assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
     assert bench.answer(request_from("quiet")) is None
-    assert bench.room.end(ModelKey("digits", 1)) == 0
+    assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
 
 
 # What a device, or somebody who would be one, might try.
@@ -185,7 +189,7 @@ def test_only_devices_audit(bench: Bench) -> None:
         bench.answer(request_from("", note, principal=principal))
     assert bench.counted() == 0
     bench.answer(request_from("", note))  # where authentication is off, all are one device
-    assert bench.room.contributions(bench.room.pools()[0].key, 5)[0].device == "anybody"
+    assert bench.monitor.contributions(bench.monitor.pools()[0].key, 5)[0].device == "anybody"
 
 
 def test_a_request_counts_once(bench: Bench) -> None:
@@ -193,84 +197,66 @@ def test_a_request_counts_once(bench: Bench) -> None:
     for _ in range(20):
         bench.answer(request)
     assert bench.counted() == 1
-    assert bench.passed(Passed.REPEATED) == 19
+    assert bench.skipped(Skipped.REPEATED) == 19
     bench.answer(replace(request, principal="device:yard"))  # an id is a device's own
     assert bench.counted() == 2
 
 
 async def test_a_device_has_its_share_of_an_hour(tmp_path: Path, repository: Repository) -> None:
-    bench = Bench(tmp_path / "contracts.db", repository, ContractSettings(audits_per_device_hour=5))
+    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audits_per_device_hour=5))
     for _ in range(50):
         bench.audit("cam")
     bench.audit("yard")
     assert bench.counted() == 6
-    assert bench.passed(Passed.DEVICE_LIMIT) == 45
-    bench.room.close()
+    assert bench.skipped(Skipped.DEVICE_LIMIT) == 45
+    bench.monitor.close()
     bench.open()
     bench.audit("cam")
     assert bench.counted() == 6
     await bench.clock.advance(3601)
     bench.audit("cam")
     assert bench.counted() == 7
-    bench.room.close()
+    bench.monitor.close()
 
 
 async def test_devices_with_one_scene_may_be_counted_apart(tmp_path: Path, repository: Repository) -> None:
-    bench = Bench(tmp_path / "contracts.db", repository, ContractSettings(audit_spacing_s=10))
+    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audit_spacing_s=10))
     for number in range(20):
         bench.audit(f"cam{number}", predicted=4)
     assert bench.counted() == 1
-    assert bench.passed(Passed.SPACING) == 19
+    assert bench.skipped(Skipped.SPACING) == 19
     await bench.clock.advance(10)
     bench.audit("cam0", predicted=4)
     assert bench.counted() == 2
-    bench.room.close()
+    bench.monitor.close()
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epsilon": 1e-9}, {"epsilon": 0.9}, {"threshold": 0.1}, {"edge_digest": "f" * 64}]
+    "changes", [{"epsilon": 1e-9}, {"epsilon": 0.9}, {"threshold": 0.1}, {"threshold": 0.95}, {"edge_digest": "f" * 64}]
 )
 def test_nobody_has_tested_what_was_not_promised(bench: Bench, changes: dict[str, object]) -> None:
     with captured_lines() as lines:
         for number in range(30):
             assert bench.audit(f"cam{number}", predicted=4, **changes) is None
-    assert bench.room.pools() == []
+    assert bench.monitor.pools() == []
     assert ["same bundle" in line["why"] for line in lines] == [True]
-    assert bench.passed(Passed.NOT_PROMISED) == 30
+    assert bench.skipped(Skipped.NOT_PROMISED) == 30
 
 
-def test_a_million_thresholds_are_some_hundred(tmp_path: Path, repository: Repository) -> None:
-    settings = ContractSettings(thresholds=12, thresholds_per_device=5, audits_per_device_hour=10_000)
-    bench = Bench(tmp_path / "contracts.db", repository, settings)
-    bench.audit("honest")
-    for step in range(1, 300):
-        bench.audit("liar", threshold=THRESHOLD + step * 1e-6)
-    assert len(bench.room.pools()) == 1 + 5
-    assert bench.passed(Passed.NO_ROOM) == 299 - 5
-    for number in range(100):
-        bench.audit(f"helper{number}", threshold=THRESHOLD + 0.01 + number * 1e-6)
-    assert len(bench.room.pools()) == 1 + 12
-    assert any(pool.key.threshold == THRESHOLD for pool in bench.room.pools())  # what is certified is never given up
-    bench.room.close()
-
-
-def test_an_alarm_is_not_given_up_for_room(tmp_path: Path, repository: Repository) -> None:
-    settings = ContractSettings(thresholds=2, thresholds_per_device=9)
-    bench = Bench(tmp_path / "contracts.db", repository, settings)
-    for threshold in (0.95, 0.96):
-        for number in range(8):
-            bench.audit(f"cam{number}", predicted=4, threshold=threshold)
-    bench.audit("cam", threshold=0.97)
-    assert [pool.key.threshold for pool in bench.room.pools()] == [0.95, 0.96]
-    assert bench.passed(Passed.NO_ROOM) == 1
-    bench.room.close()
+def test_a_device_raises_no_alarm_in_a_pool_of_its_own(bench: Bench) -> None:
+    for number in range(50):
+        bench.audit(f"cam{number}")
+    for step in range(1, 100):
+        assert bench.audit("liar", predicted=4, threshold=THRESHOLD + step * 1e-6) is None
+    assert len(bench.monitor.pools()) == 1
+    assert bench.skipped(Skipped.NOT_PROMISED) == 99
 
 
 def test_the_weights_of_one_device_do_not_drown_the_others(bench: Bench) -> None:
     for number in range(50):
         bench.audit(f"cam{number}")
     bench.audit("liar", predicted=4, propensity=1e-300, floor=1e-300)
-    (pool,) = bench.room.pools()
+    (pool,) = bench.monitor.pools()
     assert pool.risk == pytest.approx(1 / 51)
 
 
@@ -278,15 +264,15 @@ def test_a_liar_shows_by_name(bench: Bench) -> None:
     for number in range(5):
         bench.audit(f"cam{number}")
         bench.audit("liar", predicted=0)
-    worst = bench.room.contributions(bench.room.pools()[0].key, 1)[0]
+    worst = bench.monitor.contributions(bench.monitor.pools()[0].key, 1)[0]
     assert (worst.device, worst.audits, worst.disagreements) == ("liar", 5, 5)
 
 
 def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
     request = request_from("cam", note_of(bench.served(), 3))
-    bench.room.answered(request, bench.served(), np.full((1, 10), np.nan, np.float32))
-    assert bench.room.pools() == []
-    assert bench.passed(Passed.NO_ANSWER) == 1
+    bench.monitor.answered(request, bench.served(), np.full((1, 10), np.nan, np.float32))
+    assert bench.monitor.pools() == []
+    assert bench.skipped(Skipped.NO_ANSWER) == 1
 
 
 def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, repository: Repository) -> None:
@@ -295,17 +281,50 @@ def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, reposi
     with captured_lines() as lines:
         for _ in range(3):
             assert bench.audit("cam", predicted=4) is None
-    assert bench.room.pools() == []
-    assert bench.passed(Passed.DISK) == 3
+    assert bench.monitor.pools() == []
+    assert bench.skipped(Skipped.DISK) == 3
     assert [line["event"] for line in lines] == ["audit not counted"]
     (tmp_path / "file").unlink()
     bench.audit("cam")
     assert bench.counted() == 1
-    bench.room.close()
+    bench.monitor.close()
+
+
+class HeldStore(Store):
+    """On a disk that hangs until the gate opens."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+
+    def put(self, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> None:
+        assert self.gate.wait(20)
+        super().put(pool, device, request_id, disagrees=disagrees)
+
+
+def test_a_disk_that_hangs_holds_up_no_answer(tmp_path: Path, repository: Repository) -> None:
+    store = HeldStore(tmp_path / "contracts.db")
+    bench = Bench(store, repository, Contracts(audits_per_device_hour=10_000))
+    request = request_from("cam", note_of(bench.served(), 3))
+    with captured_lines() as lines:
+        for number in range(_WAITING + 5):
+            bench.monitor.answered(replace(request, request_id=f"{number}"), bench.served(), THREE)
+    assert bench.skipped(Skipped.DISK) == 5
+    assert ["wait for the disk" in line["why"] for line in lines] == [True]
+    store.gate.set()
+    bench.monitor.settled().result()
+    assert bench.counted() == _WAITING
+    bench.monitor.close()
+
+
+def test_what_is_answered_after_the_end_counts_nowhere(bench: Bench) -> None:
+    bench.monitor.close()
+    bench.monitor.answered(request_from("cam", note_of(bench.served(), 4)), bench.served(), THREE)
+    assert bench.counted() == 0
 
 
 def test_what_the_certificate_says_is_what_is_tested(bench: Bench) -> None:
     bench.audit("cam")
-    (pool,) = bench.room.pools()
+    (pool,) = bench.monitor.pools()
     certificate = certificate_of(bench.served())
     assert (pool.key.epsilon, pool.key.threshold) == (certificate.audit_epsilon, certificate.threshold)
