@@ -30,7 +30,8 @@ from firstline_core.types import ContractNotice, InferRequest, InferResponse, Mo
 from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
 from firstline_edge.cache import ResultCache
-from firstline_edge.cascade import Cascade, CascadeOptions, Trail
+from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.case import Trail
 from firstline_edge.complaints import Complaints
 from firstline_edge.disk_cache import DiskCache
 from firstline_edge.links.chain import LinkChain, Toll, free

@@ -148,7 +148,7 @@ async def test_a_fleet_hears_of_its_alarm_over_http(tmp_path: Path) -> None:
         assert {one["device"] for one in shown["contributions"]} == {f"cam{number}" for number in range(DEVICES)}
         assert shown["escalations_per_hour"] == 100
         # A device that was told keeps to it, whatever becomes of the gateway's audits.
-        assert fleet.gateway.contracts.end(fleet.gateway.repository.resolve("small", "").key) == 1
+        assert fleet.gateway.contracts.end(fleet.gateway.repository.resolve("small", "").key).result() == 1
         await fleet.ask(fleet.agents[0], agreeing=False)
         assert fleet.contract(fleet.agents[0])["alarm"]
 

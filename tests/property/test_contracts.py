@@ -73,6 +73,7 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
             before = states(steady)
             for monitor in (restarted, steady):
                 monitor.answered(request, served, three)
+                monitor.settled().result()
             if states(steady).get(threshold) != before.get(threshold):
                 counted.append((principal, request_id))
                 state = before.get(threshold, audit.begin(EPSILON))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from asyncio import wrap_future
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], depende
 @router.get("", summary="What devices' audits show of every contract, and the quotas that operators set.")
 async def list_contracts(request: Request) -> Response:
     gateway = gateway_of(request)
+    await wrap_future(gateway.contracts.settled())
     return response_of(
         http.json_reply(
             {
@@ -58,6 +60,7 @@ async def list_contracts(request: Request) -> Response:
 @router.get("/{bundle}", summary="The contracts of a bundle, with the devices that contributed most disagreements.")
 async def read_contract(request: Request, bundle: str) -> Response:
     gateway = gateway_of(request)
+    await wrap_future(gateway.contracts.settled())
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         gateway.repository.versions(bundle)  # one that is served and was never audited is known
@@ -84,7 +87,7 @@ async def read_contract(request: Request, bundle: str) -> Response:
 )
 async def end_contract(request: Request, bundle: str, version: str) -> Response:
     gateway, model = gateway_of(request), _model(bundle, version)
-    ended = gateway.contracts.end(model)
+    ended = await wrap_future(gateway.contracts.end(model))
     if not ended:
         raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
     _tell(request, "contract's audits forgotten", model, tests=ended)
@@ -102,7 +105,7 @@ async def set_quota(request: Request, bundle: str, version: str) -> Response:
     gateway = gateway_of(request)
     model = gateway.repository.resolve(bundle, version).key
     per_hour = _per_hour(request.query_params.get(_PER_HOUR))
-    gateway.contracts.set_quota(model, per_hour)
+    await wrap_future(gateway.contracts.set_quota(model, per_hour))
     _tell(request, "contract's quota set", model, escalations_per_hour=per_hour)
     return response_of(http.json_reply(_quota(model, per_hour)))
 
@@ -112,7 +115,7 @@ async def delete_quota(request: Request, bundle: str, version: str) -> Response:
     gateway, model = gateway_of(request), _model(bundle, version)
     if model not in gateway.contracts.quotas():
         raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
-    gateway.contracts.set_quota(model, None)
+    await wrap_future(gateway.contracts.set_quota(model, None))
     _tell(request, "contract's quota taken back", model)
     return response_of(http.json_reply(_quota(model, None)))
 

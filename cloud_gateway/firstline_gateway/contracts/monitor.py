@@ -2,11 +2,16 @@
 
 Each replica keeps pools of its own. Each is a valid test of the audits that it was given, since which replica answers
 does not depend on an audit's loss; together they alarm falsely with at most delta times the number of replicas.
+
+What is kept is written by one thread, in the order of the answers: no answer waits for a disk.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -15,7 +20,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Array, ContractNotice, InferRequest
+from firstline_core.types import Array, AuditNote, ContractNotice, InferRequest
 from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
 from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution, Store
@@ -27,7 +32,10 @@ from firstline_gateway.settings import Contracts
 log = logger(__name__)
 
 _DEVICE = "device:"
+_WAITING = 1024
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
+_BEHIND = f"{_WAITING} audits wait for the disk that contracts.state_file is on; give it a faster one."
+_NO_PROBABILITY = "The full model gave what is no probability."
 ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
 
@@ -43,8 +51,20 @@ class Skipped(StrEnum):
     NO_ANSWER = "no_answer"  # the full model gave what is no probability
 
 
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    """What remains to be counted of a request that was answered."""
+
+    device: str
+    request_id: str
+    model: ModelKey
+    key: PoolKey
+    note: AuditNote
+    disagrees: bool
+
+
 class ContractMonitor:
-    """Belongs to one event loop.
+    """Asked on one event loop. What its futures promise is done in the order of the calls.
 
     Args:
         store: closed here.
@@ -71,13 +91,23 @@ class ContractMonitor:
         self._note_alarms()
         self._remember()
         metrics.contracts(self.pools)
+        self._closed = False
+        self._room = threading.BoundedSemaphore(_WAITING)
+        self._counting = ThreadPoolExecutor(1, thread_name_prefix="contracts")
 
     def close(self) -> None:
+        """Counts what was answered before; what is answered later counts nowhere."""
+        self._closed = True
+        self._counting.shutdown()
         self._store.close()
+
+    def settled(self) -> Future[None]:
+        """Done once what was answered before is counted."""
+        return self._counting.submit(lambda: None)
 
     def pools(self) -> list[Pool]:
         """All of them, by promise."""
-        return [self._pools[key] for key in sorted(self._pools)]
+        return sorted(self._pools.values(), key=lambda pool: pool.key)
 
     def devices(self, key: PoolKey) -> int:
         """How many devices' audits a pool has."""
@@ -121,39 +151,46 @@ class ContractMonitor:
         return share_per_hour(self._settings.escalations_per_hour, self._devices_of_the_hour(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
-        """Counts an answered request, where it is a device's audit.
+        """Has an answered request counted, where it is a device's audit.
 
         Args:
             request: as it was answered.
             served: what answered.
             probabilities: (1, classes) of the full model.
         """
-        if request.audit is None or (device := _device(request)) is None:
+        note, device, model = request.audit, _device(request), served.key
+        if note is None or device is None or self._closed:
             return
-        try:
-            why, sentence = self._count(request, device, served, probabilities), _OTHER_CERTIFICATE
-        except CapacityError as error:
-            why, sentence = Skipped.DISK, error.message
-        if why is None:
-            self._told.discard((served.key, Skipped.DISK))
-            return
-        self._metrics.audit_skipped(why)
-        # Somebody has to mend these. Once, for audits come for as long as nobody does.
-        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (served.key, why) not in self._told:
-            self._told.add((served.key, why))
-            log.error(
-                "audit not counted", model=served.key.name, version=served.key.version, device=device, why=sentence
-            )
+        key = promise_of(served.manifest, note)
+        if key is None:
+            self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
+        elif not np.isfinite(probabilities).all():
+            self._skip(Skipped.NO_ANSWER, model, device, _NO_PROBABILITY)
+        elif not self._room.acquire(blocking=False):
+            self._skip(Skipped.DISK, model, device, _BEHIND)
+        else:
+            disagrees = int(np.argmax(probabilities[0])) != note.predicted
+            self._counting.submit(self._take, _Audit(device, request.request_id, model, key, note, disagrees))
 
-    def end(self, model: ModelKey) -> int:
+    def end(self, model: ModelKey) -> Future[int]:
         """Gives up all pools of a version, alarms and all; what is audited from now on begins anew.
 
         Returns:
-            How many there were.
-
-        Raises:
-            CapacityError: the disk refuses; nothing was given up.
+            How many there were; or CapacityError: the disk refuses, and nothing was given up.
         """
+        return self._counting.submit(self._end, model)
+
+    def set_quota(self, model: ModelKey, per_hour: float | None) -> Future[None]:
+        """Bounds what all devices together escalate of a version; None takes the bound back.
+
+        Returns:
+            Nothing; or CapacityError: the disk refuses, and nothing was changed.
+        """
+        return self._counting.submit(self._set_quota, model, per_hour)
+
+    # From here to `_note_alarms`: on the thread that counts.
+
+    def _end(self, model: ModelKey) -> int:
         ended = [key for key in self._pools if _model(key) == model]
         if ended:
             self._store.give_up(ended)
@@ -162,52 +199,61 @@ class ContractMonitor:
             self._note_alarms()
         return len(ended)
 
-    def set_quota(self, model: ModelKey, per_hour: float | None) -> None:
-        """Bounds what all devices together escalate of a version; None takes the bound back.
-
-        Raises:
-            CapacityError: the disk refuses; nothing was changed.
-        """
+    def _set_quota(self, model: ModelKey, per_hour: float | None) -> None:
         self._store.set_quota(model, per_hour)
-        self._quotas.pop(model, None)
-        if per_hour is not None:
-            self._quotas[model] = per_hour
+        others = {key: quota for key, quota in self._quotas.items() if key != model}
+        self._quotas = others if per_hour is None else others | {model: per_hour}
 
-    def _count(self, request: InferRequest, device: str, served: ServedModel, probabilities: Array) -> Skipped | None:
-        note = request.audit
-        assert note is not None  # noqa: S101 (the caller looked)
-        key = promise_of(served.manifest, note)
-        if key is None:
-            return Skipped.NOT_PROMISED
-        if not np.isfinite(probabilities).all():
-            return Skipped.NO_ANSWER
+    def _take(self, one: _Audit) -> None:
+        try:
+            why, sentence = self._count(one), ""
+        except CapacityError as error:
+            why, sentence = Skipped.DISK, error.message
+        except Exception:  # the outermost loop of a thread that must never end
+            log.exception("an audit broke", device=one.device, request_id=one.request_id)
+            return
+        finally:
+            self._room.release()
+        if why is None:
+            self._told.discard((one.model, Skipped.DISK))
+        else:
+            self._skip(why, one.model, one.device, sentence)
+
+    def _count(self, one: _Audit) -> Skipped | None:
         now_s = self._clock.wall_s()
-        if self._store.counted(device, request.request_id):
+        if self._store.counted(one.device, one.request_id):
             return Skipped.REPEATED
         # Up to now: a clock that was ahead and set back must not use up a device's share for as long.
-        if self._store.counted_between(device, now_s - HOUR_S, now_s) >= self._settings.audits_per_device_hour:
+        if self._store.counted_between(one.device, now_s - HOUR_S, now_s) >= self._settings.audits_per_device_hour:
             return Skipped.DEVICE_LIMIT
-        pool = self._pools.get(key)
+        pool = self._pools.get(one.key)
         if pool is None:
-            pool = opened(key, now_s)
+            pool = opened(one.key, now_s)
         elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
             return Skipped.SPACING
-        disagrees = int(np.argmax(probabilities[0])) != note.predicted
-        after = counted(pool, note, float(disagrees), now_s=now_s, delta=self._settings.delta)
-        self._store.put(after, device, request.request_id, disagrees=disagrees)
-        self._pools[key] = after
-        self._variants.setdefault(served.key, {})[device] = key.edge_digest
-        self._metrics.audit(served.key, disagrees=disagrees)
+        after = counted(pool, one.note, float(one.disagrees), now_s=now_s, delta=self._settings.delta)
+        self._store.put(after, one.device, one.request_id, disagrees=one.disagrees)
+        self._pools[one.key] = after
+        self._variants.setdefault(one.model, {})[one.device] = one.key.edge_digest
+        self._metrics.audit(one.model, disagrees=one.disagrees)
         if after.alarmed_s is not None and pool.alarmed_s is None:
             self._note_alarms()
-            _tell(after, self._store.devices(key))
+            _tell(after, self._store.devices(one.key))
         return None
 
     def _note_alarms(self) -> None:
-        self._alarms = {}
+        alarms: dict[ModelKey, set[str]] = {}
         for key, pool in self._pools.items():
             if pool.alarmed_s is not None:
-                self._alarms.setdefault(_model(key), set()).add(key.edge_digest)
+                alarms.setdefault(_model(key), set()).add(key.edge_digest)
+        self._alarms = alarms  # at once: the event loop reads it
+
+    def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
+        self._metrics.audit_skipped(why)
+        # Somebody has to mend these. Once, for audits come for as long as nobody does.
+        if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (model, why) not in self._told:
+            self._told.add((model, why))
+            log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
     def _devices_of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
         return sum(self._seen[model].count(now_s) for model in models if model in self._seen)

@@ -30,7 +30,7 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
-from firstline_edge.cascade import Trail
+from firstline_edge.case import Trail
 
 MakeScene = Callable[..., Scene]
 

@@ -325,7 +325,7 @@ class TestCascade:
 
 
 async def trail_of(scene: Scene, asked: InferRequest):  # type: ignore[no-untyped-def]
-    from firstline_edge.cascade import Trail
+    from firstline_edge.case import Trail
 
     trail = Trail()
     await scene.cascade.infer(asked, trail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from support.logs import captured_lines
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ContractNotice, InferRequest
-from firstline_gateway.contracts.monitor import ContractMonitor, Skipped
+from firstline_gateway.contracts.monitor import _WAITING, ContractMonitor, Skipped
+from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.contracts.store import Store
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
@@ -39,16 +41,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 class Bench:
     """A monitor on a simulated clock, and devices that ask it."""
 
-    def __init__(self, path: Path, repository: Repository, settings: Contracts = SETTINGS) -> None:
+    def __init__(self, kept: Path | Store, repository: Repository, settings: Contracts = SETTINGS) -> None:
         self.clock = SimulatedClock()
-        self.path, self.repository, self.settings = path, repository, settings
+        self.kept, self.repository, self.settings = kept, repository, settings
         self.open()
 
     def open(self) -> None:
         self.metrics = GatewayMetrics()
-        self.monitor = ContractMonitor(
-            Store(self.path), self.repository, self.settings, metrics=self.metrics, clock=self.clock
-        )
+        store = Store(self.kept) if isinstance(self.kept, Path) else self.kept
+        self.monitor = ContractMonitor(store, self.repository, self.settings, metrics=self.metrics, clock=self.clock)
 
     def served(self, version: int = 1) -> ServedModel:
         return self.repository.models[ModelKey("digits", version)]
@@ -57,6 +58,7 @@ class Bench:
         """What the data plane does with a request; the full model always says 3."""
         served = self.served(version)
         self.monitor.answered(request, served, THREE)
+        self.monitor.settled().result()
         return self.monitor.notice(request, served)
 
     def audit(self, device: str, predicted: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
@@ -137,21 +139,21 @@ async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(b
 
 def test_an_operators_quota_needs_no_alarm_and_goes_before_it(bench: Bench) -> None:
     model = ModelKey("digits", 1)
-    bench.monitor.set_quota(model, 40)
+    bench.monitor.set_quota(model, 40).result()
     bench.answer(request_from("a"))
     assert bench.answer(request_from("b")) == ContractNotice(alarm=False, escalations_per_hour=20)
     broken(bench)
     broken(bench, version=2)
     assert bench.monitor.quota_per_device(model) == 40 / 10
     assert bench.monitor.quota_per_device(ModelKey("digits", 2)) == 600 / 8  # its own no longer shares
-    bench.monitor.set_quota(model, None)
+    bench.monitor.set_quota(model, None).result()
     assert bench.monitor.quota_per_device(model) == 600 / 18
 
 
 async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     broken(bench)
     bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
-    bench.monitor.set_quota(ModelKey("digits", 2), 5)
+    bench.monitor.set_quota(ModelKey("digits", 2), 5).result()
     repeated = request_from("late", note_of(bench.served(), 3))
     bench.answer(repeated)
     before = bench.monitor.pools()
@@ -173,9 +175,9 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
         bench.audit("quiet")
     assert bench.answer(request_from("quiet")) is not None
     assert bench.answer(request_from("quiet"), version=2) is None
-    assert bench.monitor.end(ModelKey("digits", 1)) == 1
+    assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
     assert bench.answer(request_from("quiet")) is None
-    assert bench.monitor.end(ModelKey("digits", 1)) == 0
+    assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
 
 
 # What a device, or somebody who would be one, might try.
@@ -286,6 +288,39 @@ def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, reposi
     bench.audit("cam")
     assert bench.counted() == 1
     bench.monitor.close()
+
+
+class HeldStore(Store):
+    """On a disk that hangs until the gate opens."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+
+    def put(self, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> None:
+        assert self.gate.wait(20)
+        super().put(pool, device, request_id, disagrees=disagrees)
+
+
+def test_a_disk_that_hangs_holds_up_no_answer(tmp_path: Path, repository: Repository) -> None:
+    store = HeldStore(tmp_path / "contracts.db")
+    bench = Bench(store, repository, Contracts(audits_per_device_hour=10_000))
+    request = request_from("cam", note_of(bench.served(), 3))
+    with captured_lines() as lines:
+        for number in range(_WAITING + 5):
+            bench.monitor.answered(replace(request, request_id=f"{number}"), bench.served(), THREE)
+    assert bench.skipped(Skipped.DISK) == 5
+    assert ["wait for the disk" in line["why"] for line in lines] == [True]
+    store.gate.set()
+    bench.monitor.settled().result()
+    assert bench.counted() == _WAITING
+    bench.monitor.close()
+
+
+def test_what_is_answered_after_the_end_counts_nowhere(bench: Bench) -> None:
+    bench.monitor.close()
+    bench.monitor.answered(request_from("cam", note_of(bench.served(), 4)), bench.served(), THREE)
+    assert bench.counted() == 0
 
 
 def test_what_the_certificate_says_is_what_is_tested(bench: Bench) -> None:
