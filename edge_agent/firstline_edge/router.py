@@ -86,6 +86,15 @@ class Router:
             and policy.covered(verdict, self.threshold(model, group), certificate, group)
         )
 
+    def uncertified(self, model: HeldModel) -> str:
+        """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        if not self.policy.certifies:
+            return f"policy.kind is {self.policy.kind}, which no certificate covers"
+        watched = self._standings.find(model) if self._standings is not None else None
+        if watched is not None and watched.record.alarmed:
+            return f"an alarm voids its certificate: {watched.record.cause}"
+        return model.edge.uncertified if model.edge is not None else ""
+
     def grants(self, model: HeldModel, row: Row) -> bool:
         """Whether a row that is not kept may be escalated: an alarm has a quota, lest a fleet's becomes an outage."""
         return self._standings is None or self._standings.grants(model, row.score, model.group(row.edge))

@@ -16,10 +16,10 @@ from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings, Watched
 from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.cache import ResultCache
+from firstline_edge.links.wiring import Links
 from firstline_edge.models import HeldModel, Models
 from firstline_edge.settings import AuditSection
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links
 
 log = logger(__name__)
 
