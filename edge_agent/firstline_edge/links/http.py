@@ -243,9 +243,12 @@ class HttpLink:
                 count(self.name, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
         async with contextlib.aclosing(response):
             heard = dict(response.headers)
-            body = await read_body(response.aiter_raw(), heard, self._limits)
-            if call.encoded is not None:
-                count(self.name, received=_head_bytes(response.headers.raw) + len(body))
+            try:
+                body = await read_body(response.aiter_raw(), heard, self._limits)
+            finally:
+                if call.encoded is not None:
+                    received = _head_bytes(response.headers.raw) + response.num_bytes_downloaded
+                    count(self.name, received=received)
             return response.status_code, heard, body
 
 

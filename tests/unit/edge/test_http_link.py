@@ -16,6 +16,7 @@ from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Script = Callable[[Reader, Writer], Awaitable[None]]
@@ -161,6 +162,19 @@ async def test_silence_is_a_timeout_over_the_whole_exchange(server: Server, link
     server.script = drip
     with pytest.raises(errors.RemoteTimeoutError, match=r"within 0\.1 s"):
         await link.infer(request(), 0.1)
+
+
+async def test_what_came_of_an_answer_that_was_cut_off_counts(server: Server, link: HttpLink) -> None:
+    async def half(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + bytes(45_000))
+        await writer.drain()
+
+    server.script = half
+    with counted() as traffic, pytest.raises(errors.LinkError):
+        await link.infer(request(), 5.0)
+    received = sum(received for _, _, received in traffic.crossed)
+    assert 45_000 < received < 46_000
 
 
 async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of_the_far_side(server: Server) -> None:
