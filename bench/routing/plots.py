@@ -138,7 +138,7 @@ def delays(records: Sequence[alarm.Watch]) -> Picture:
             risks = ", ".join(f"{one.shift} {one.after:.0%}" for one in shown if not one.quiet)
             axes.set(title=f"{pair}: {epsilon:.0%} promised\n{risks}", xscale="log", ylim=(0, 1.02))
             axes.set_xlim(1, alarm.within(min(alarm.EPSILONS)))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     for axes in panels[-1]:
         axes.set_xlabel("audits since the shift")
     for row in panels:
