@@ -21,6 +21,8 @@ from firstline_edge.audits.room import AuditRoom
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import Hedging
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models import Models, open_models
@@ -59,6 +61,8 @@ class Parts:
     spending: Spending | None
     links: Links
     router: Router
+    gateway: Gateway
+    hedging: Hedging
     cascade: Cascade
 
 
@@ -119,22 +123,23 @@ async def open_parts(
             standings=audits.standings,
             clock=clock,
         )
+        gateway = Gateway(links.chain, cache, clock, complaints, heed=audits.standings.heed, traffic=audits.traffic)
+        opened.push_async_callback(gateway.close)
+        hedging = Hedging(gateway, clock, hedge_options(settings))
         cascade = Cascade(
             models=models,
             cache=cache,
-            cloud=links.chain,
-            promises=outbox,
+            gateway=gateway,
+            hedging=hedging,
             router=router,
+            spending=spending,
+            promises=outbox,
+            audits=auditor,
             options=cascade_options(settings.policy),
             clock=clock,
-            complaints=complaints,
-            spending=spending,
-            hedge=hedge_options(settings),
-            audits=auditor,
-            heed=audits.standings.heed,
-            traffic=audits.traffic,
         )
         opened.push_async_callback(cascade.close)
+        opened.push_async_callback(hedging.close)  # first of all: what is cancelled leaves the others alone
 
         # What works beside.
         parts = Parts(
@@ -149,6 +154,8 @@ async def open_parts(
             spending=spending,
             links=links,
             router=router,
+            gateway=gateway,
+            hedging=hedging,
             cascade=cascade,
         )
         works = [_keep_promises(parts, settings, clock), audits.run(auditor, links)]

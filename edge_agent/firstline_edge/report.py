@@ -118,8 +118,8 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
         "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
         ("outcome",),
         lambda: {
-            ("held_back",): parts.cascade.punctuality.held_back,
-            ("explored",): parts.cascade.punctuality.explored,
+            ("held_back",): parts.gateway.punctuality.held_back,
+            ("explored",): parts.gateway.punctuality.explored,
         },
         counts=True,
     )
@@ -127,7 +127,7 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
         "hedges_total",
         "Calls to the full model that were made before the edge model had answered.",
         ("outcome",),
-        lambda: {("used",): parts.cascade.hedging.used, ("unneeded",): parts.cascade.hedging.unneeded},
+        lambda: {("used",): parts.hedging.used, ("unneeded",): parts.hedging.unneeded},
         counts=True,
     )
 

@@ -264,11 +264,13 @@ class TestCascade:
         await scene.close()
 
     async def test_what_the_full_model_said_before_costs_nothing(self) -> None:
-        scene = Scene(certified=0.8)
-        await scene.infer(0.7)
-        scene.cascade._spending = broke()
-        assert said(await scene.infer(0.7)).tier is Tier.CACHE
-        await scene.close()
+        rich = Scene(certified=0.8)
+        await rich.infer(0.7)
+        poor = Scene(certified=0.8, spending=broke(), cache=rich.cache)
+        assert said(await poor.infer(0.7)).tier is Tier.CACHE
+        assert said(await poor.infer(0.71)).reason is Reason.BUDGET
+        await rich.close()
+        await poor.close()
 
     async def test_by_value_what_is_not_bought_beyond_the_contract_stays_certified(self, short: Spending) -> None:
         scene = Scene(certified=0.5, spending=short, chosen=policies.make("value"))
