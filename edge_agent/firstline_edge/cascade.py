@@ -16,8 +16,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, QueueFullError
+from firstline_core.errors import (
+    DeadlineExceededError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    QueueFullError,
+)
 from firstline_core.routing import policy
+from firstline_core.routing.policy import Decision
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.cache import ResultCache
@@ -26,7 +33,7 @@ from firstline_edge.escalation import may_come, reason_for
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import Hedging
 from firstline_edge.judge import Judge
-from firstline_edge.models import Models
+from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
 from firstline_edge.runner import Runner
@@ -129,6 +136,14 @@ class Cascade:
             trail.turn_to(Tier.CLOUD, Reason.HEAVY)
             return await self._gateway.pass_on(request, deadline_s, trail.attempts)
         case = Case.of(request, model, deadline_s, trail)
+        try:
+            return await self._decide(case, edge, decision)
+        finally:
+            self._hedging.call_off(case.hedge)
+
+    async def _decide(self, case: Case, edge: EdgeModel | None, decision: Decision | None) -> InferResponse:
+        """Steps 2 to 5; `decision` is the first one's."""
+        request, model, deadline_s, trail = case.request, case.model, case.deadline_s, case.trail
 
         # 2. The small model, from the cache or by running it.
         if edge is not None and (decision is None or decision.tier is Tier.EDGE):
@@ -137,6 +152,9 @@ class Cascade:
                 await self._runner.ask(case, edge, case.rows)
             except (InferenceError, QueueFullError):
                 if decision is not None:  # bound to this device
+                    raise
+            except DeadlineExceededError:
+                if case.hedge is None or not case.hedge.landed:  # nobody else has answered
                     raise
 
         # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.

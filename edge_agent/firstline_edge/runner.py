@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.types import Privacy, Tier
 from firstline_edge import keys
 from firstline_edge.cache import ModelOutput, ResultCache
@@ -96,6 +96,15 @@ class Runner:
             tensor = case.tensor.take([rows[seat].position for seat in seats])
             return await edge.run_in_thread(tensor, case.deadline_s)
 
+        async def run(until_s: float) -> list[ModelOutput]:
+            return await within(self._clock, until_s, self._flights.run(row_keys, compute), _LATE)
+
         if self._spending is None or self._spending.ample:
             case.hedge = self._hedging.start(case.request, case.model, edge, rows, case.deadline_s)
-        return await within(self._clock, case.deadline_s, self._flights.run(row_keys, compute), _LATE)
+        if case.hedge is not None:
+            try:
+                return await run(case.hedge.until_s)
+            except DeadlineExceededError:
+                if case.hedge.landed:  # its answer is to be in time
+                    raise
+        return await run(case.deadline_s)

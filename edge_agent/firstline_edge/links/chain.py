@@ -232,17 +232,17 @@ class LinkChain:
         raise error
 
     def _in_order(self, size_bytes: int, ends_s: float) -> list[Way]:
-        """The links as they are preferred, but last those that would hardly answer in what they would be granted."""
+        """The links as they are preferred; last, the quickest first, those that would hardly answer in their time."""
         if len(self._ways) == 1:
             return self._ways
         now_s = self._clock.monotonic_s()
         granted_s = (ends_s - now_s) / 2
 
-        def slow(way: Way) -> bool:
+        def too_slow_s(way: Way) -> float:
             predicted_s = way.timing.predicted_s(size_bytes, 0.95, now_s)
-            return predicted_s is not None and predicted_s > granted_s
+            return 0.0 if predicted_s is None or predicted_s <= granted_s else predicted_s
 
-        return sorted(self._ways, key=slow)
+        return sorted(self._ways, key=too_slow_s)
 
     def _time(self, way: Way, size_bytes: int, started_s: float, outcome: InferResponse | BaseException) -> None:
         now_s = self._clock.monotonic_s()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.errors import FirstlineError, LinkDownError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
@@ -324,6 +324,8 @@ class Delivery:
 
 
 def _was_asked(item: OutboxItem) -> bool:
-    """Whether the request itself was sent, before its promise was made."""
+    """Whether the gateway heard of the request itself, before its promise was made; a link that was down says no."""
     answer = item.provisional.answer
-    return answer is not None and any(tried.tier is Tier.CLOUD for tried in answer.attempts)
+    return answer is not None and any(
+        tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
+    )

@@ -471,6 +471,12 @@ class TestTiming:
         await settle()
         assert (house.chain.predicted_s(7) or 0) > 3.0
 
+    async def test_where_none_fits_its_share_of_the_time_the_quicker_one_is_asked_first(self, house: House) -> None:
+        for way, seconds in zip(house.chain._ways, (2.0, 0.8), strict=True):
+            way.timing.answered(7, seconds, house.clock.monotonic_s())
+        await house.infer(timeout_s=1.0)
+        assert (len(house.first.calls), len(house.second.calls)) == (0, 1)
+
     async def test_a_refusal_says_nothing_of_time(self, house: House) -> None:
         for error in (DOWN, errors.QueueFullError("later"), errors.ModelMismatchError("no")):
             house.first.error = house.second.error = error
