@@ -27,6 +27,7 @@ from firstline_core.routing import policy
 from firstline_core.routing.policy import Decision
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
 from firstline_edge.audits.hooks import Audits
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.case import Case, Trail
 from firstline_edge.escalation import may_come, reason_for
@@ -37,7 +38,6 @@ from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
 from firstline_edge.runner import Runner
-from firstline_edge.spending import Spending
 
 
 @dataclass(frozen=True, slots=True)

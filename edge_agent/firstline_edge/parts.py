@@ -18,6 +18,8 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.budgets.wiring import open_spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
@@ -30,11 +32,9 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.purse import open_spending
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
-from firstline_edge.spending import Spending
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
 from firstline_edge.workers import Workers

@@ -18,9 +18,9 @@ from firstline_edge.models import HeldModel, Models
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
+    from firstline_edge.budgets.spending import Spending
     from firstline_edge.links.chain import LinkChain
     from firstline_edge.parts import Parts
-    from firstline_edge.spending import Spending
 
 VERSION = version("firstline")
 

@@ -40,6 +40,7 @@ from firstline_edge.audits.auditor import Auditor, Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.complaints import Complaints
@@ -50,7 +51,6 @@ from firstline_edge.outbox.store import OutboxItem
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 from firstline_edge.settings import AuditSection
-from firstline_edge.spending import Spending
 from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
