@@ -358,7 +358,7 @@ async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> No
     def refuse(*_: object) -> InferResponse:
         raise errors.ProtocolError("the answer does not say how it came about")
 
-    house.delivery._merge = refuse
+    house.delivery._corrector._merge = refuse
     request_id = await house.promise()
     await house.until_empty()
     assert await house.status(request_id) is Status.EXPIRED
