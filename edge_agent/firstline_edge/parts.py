@@ -139,7 +139,7 @@ async def open_parts(
             clock=clock,
         )
         opened.push_async_callback(cascade.close)
-        opened.push_async_callback(hedging.close)  # first of all: what is cancelled leaves the others alone
+        opened.push_async_callback(hedging.close)
 
         # What works beside.
         parts = Parts(
