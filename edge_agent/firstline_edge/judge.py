@@ -54,7 +54,7 @@ class Judge:
             instead = self._router.instead(model, row, verdict)
             row.keep(instead.reason, edge.loaded.digest, certified=self._router.covers(model, row, instead))
             return True
-        if not self._router.grants(model, row):
+        if not self._router.grants(model, row, verdict):
             row.keep(Reason.BUDGET, edge.loaded.digest)
             return True
         return False

@@ -110,16 +110,18 @@ async def open_parts(
         opened.push_async_callback(links.close)
 
         # What answers.
+        chosen = make_policy(settings.policy)
         auditor = audits.auditor(
             cache,
             links,
+            certifies=chosen.certifies,
             ample=lambda: spending is None or spending.ample,
             on_drawn=recorder.drawn,
             on_finding=recorder.audited,
         )
         router = Router(
             min_threshold=settings.policy.min_threshold,
-            chosen=make_policy(settings.policy),
+            chosen=chosen,
             standings=audits.standings,
             clock=clock,
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import Watched
 from firstline_edge.models import HeldModel, Models
 
 if TYPE_CHECKING:

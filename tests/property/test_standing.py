@@ -78,7 +78,8 @@ async def _only_tightens(
                     kind, first, second, propensity = remaining.pop(0)
                     if kind == "audit":
                         sample = Sample(watched.key, "m", "3", 0.0, first, second, propensity, kept=True)
-                        scene.standings.audited(watched, sample)
+                        drawn_at = watched.threshold if first >= watched.threshold else CERTIFIED
+                        scene.standings.audited(watched, sample, threshold=drawn_at)
                     else:
                         scene.standings.heed(scene.held, ContractNotice(bool(first), second))
                     standing = scene.standings.of(scene.held)

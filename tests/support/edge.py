@@ -36,7 +36,8 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
@@ -235,6 +236,7 @@ class Scene:
                 settings=audit,
                 clock=clock,
                 rng=random.Random(seed),
+                certifies=chosen.certifies,
                 on_finding=self.findings.append,
             )
         self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
