@@ -177,8 +177,8 @@ def gains(records: Sequence[value.Gain]) -> Picture:
                 axes.axhline(one.full, color="black", linewidth=0.6)
                 axes.annotate("full model alone", (0.5, one.full), ha="right", va="bottom", fontsize=7)
         axes.set(title=pair, xlabel="escalated", xlim=(0, 0.5))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))  # with half percents, where the axis has them
     np.atleast_1d(panels)[0].set_ylabel("accuracy")
     _legend(picture, np.atleast_1d(panels)[0])
     return picture
