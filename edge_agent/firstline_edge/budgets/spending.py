@@ -24,7 +24,7 @@ from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest
-from firstline_edge.ledgers import AROUND_BYTES, Books, LedgerFile
+from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
 SAVE_EVERY_S = 5.0
