@@ -151,7 +151,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 found["models"] = listed.json()["models"]
             tested = client.get("/firstline/v1/contracts")
             if tested.is_success:
-                found["contracts"] = tested.json()["contracts"]
+                found["contracts"], found["quotas"] = (tested.json()[name] for name in ("contracts", "quotas"))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         found["error"] = f"{arguments.url} does not answer as a gateway: {error or type(error).__name__}"
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
@@ -161,8 +161,9 @@ def _status(arguments: argparse.Namespace) -> int:
         lines += [f"model: {model['name']} version {model['version']}" for model in models]
     else:
         lines.append("models: set FIRSTLINE_TOKEN to see them")
-    if isinstance(contracts := found.get("contracts"), list):
-        lines += [_contract_line(contract) for contract in contracts]
+    contracts, quotas = found.get("contracts"), found.get("quotas")
+    if isinstance(contracts, list) and isinstance(quotas, list):
+        lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]
     elif "models" in found:
         lines.append("contracts: an operator's token shows them")
     _print(arguments, "\n".join(lines), found)
@@ -176,6 +177,11 @@ def _contract_line(contract: dict[str, Any]) -> str:
         f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
         f"audits disagree, {contract['devices']} device{'s' * (contract['devices'] != 1)}"
     )
+
+
+def _quota_line(quota: dict[str, Any]) -> str:
+    bound = f"{quota['escalations_per_hour']:g} escalations an hour, all devices together"
+    return f"quota: {quota['bundle']} version {quota['version']}: {bound}"
 
 
 def _yes(value: object) -> str:

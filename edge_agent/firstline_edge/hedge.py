@@ -43,16 +43,25 @@ class Hedge:
 
     Args:
         contents: of the rows that travel.
+        until_s: by when an answer can still be written in time.
         call: what the full model says of each.
         attempts: what was tried, by this call.
         joined: whether it answered a row.
+        settled: whether it is known if it was needed.
     """
 
     contents: list[bytes]
     started_s: float
+    until_s: float
     call: asyncio.Task[list[tuple[ModelOutput, str]]]
     attempts: list[Attempt] = field(default_factory=list)
     joined: bool = False
+    settled: bool = False
+
+    @property
+    def landed(self) -> bool:
+        """Whether the full model has answered."""
+        return self.call.done() and not self.call.cancelled() and self.call.exception() is None
 
     def take(self, row: Row, attempts: list[Attempt]) -> bool:
         """Answers the row, if the full model has answered already.
@@ -61,8 +70,7 @@ class Hedge:
             row: that is to be escalated.
             attempts: of the request; gains this call's.
         """
-        landed = self.call.done() and not self.call.cancelled() and self.call.exception() is None
-        if not landed or row.content not in self.contents:
+        if not self.landed or row.content not in self.contents:
             return False
         output, ran = self.call.result()[self.contents.index(row.content)]
         row.take(output, Tier.CLOUD, row.reason, ran)
@@ -132,11 +140,12 @@ class Hedging:
         if not worth_hedging(prospect, self._options.least_rate) or not self._allowance.take(now_s):
             return None
         attempts: list[Attempt] = []
-        asking = self._gateway.ask(request, model, rows, until_s, attempts, keep=False)
+        # To the very end: an escalation that joins it may have a little more time than there is to spare now.
+        asking = self._gateway.ask(request, model, rows, deadline_s, attempts, keep=False)
         call = asyncio.get_running_loop().create_task(asking)
         self._calls.add(call)
         call.add_done_callback(self._ended)
-        return Hedge([row.content for row in rows], now_s, call, attempts)
+        return Hedge([row.content for row in rows], now_s, until_s, call, attempts)
 
     def settle(
         self, request: InferRequest, hedge: Hedge | None, escalated: Sequence[Row], attempts: list[Attempt]
@@ -158,11 +167,18 @@ class Hedging:
         if hedge is None:
             return
         if joined or any(row.content in hedge.contents for row in escalated):
+            hedge.settled = True
             self.used += 1
         else:
+            self.call_off(hedge)
+            attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
+
+    def call_off(self, hedge: Hedge | None) -> None:
+        """The request is over, however it ended: cancels its hedge, unless that was needed."""
+        if hedge is not None and not hedge.settled:
+            hedge.settled = True
             self.unneeded += 1
             hedge.call.cancel()
-            attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
     def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
         self._calls.discard(call)

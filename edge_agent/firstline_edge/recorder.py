@@ -13,8 +13,8 @@ from firstline_core.telemetry.decisions import DecisionLog
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
-from firstline_edge.audits.auditor import Finding
-from firstline_edge.cascade import Trail
+from firstline_edge.audits.drawn import Finding
+from firstline_edge.case import Trail
 
 log = logger("firstline_edge")
 

@@ -6,53 +6,59 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
-from firstline_edge.audits.standing import Watched
-from firstline_edge.models import HeldModel
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import Watched
+from firstline_edge.models import HeldModel, Models
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
+    from firstline_edge.budgets.spending import Spending
     from firstline_edge.links.chain import LinkChain
-    from firstline_edge.spending import Spending
+    from firstline_edge.parts import Parts
+
+VERSION = version("firstline")
 
 
 def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
     """What `GET /firstline/v1/status` says."""
-    timings = {name: found and asdict(found) for name, found in agent.links.timings().items()}
+    parts = agent.parts
+    timings = {name: found and asdict(found) for name, found in parts.links.timings().items()}
     return {
         "device_id": agent.settings.device_id,
-        "version": agent.server_version,
+        "version": VERSION,
         "ready": agent.ready(),
         "uptime_s": round(uptime_s, 1),
         "models": [
-            _described(held, agent.threshold(held), agent.complaints.of(held.manifest.name, held.version))
-            | {"uncertified": agent.uncertified(held) or None, "contract": agent.audits.describe(held)}
-            for held in agent.models.all
+            _described(held, parts.router.threshold(held), parts.complaints.of(held.manifest.name, held.version))
+            | {"uncertified": parts.router.uncertified(held) or None, "contract": parts.audits.describe(held)}
+            for held in parts.models.all
         ],
-        "problems": [{"path": str(path), "message": message} for path, message in _problems(agent)],
-        "links": {name: asdict(link) | {"timing": timings[name]} for name, link in agent.links.reports().items()},
-        "outbox": {"items": agent.outbox.depth, "size_bytes": agent.outbox.size_bytes},
-        "cache": {"entries": len(agent.cache), "size_bytes": agent.cache.size_bytes},
+        "problems": [{"path": str(path), "message": message} for path, message in _problems(parts)],
+        "links": {name: asdict(link) | {"timing": timings[name]} for name, link in parts.links.reports().items()},
+        "outbox": {"items": parts.outbox.depth, "size_bytes": parts.outbox.size_bytes},
+        "cache": {"entries": len(parts.cache), "size_bytes": parts.cache.size_bytes},
         "policy": agent.settings.policy.kind,
-        "budgets": agent.spending.status() if agent.spending is not None else [],
-        "conditions": asdict(agent.spending.conditions) if agent.spending is not None else None,
+        "budgets": parts.spending.status() if parts.spending is not None else [],
+        "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
     }
 
 
-def birth_of(agent: EdgeAgent) -> dict[str, object]:
+def birth_of(models: Models, standings: Standings) -> dict[str, object]:
     """What the broker keeps of this device: which models it runs."""
     return {
-        "agent_version": agent.server_version,
-        "models": [_identity(held) | {"contract": _contract_of(agent, held)} for held in agent.models.all],
+        "agent_version": VERSION,
+        "models": [_identity(held) | {"contract": _contract_of(standings.find(held))} for held in models.all],
     }
 
 
-def _contract_of(agent: EdgeAgent, held: HeldModel) -> dict[str, object] | None:
-    watched = agent.audits.standings.find(held)
+def _contract_of(watched: Watched | None) -> dict[str, object] | None:
     if watched is None:
         return None
     record = watched.record
@@ -65,17 +71,17 @@ def _contract_of(agent: EdgeAgent, held: HeldModel) -> dict[str, object] | None:
     }
 
 
-def add_gauges(agent: EdgeAgent) -> None:
+def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
     """What is measured whenever somebody asks for the metrics."""
     gauges: Mapping[str, tuple[str, Callable[[], float]]] = {
-        "outbox_items": ("Promised corrections that are still to come.", lambda: agent.outbox.depth),
-        "outbox_bytes": ("Payload in the outbox.", lambda: agent.outbox.size_bytes),
-        "cache_entries": ("Results in the cache's memory front.", lambda: len(agent.cache)),
-        "cache_bytes": ("Size of the cache's memory front.", lambda: agent.cache.size_bytes),
-        "link_available": ("1 while a link to a gateway may be used.", lambda: float(agent.links.available)),
+        "outbox_items": ("Promised corrections that are still to come.", lambda: parts.outbox.depth),
+        "outbox_bytes": ("Payload in the outbox.", lambda: parts.outbox.size_bytes),
+        "cache_entries": ("Results in the cache's memory front.", lambda: len(parts.cache)),
+        "cache_bytes": ("Size of the cache's memory front.", lambda: parts.cache.size_bytes),
+        "link_available": ("1 while a link to a gateway may be used.", lambda: float(parts.links.available)),
     }
     for name, (description, read) in gauges.items():
-        agent.metrics.gauge(name, description, read)
+        metrics.gauge(name, description, read)
     by_contract: Mapping[str, tuple[str, Callable[[Watched], float | None]]] = {
         "contract_alarm": ("1 where the audits broke a certificate.", lambda watched: float(watched.record.alarmed)),
         "contract_e_value": (
@@ -88,47 +94,47 @@ def add_gauges(agent: EdgeAgent) -> None:
         ),
     }
     for name, (description, of) in by_contract.items():
-        agent.metrics.readings(name, description, ("model", "version"), partial(_contracts, agent, of))
-    agent.metrics.readings(
+        metrics.readings(name, description, ("model", "version"), partial(_contracts, parts.audits.standings, of))
+    metrics.readings(
         "link_seconds",
         "How long a link's calls take of late, for payloads of the usual size.",
         ("link", "part", "quantile"),
-        lambda: _link_seconds(agent.links.timings()),
+        lambda: _link_seconds(parts.links.timings()),
     )
     for name, description, key in (
         ("budget_spent", "What was spent in this hour or day.", "spent"),
         ("budget_left", "What may still be spent in it.", "left"),
         ("budget_price", "What a unit is worth at the moment, 0 while the budget is ample.", "price"),
     ):
-        agent.metrics.readings(name, description, ("budget",), partial(_budgets, agent.spending, key))
-    agent.metrics.readings(
+        metrics.readings(name, description, ("budget",), partial(_budgets, parts.spending, key))
+    metrics.readings(
         "retries_total",
         "What was asked again after a failure, and what the budget did not allow to be.",
         ("outcome",),
-        lambda: _retries(agent.links.chain),
+        lambda: _retries(parts.links.chain),
         counts=True,
     )
-    agent.metrics.readings(
+    metrics.readings(
         "held_back_total",
         "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
         ("outcome",),
         lambda: {
-            ("held_back",): agent.cascade.punctuality.held_back,
-            ("explored",): agent.cascade.punctuality.explored,
+            ("held_back",): parts.gateway.punctuality.held_back,
+            ("explored",): parts.gateway.punctuality.explored,
         },
         counts=True,
     )
-    agent.metrics.readings(
+    metrics.readings(
         "hedges_total",
         "Calls to the full model that were made before the edge model had answered.",
         ("outcome",),
-        lambda: {("used",): agent.cascade.hedging.used, ("unneeded",): agent.cascade.hedging.unneeded},
+        lambda: {("used",): parts.hedging.used, ("unneeded",): parts.hedging.unneeded},
         counts=True,
     )
 
 
-def _contracts(agent: EdgeAgent, of: Callable[[Watched], float | None]) -> dict[tuple[str, ...], float]:
-    found = {(watched.record.model, watched.record.version): of(watched) for watched in agent.audits.standings}
+def _contracts(standings: Standings, of: Callable[[Watched], float | None]) -> dict[tuple[str, ...], float]:
+    found = {(watched.record.model, watched.record.version): of(watched) for watched in standings}
     return {labels: value for labels, value in found.items() if value is not None}
 
 
@@ -190,10 +196,10 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
     }
 
 
-def _problems(agent: EdgeAgent) -> list[tuple[Path, str]]:
-    found = [(problem.path, problem.message) for problem in agent.models.problems]
-    found += [(agent.state.standing_path, agent.audits.standings.problem)]
-    if agent.spending is not None:
-        found += [(agent.state.spending_path, agent.spending.problem)]
-    found += [(agent.state.cache_path, agent.cache.problem), (agent.state.outbox_path, agent.outbox.problem)]
+def _problems(parts: Parts) -> list[tuple[Path, str]]:
+    found = [(problem.path, problem.message) for problem in parts.models.problems]
+    found += [(parts.state.standing_path, parts.audits.standings.problem)]
+    if parts.spending is not None:
+        found += [(parts.state.spending_path, parts.spending.problem)]
+    found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
     return [(path, message) for path, message in found if message]

@@ -10,7 +10,8 @@ from firstline_core.routing import policy
 from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
-from firstline_edge.audits.standing import CLEAR, Standing, Standings
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import CLEAR, Standing
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
 
@@ -49,10 +50,8 @@ class Router:
             model: that answered.
             group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
         """
-        certificate = model.edge.certificate if model.edge is not None else None
-        tightened = self._standing(model).threshold
-        least = self._min_threshold if tightened is None else max(self._min_threshold, tightened)
-        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, least, group)
+        found, tightened = self._without_alarm(model, group), self._standing(model).threshold
+        return found if tightened is None else max(found, tightened)
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
@@ -86,9 +85,28 @@ class Router:
             and policy.covered(verdict, self.threshold(model, group), certificate, group)
         )
 
-    def grants(self, model: HeldModel, row: Row) -> bool:
-        """Whether a row that is not kept may be escalated: an alarm has a quota, lest a fleet's becomes an outage."""
-        return self._standings is None or self._standings.grants(model, row.score, model.group(row.edge))
+    def uncertified(self, model: HeldModel) -> str:
+        """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        if not self.policy.certifies:
+            return f"policy.kind is {self.policy.kind}, which no certificate covers"
+        watched = self._standings.find(model) if self._standings is not None else None
+        if watched is not None and watched.record.alarmed:
+            return f"an alarm voids its certificate: {watched.record.cause}"
+        return model.edge.uncertified if model.edge is not None else ""
+
+    def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
+        """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
+
+        What would be escalated without the alarm too needs none.
+        """
+        if self._standings is None or verdict.reason is not Reason.UNCERTAIN:
+            return True
+        kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
+        return not kept_before or self._standings.grants(model)
+
+    def _without_alarm(self, model: HeldModel, group: str | None) -> float:
+        certificate = model.edge.certificate if model.edge is not None else None
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
 
     def _standing(self, model: HeldModel) -> Standing:
         return CLEAR if self._standings is None else self._standings.of(model)

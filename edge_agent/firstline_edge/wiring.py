@@ -1,209 +1,49 @@
-"""The links that the settings ask for, as parts that fit."""
+"""Single parts, each from its section of the settings. In which order they are put together says `parts.py`."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkDownError
-from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.mqtt_messages import MqttSettings
-from firstline_core.protocol.mqtt_tls import tls_context
-from firstline_core.protocol.topics import Topics
 from firstline_core.routing import policies
 from firstline_core.routing.policies import Policy
-from firstline_core.routing.timing import TimingReport
-from firstline_core.secrets_file import read_secret
-from firstline_core.types import InferResponse
-from firstline_core.waiting import first_of
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import CascadeOptions
+from firstline_edge.disk_cache import DiskCache
 from firstline_edge.hedge import HedgeOptions
-from firstline_edge.links.base import LinkReport
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import LinkChain, Toll, free
-from firstline_edge.links.http import HttpLink, HttpLinkSettings
-from firstline_edge.links.retries import RetryBudget, RetrySettings
-from firstline_edge.settings import EdgeSettings, LinkSection, PolicySection
-
-if TYPE_CHECKING:
-    from firstline_edge.links.mqtt import MqttLink
-
-Birth = Callable[[], Mapping[str, object]]
+from firstline_edge.outbox.endings import Endings
+from firstline_edge.outbox.store import Outbox
+from firstline_edge.recorder import Recorder
+from firstline_edge.settings import CacheSection, EdgeSettings, LogSection, PolicySection
+from firstline_edge.state import StateDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What leads away from this device.
-
-    Args:
-        chain: None on a device without links.
-        mqtt: those that also announce corrections to local applications.
-    """
-
-    chain: LinkChain | None
-    mqtt: tuple[MqttLink, ...] = ()
-
-    @property
-    def in_use(self) -> str:
-        """Name of the link that a request would take, "" where there is none."""
-        return self.chain.in_use if self.chain is not None else ""
-
-    @property
-    def available(self) -> bool:
-        return self.chain is not None and self.chain.available
-
-    def timings(self) -> dict[str, TimingReport | None]:
-        """How long each link takes, by its name; None where nothing is known of late."""
-        return self.chain.timings() if self.chain is not None else {}
-
-    def reports(self) -> dict[str, LinkReport]:
-        """How each link is, by its name."""
-        return self.chain.reports() if self.chain is not None else {}
-
-    async def wait_connected(self) -> None:
-        """Returns once one of the brokers is connected; at once if so already."""
-        await first_of(*(link.wait_connected() for link in self.mqtt))
-
-    async def publish(self, correction: InferResponse) -> None:
-        """Announces a correction over every broker that is connected; returns once one of them has acknowledged it.
-
-        Raises:
-            LinkDownError: none is connected.
-            FirstlineError: none took it.
-        """
-        error: FirstlineError = LinkDownError("No MQTT broker is connected.")
-        told = False
-        for link in self.mqtt:
-            if not link.connected:
-                continue
-            try:
-                await link.publish_correction(correction)
-                told = True
-            except FirstlineError as failure:
-                error = failure
-        if not told:
-            raise error
-
-    async def close(self) -> None:
-        if self.chain is not None:
-            await self.chain.close()
+def make_cache(section: CacheSection, state: StateDirectory, clock: Clock) -> ResultCache:
+    """In memory, and on disk where the settings give it room there."""
+    disk = None
+    if section.disk_limit_bytes:
+        disk = DiskCache(state.cache_path, limit_bytes=section.disk_limit_bytes, ttl_s=section.ttl_s, clock=clock)
+    return ResultCache(limit_bytes=section.memory_limit_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock)
 
 
-def link_names(sections: Sequence[LinkSection]) -> list[str]:
-    """What each link is called; two of one kind are told apart by a number."""
-    kinds = [section.kind for section in sections]
-    return [
-        f"{kind}-{before + 1}" if (before := kinds[:position].count(kind)) else kind
-        for position, kind in enumerate(kinds)
-    ]
-
-
-def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
-    """When to ask the full model early; None for never."""
-    section = settings.hedge
-    if not section.enabled:
-        return None
-    reserve_s = settings.policy.deadline_reserve_ms / 1000
-    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
-
-
-async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock, toll: Toll = free) -> Links:
-    """Makes the links and starts them; none is waited for.
-
-    Raises:
-        ConfigError: a link that cannot be made: a URL, a certificate or a secret that cannot be used.
-    """
-    if not settings.links:
-        return Links(None)
-    links: list[HttpLink | MqttLink] = []
-    mqtt: list[MqttLink] = []
-    for section in settings.links:
-        if section.kind == "http":
-            links.append(make_http_link(section, limits, clock))
-        else:
-            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock))
-            links.append(mqtt[-1])
-    for link, name in zip(links, link_names(settings.links), strict=True):
-        link.name = name
-    breaker = BreakerSettings(
-        failure_threshold=settings.breaker.failure_threshold,
-        open_s=settings.breaker.open_ms / 1000,
-        open_max_s=settings.breaker.open_max_ms / 1000,
-    )
-    rng = random.Random()  # noqa: S311 (jitter)
-    retries = RetryBudget(
-        clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
-    )
-    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, toll=toll)
-    await chain.start()
-    return Links(chain, tuple(mqtt))
-
-
-def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLink:
-    """One link, not started.
-
-    Raises:
-        ConfigError: see `open_links`.
-    """
-    return HttpLink(
-        HttpLinkSettings(
-            url=section.url,
-            token=read_secret(section.token_file, "links.token_file"),
-            token_file=section.token_file,
-            ca_file=_path(section.tls_ca_file),
-            proxy=section.proxy or None,
-        ),
+def make_recorder(section: LogSection, state: StateDirectory, metrics: RequestMetrics, clock: Clock) -> Recorder:
+    return Recorder(
+        metrics=metrics,
+        decisions_path=state.decisions_path,
+        decisions_limit_bytes=section.decisions_limit_bytes,
+        log_requests=section.requests,
         clock=clock,
-        limits=limits,
     )
 
 
-def make_mqtt_link(
-    section: LinkSection, settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock
-) -> MqttLink:
-    """One link, not started.
+def open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Endings, clock: Clock) -> Outbox:
+    """The durable part of it.
 
     Raises:
-        ConfigError: see `open_links`.
+        CapacityError: the disk refuses.
+        ConfigError: a newer version wrote it.
     """
-    # paho is 6 MB of memory, which a device that speaks HTTP alone need not spend.
-    from firstline_edge.links.mqtt import MqttLink
-
-    return MqttLink(
-        mqtt_settings(section, f"firstline-edge-{settings.device_id}"),
-        Topics(settings.device_id, section.topic_prefix),
-        birth=birth,
-        clock=clock,
-        limits=limits,
-    )
-
-
-def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
-    """How to reach the link's broker.
-
-    Args:
-        section: of an MQTT link.
-        client_id: the broker ends an older connection of the same one.
-
-    Raises:
-        ConfigError: a certificate or a secret that cannot be used.
-    """
-    found = MqttSettings(
-        host=section.host,
-        port=section.port,
-        client_id=client_id,
-        username=section.username,
-        password=read_secret(section.password_file, "links.password_file"),
-        password_file=_path(section.password_file),
-        tls_ca_file=_path(section.tls_ca_file),
-        tls_certificate_file=_path(section.tls_certificate_file),
-        tls_key_file=_path(section.tls_key_file),
-    )
-    tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
-    return found
+    announcing = any(link.kind == "mqtt" for link in settings.links)
+    return Outbox(state.outbox_path, settings.outbox, announcing=announcing, endings=endings, clock=clock)
 
 
 def make_policy(section: PolicySection) -> Policy:
@@ -217,5 +57,18 @@ def make_policy(section: PolicySection) -> Policy:
     return policies.make(section.kind, **{name: said[name] for name in policies.PARAMETERS.get(section.kind, ())})
 
 
-def _path(file: str) -> Path | None:
-    return Path(file) if file else None
+def cascade_options(section: PolicySection) -> CascadeOptions:
+    return CascadeOptions(
+        limit_bytes=section.limit_bytes,
+        default_timeout_s=section.default_timeout_ms / 1000,
+        reserve_s=section.deadline_reserve_ms / 1000,
+    )
+
+
+def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
+    """When to ask the full model early; None for never."""
+    section = settings.hedge
+    if not section.enabled:
+        return None
+    reserve_s = settings.policy.deadline_reserve_ms / 1000
+    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)

@@ -157,7 +157,8 @@ class ContractNotice:
 
     Args:
         alarm: the audits of all devices together show that the contract is broken.
-        escalations_per_hour: the most that this device shall escalate for an alarm's sake; None for no bound.
+        escalations_per_hour: how many answers more an alarm may make this device escalate, which it would keep
+            otherwise; None for no bound. What it escalates without an alarm is not counted.
     """
 
     alarm: bool

@@ -33,7 +33,7 @@ async def ask(agent: EdgeAgent) -> InferResponse:
 def story(agent: EdgeAgent, response: InferResponse) -> str:
     assert response.answer is not None
     return "\n".join(
-        text for line in find(agent.state.decisions_path, response.answer.request_id) for text in describe(line)
+        text for line in find(agent.parts.state.decisions_path, response.answer.request_id) for text in describe(line)
     )
 
 
@@ -55,7 +55,8 @@ async def test_a_replaced_token_is_picked_up_without_a_restart(tmp_path: Path) -
             taken = await ask(agent)
             assert taken.answer is not None
             assert (taken.answer.tier, taken.answer.status) == (Tier.CLOUD, Status.FINAL)
-            assert agent.status()["links"]["http"] == {"state": "up", "address": url, "problem": ""}
+            http = agent.status()["links"]["http"]
+            assert (http["state"], http["address"], http["problem"]) == ("up", url, "")
 
 
 async def test_another_bundle_at_the_gateway_shows_on_the_device(tmp_path: Path) -> None:

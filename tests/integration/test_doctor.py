@@ -53,7 +53,7 @@ async def test_the_agent_keeps_the_broker_while_doctor_looks(
     await watcher.subscribe("firstline/v1/+/telemetry", note)
     await watcher.connect(5)
     async with EdgeAgent(settings) as agent:
-        [mqtt] = agent.links.mqtt
+        [mqtt] = agent.parts.links.mqtt
         await asyncio.wait_for(mqtt.wait_connected(), 5)
         connection = mqtt._client._connection
         [finding], _ = await link_findings(settings)

@@ -55,7 +55,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         await clock.advance(61)
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
-        assert agent.outbox.depth == 2  # the promise from before is still there
+        assert agent.parts.outbox.depth == 2  # the promise from before is still there
     assert not (disk.path / "state" / "cache.broken").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -132,9 +133,9 @@ async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans:
         ((_, v2),) = await all_told(house, f"{path}?form=v2")
         assert v2["parameters"]["changed"] is True and v2["outputs"][0]["name"] == "probabilities"
         assert (await house.http.head(path)).status_code == 200
-        lines = find(house.agent.state.decisions_path, first["request_id"])
+        lines = find(house.agent.parts.state.decisions_path, first["request_id"])
         assert [line["changed"] for line in lines] == [None, True]
-        assert len(house.agent.endings) == 0
+        assert len(house.agent.parts.endings) == 0
 
 
 async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
@@ -158,7 +159,7 @@ async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
         assert plain.headers["Content-Type"] == "application/json"
         refused = await house.http.post(SHORT, content=b"no picture", headers=STREAM)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_tensor")
-        assert len(house.agent.endings) == 0
+        assert len(house.agent.parts.endings) == 0
 
 
 async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> None:
@@ -212,6 +213,18 @@ async def test_streams_are_counted_and_given_back(tmp_path: Path, scans: Scans) 
                 return response.status_code == 200
 
         await until(free)  # the caller left
+
+
+async def test_who_sends_no_body_takes_no_stream(tmp_path: Path, scans: Scans) -> None:
+    async with device(tmp_path, free_port(), api__streams_limit=1) as house:
+        with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2]))) as slow:
+            head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\nContent-Length: 9\r\nExpect: 100-continue"
+            slow.sendall(f"POST {SHORT} HTTP/1.1\r\n{head}\r\n\r\n".encode())
+            slow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            assert (await loop.sock_recv(slow, 100)).startswith(b"HTTP/1.1 100 ")  # its body is waited for
+            async with house.http.stream("POST", SHORT, content=scans.sure, headers=STREAM) as response:
+                assert response.status_code == 200
 
 
 async def test_a_silent_stream_says_that_it_is_alive(tmp_path: Path, scans: Scans) -> None:

@@ -163,6 +163,8 @@ async def test_an_operator_sets_a_quota_and_takes_it_back(line: Line) -> None:
         told = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
         assert told == ContractNotice(alarm=False, escalations_per_hour=30)
         assert (await client.get(CONTRACTS, headers=operator)).json()["quotas"][0]["escalations_per_hour"] == 60
+        shown = await asyncio.to_thread(status, str(client.base_url), operator)
+        assert "quota: digits version 1: 60 escalations an hour, all devices together" in shown
         assert (await client.delete(quota, headers=operator)).status_code == 200
         assert (await client.delete(quota, headers=operator)).status_code == 404
         assert notice(await ask(client, request_from(""), line.headers("cam1", "device"))) is None

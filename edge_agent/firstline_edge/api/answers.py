@@ -37,9 +37,7 @@ class Answers:
         """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
         arrived_s = SYSTEM_CLOCK.monotonic_s()
         agent, model = self._agent, request.path_params["model"]
-        streamed = wants_events(request.headers)
         with contextlib.ExitStack() as held:
-            stream = held.enter_context(self._streams.opened(self._in_words)) if streamed else None
             with self._budget.share() as counted:
                 body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
                 asked = await short.read_request(
@@ -52,9 +50,11 @@ class Answers:
                     limits=agent.limits,
                     arrived_s=arrived_s,
                 )
-                if stream is None:
+                if not wants_events(request.headers):
                     return self._in_words(await agent.infer(asked))
-                ending = held.enter_context(agent.endings.watch(asked.request_id))
+                # Only now: who sends slowly, or not at all, takes no stream from those who listen.
+                stream = held.enter_context(self._streams.opened(self._in_words))
+                ending = held.enter_context(agent.parts.endings.watch(asked.request_id))
                 response = await agent.infer(asked)
             return stream.response(response, ending, held)
 
@@ -68,7 +68,7 @@ class Answers:
         request_id, seen = request.path_params["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
             stream = held.enter_context(self._streams.opened(self._in_form(request), seen))
-            ending = held.enter_context(self._agent.endings.watch(request_id))
+            ending = held.enter_context(self._agent.parts.endings.watch(request_id))
             return stream.response(await self._agent.answer(request_id, principal), ending, held)
 
     def _in_form(self, request: Request) -> Render:

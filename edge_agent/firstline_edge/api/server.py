@@ -52,7 +52,7 @@ async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
         url = url_of(listener)
         async with EdgeAgent(settings) as agent:
-            agent.state.publish_url(url)
+            agent.parts.state.publish_url(url)
             server = Server(create_app(agent, access), lambda: ready(url))
             _give_back_memory()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,7 @@
-"""Has the full model check a random sample of kept answers, in the background.
+"""Has the full model check a random sample of the answers that a certificate speaks of, in the background.
+
+Those are all that reach its threshold, whatever became of them: on a device that keeps fewer (`policy.min_threshold`,
+the policy `value`), also those that the full model answers anyhow. So every device of a fleet tests the same promise.
 
 A row is drawn with a probability that follows from past traffic and the budget alone, before anything is known of its
 loss, and whoever asked for it never waits. What was drawn travels to the gateway even where this device knows the full
@@ -14,24 +17,26 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
-from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
+from firstline_core.routing.policies import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_core.types import Attempt, InferRequest, Privacy, Reason
 from firstline_edge import keys
+from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import ModelOutput, ResultCache
-from firstline_edge.escalation import checked, escalation_of
+from firstline_edge.escalation import checked
 from firstline_edge.links.base import Cloud
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
@@ -44,44 +49,6 @@ _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """A kept answer that was drawn.
-
-    Args:
-        request_id: of the request that it answers.
-        position: of the row in that request.
-        sent: what the gateway is asked, under an id of its own.
-        content: sha256 of the row.
-        score: the edge model's.
-        predicted: the class that it gave.
-        propensity: the probability with which it was drawn.
-    """
-
-    watched: Watched
-    request_id: str
-    position: int
-    sent: InferRequest
-    content: bytes
-    score: float
-    predicted: int
-    propensity: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How an audit ended.
-
-    Args:
-        outcome: agreed, disagreed or lost.
-        cause: why it was lost; "" where it was not.
-    """
-
-    audit: Audit
-    outcome: str
-    cause: str = ""
 
 
 class Auditor:
@@ -97,6 +64,7 @@ class Auditor:
         settings: what audits may cost.
         clock: for the budget and for deadlines.
         rng: draws.
+        certifies: the contracts that this device's policy keeps; of the others nothing is tested.
         ample: whether the device's budgets are; where they are not, what tests no promise is not audited.
         on_drawn: told when an answer is drawn.
         on_finding: told how each audit ended.
@@ -114,6 +82,7 @@ class Auditor:
         settings: AuditSection,
         clock: Clock,
         rng: random.Random,
+        certifies: Collection[Contract] = CERTIFIED.certifies,
         ample: Callable[[], bool] = lambda: True,
         on_drawn: Callable[[], None] = lambda: None,
         on_finding: Callable[[Finding], None] = lambda _: None,
@@ -127,6 +96,7 @@ class Auditor:
         self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
         self._clock = clock
         self._rng = rng
+        self._certifies = certifies
         self._ample = ample
         self._on_drawn = on_drawn
         self._on_finding = on_finding
@@ -140,25 +110,29 @@ class Auditor:
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Looks at each row that the policy has judged by its score, before any of them is escalated.
 
-        Counts the scores. Of the answers that were kept under the certificate (or under the threshold to which an alarm
-        tightened it), wherever they came from, it draws some; of those that the full model gave before, it keeps some.
+        Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
+        it), wherever they came from, it draws some; of the others that the full model gave before, it keeps some.
+        What was to be escalated and had to be kept is drawn too, while there is money: it tests nothing, but without
+        it answers just below a tightened threshold would be missing from what is certified on anew.
         """
         watched = self._standings.find(model)
         if watched is None or request.privacy is Privacy.LOCAL_ONLY:
             return
+        tests = self._tests(watched)
         recalled: list[Row] = []
         for row in rows:
             if row.reason not in _BY_SCORE:
                 continue
             if watched.scores is not None:
                 watched.scores.add(row.score)
-            said = row.said
-            if said is None or row.edge is None:
+            if row.edge is None:
                 continue
-            if row.output is not row.edge:
+            promised = watched.speaks_of(row.score, model.group(row.edge))
+            if promised or (row.said is not None and row.said.reason is Reason.BUDGET):
+                if tests and (promised or self._ample()):
+                    self._consider(watched, request, row, row.edge, promised=promised)
+            elif row.said is not None:
                 recalled.append(row)
-            elif said.certified or (watched.standing.alarmed and row.score >= watched.threshold and self._ample()):
-                self._kept(watched, request, row)
         if recalled:
             self.escalated(model, recalled)
 
@@ -170,10 +144,12 @@ class Auditor:
             rows: answered by the full model; what the edge model said of them may be known.
         """
         watched = self._standings.find(model)
-        if watched is None:
+        if watched is None or not self._tests(watched):
             return
         for row in rows:
             if row.edge is None or row.output is None or row.said is None or not row.said.certified:
+                continue
+            if watched.speaks_of(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
                 continue
             share = self._next_share()
             if self._rng.random() < share:
@@ -194,6 +170,11 @@ class Auditor:
                 log.exception("an audit broke", request_id=audit.request_id)
                 self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
 
+    def _tests(self, watched: Watched) -> bool:
+        """Whether its answers are drawn at all now; a tightened threshold promises nothing, and waits for money."""
+        relied = watched.certificate.contract in self._certifies
+        return relied and (watched.standing.threshold is None or self._ample())
+
     def _next_share(self) -> float:
         """The propensity of the next answer, by what came before it; none while there is no room for an audit."""
         now_s = self._clock.monotonic_s()
@@ -206,15 +187,17 @@ class Auditor:
             self._share_until_s = now_s + _SHARE_S
         return self._share
 
-    def _kept(self, watched: Watched, request: InferRequest, row: Row) -> None:
-        share, size_bytes = self._next_share(), _row_bytes(request.inputs[0], row.position)
+    def _consider(
+        self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, *, promised: bool
+    ) -> None:
+        share, size_bytes = self._next_share(), row_bytes(request.inputs[0], row.position)
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if self._rng.random() >= share:
             return
         self._pace = sampling.charged(self._pace, size_bytes)
         self._share_until_s = -math.inf
-        audit = _audit_of(watched, request, row, share)
+        audit = audit_of(watched, request, row, edge, share, promised=promised)
         watched.record.drawn += 1
         self._on_drawn()
         self._standings.save()
@@ -229,7 +212,6 @@ class Auditor:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.watched.model.manifest, list[Attempt]()
         response = await self._cloud.infer(audit.sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
-        self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
             raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
@@ -237,8 +219,10 @@ class Auditor:
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
-        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=True)
-        self._standings.audited(audit.watched, sample)
+        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=audit.promised)
+        self._standings.audited(audit.watched, sample, threshold=audit.threshold)
+        # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
+        self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         audit.watched.record.lost += 1
@@ -248,36 +232,3 @@ class Auditor:
     def _sample(self, watched: Watched, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
         record = watched.record
         return Sample(watched.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
-
-
-def _audit_of(watched: Watched, request: InferRequest, row: Row, share: float) -> Audit:
-    certificate, probabilities = watched.certificate, row.output.probabilities if row.output is not None else ()
-    predicted = int(np.argmax(probabilities))
-    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
-    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
-    note = AuditNote(
-        predicted=predicted,
-        propensity=share,
-        floor=share,
-        epsilon=watched.epsilon,
-        threshold=certificate.threshold,
-        edge_digest=certificate.edge_digest,
-    )
-    escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
-    return Audit(
-        watched=watched,
-        request_id=request.request_id,
-        position=row.position,
-        sent=replace(escalation, request_id=new_request_id(), audit=None if watched.standing.alarmed else note),
-        content=row.content,
-        score=row.score,
-        predicted=predicted,
-        propensity=share,
-    )
-
-
-def _row_bytes(tensor: Tensor, position: int) -> int:
-    if not tensor.array.dtype.hasobject:
-        return int(tensor.array.nbytes // tensor.array.shape[0])
-    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
-    return size_bytes

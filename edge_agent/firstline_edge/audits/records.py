@@ -89,12 +89,15 @@ def read(path: Path) -> dict[str, Record]:
     """The records, none where there is no file; what was under way when they were written is lost.
 
     Raises:
-        IntegrityError: the file is not what `write` wrote, or of a version that is not known here.
+        IntegrityError: the file is not what `write` wrote, or of a version that is not known here; or such a file was
+            put aside, and nothing was written since.
         OSError: the disk refuses.
     """
     try:
         text = path.read_bytes()
     except FileNotFoundError:
+        if _aside(path).exists():
+            raise IntegrityError(f"{path} was put aside as {_aside(path).name}, for it could not be read.") from None
         return {}
     try:
         if (found := msgspec.json.decode(text, type=_Head).format) != FORMAT:
@@ -106,6 +109,20 @@ def read(path: Path) -> dict[str, Record]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}") from error
     return document.records
+
+
+def put_aside(path: Path) -> None:
+    """Keeps a file that cannot be read from being written over, and remembers that there was one.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if path.exists():
+        path.replace(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ".unreadable")
 
 
 def encode(records: Mapping[str, Record]) -> bytes:

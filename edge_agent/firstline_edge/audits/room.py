@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
+from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift
 from firstline_core.telemetry.logs import logger
-from firstline_edge.audits.auditor import Auditor, Finding
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
-from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import ResultCache
+from firstline_edge.links.wiring import Links
 from firstline_edge.models import HeldModel, Models
 from firstline_edge.settings import AuditSection
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import Links
 
 log = logger(__name__)
 
@@ -49,6 +52,7 @@ class AuditRoom:
         cache: ResultCache,
         links: Links,
         *,
+        certifies: Collection[Contract],
         ample: Callable[[], bool],
         on_drawn: Callable[[], None],
         on_finding: Callable[[Finding], None],
@@ -58,6 +62,7 @@ class AuditRoom:
         Args:
             cache: gains what the full model says.
             links: the ways to the gateway.
+            certifies: the contracts that the device's policy keeps.
             ample: whether the device's budgets are.
             on_drawn: told when an answer is drawn.
             on_finding: told how each audit ended.
@@ -72,6 +77,7 @@ class AuditRoom:
             settings=self._settings,
             clock=self._clock,
             rng=random.Random(),  # noqa: S311 (nobody gains by guessing which answer is audited)
+            certifies=certifies,
             ample=ample,
             on_drawn=on_drawn,
             on_finding=on_finding,

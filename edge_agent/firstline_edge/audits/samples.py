@@ -1,4 +1,4 @@
-"""The durable sample of answers whose truth is known: audited ones that were kept, and escalated ones.
+"""The durable sample of answers whose truth is known: audited ones, from the threshold on, and escalated ones below.
 
 Both are drawn with the same probability, so that the file goes back equally far for either, and with weights of
 1 / propensity they stand for all that was asked. It holds scores and losses: no payload, no label, no request id.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -31,7 +32,8 @@ class Sample(msgspec.Struct, frozen=True):
         score: the edge model's.
         agree: 1 where both say the same, else 0.
         propensity: with which it was drawn.
-        kept: whether the edge model's answer was given to the caller.
+        kept: whether its score reached the threshold in use, from which on answers are audited. A device that asks
+            the full model about more than it must may have done so for this one.
     """
 
     key: str
@@ -39,8 +41,8 @@ class Sample(msgspec.Struct, frozen=True):
     version: str
     at: float
     score: float
-    agree: int
-    propensity: float
+    agree: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    propensity: Annotated[float, msgspec.Meta(gt=0, le=1)]
     kept: bool
 
     @property

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError
-from firstline_core.routing import audit, drift, sampling
+from firstline_core.routing import audit, sampling
 from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.telemetry.logs import logger
@@ -23,68 +20,17 @@ from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
+from firstline_edge.audits.watched import CLEAR, Standing, Watched
 from firstline_edge.models import HeldModel
 from firstline_edge.settings import AuditSection
 
 log = logger(__name__)
 
 _SCORES_REMEMBERED = 2_000.0
+_RETRY_S = 30.0  # after a disk refused: what is not written would be forgotten at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
+_UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
-
-
-class Standing(NamedTuple):
-    """What the router must know of a certificate.
-
-    Attributes:
-        alarmed: it is not to be relied on any more.
-        threshold: from which answers are still kept; None for the certificate's, infinite where none is.
-    """
-
-    alarmed: bool = False
-    threshold: float | None = None
-
-
-CLEAR = Standing()
-
-
-@dataclass(slots=True, eq=False)
-class Watched:
-    """A certificate in the field.
-
-    Args:
-        key: of its record.
-        epsilon: what the audits test.
-        record: what outlives the process.
-        scores: the latest ones; None where the certificate has no histogram to compare them with.
-        quota: escalations that the alarm may cause now.
-        quota_at_s: when that was true.
-    """
-
-    model: HeldModel
-    certificate: Certificate
-    key: str
-    epsilon: float
-    record: Record
-    scores: RecentCounts | None
-    quota_at_s: float
-    quota: float = 0.0
-    standing: Standing = CLEAR
-
-    @property
-    def threshold(self) -> float:
-        """The score from which answers are kept, as far as the audits have a say."""
-        tightened_to = self.record.threshold
-        return self.certificate.threshold if tightened_to is None else tightened_to
-
-    def stability_index(self) -> float | None:
-        """How far the scores have moved from the certificate's; None while there are too few to tell."""
-        histogram = self.certificate.histogram
-        if histogram is None or self.scores is None:
-            return None
-        counts, n = self.scores.counts, self.certificate.n
-        index = drift.population_stability_index([share * n for share in histogram.shares], counts)
-        return drift.beyond_chance(index, len(counts), n, sum(counts))
 
 
 class Standings:
@@ -118,8 +64,8 @@ class Standings:
         self._on_alarm = on_alarm
         self._changed = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
-        self._disk_refuses = False
-        self.problem = ""
+        self._lost = ""
+        self._refusal = ""
         self._records = self._read()
         self._watched: dict[HeldModel, Watched] = {}
         for model in models:
@@ -127,6 +73,11 @@ class Standings:
 
     def __iter__(self) -> Iterator[Watched]:
         return iter(self._watched.values())
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file, in a sentence or two; "" where nothing is."""
+        return " ".join(filter(None, (self._lost, self._refusal)))
 
     def find(self, model: HeldModel) -> Watched | None:
         """The model's certificate; None where it has none that audits can test."""
@@ -137,18 +88,10 @@ class Standings:
         watched = self._watched.get(model)
         return CLEAR if watched is None else watched.standing
 
-    def grants(self, model: HeldModel, score: float, group: str | None = None) -> bool:
-        """Whether an answer of this score may be escalated: what only an alarm escalates has a quota, and uses it up.
-
-        Args:
-            model: whose answer is not kept.
-            score: the edge model's; NaN where there is none.
-            group: of the answer, see `HeldModel.group`.
-        """
+    def grants(self, model: HeldModel) -> bool:
+        """Whether one more answer may be escalated that only an alarm escalates; uses up a bit of the quota."""
         watched = self.find(model)
         if watched is None or not watched.standing.alarmed:
-            return True
-        if not score >= watched.certificate.threshold_for(group or ""):  # the certificate itself escalates it
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(watched)
         watched.quota = sampling.filled(watched.quota, now_s - watched.quota_at_s, per_hour)
@@ -174,15 +117,21 @@ class Standings:
         if notice.alarm and watched.record.cause in _NO_EVIDENCE:
             self._alarm(watched, "the audits of all devices together show that the promise is broken")
 
-    def audited(self, watched: Watched, sample: Sample) -> None:
-        """Counts the result of one audit, of an answer that was kept at the threshold in use."""
+    def audited(self, watched: Watched, sample: Sample, *, threshold: float) -> None:
+        """Counts the result of one audit.
+
+        Args:
+            watched: the certificate that speaks of the answer.
+            sample: what was found.
+            threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
+                out, for its loss may be what began that test.
+        """
         if sample.agree:
             watched.record.agreed += 1
         else:
             watched.record.disagreed += 1
         self._samples.add(sample)
-        # Its threshold may have been tightened while the audit was under way.
-        if sample.score >= watched.threshold:
+        if sample.kept and threshold == watched.threshold:
             record = watched.record
             record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
             if audit.alarm(record.test, watched.certificate.delta / self._settings.fleet_devices):
@@ -201,6 +150,9 @@ class Standings:
             self._changed.clear()
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._encoded()))
             await asyncio.shield(self._writing)
+            if self._refusal:  # what is written next may be an alarm, after which there are no audits
+                self.save()
+                await self._clock.sleep(_RETRY_S)
 
     async def close(self) -> None:
         """Writes what is known, after `keep_saving` has ended."""
@@ -217,8 +169,9 @@ class Standings:
         key = key_of(name, model.version, certificate, epsilon)
         record = self._records.pop(key, None) or Record(model=name, version=model.version, test=audit.begin(epsilon))
         self._records[key] = record  # the last ones are the newest
-        if self.problem and not record.alarmed:
+        if self._lost and not record.alarmed:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
+            self.save()
         if record.alarmed:
             log.warning("an alarm voids a certificate", model=name, version=model.version, cause=record.cause)
         histogram = certificate.histogram
@@ -270,19 +223,15 @@ class Standings:
         try:
             return records.read(self._path)
         except IntegrityError as error:
-            aside = self._path.with_name(self._path.name + ".unreadable")
-            self.problem = (
-                f"{error.message} Put aside as {aside.name}; whether there was an alarm is not known, so answers are "
-                "not certified until a newly certified bundle comes."
-            )
-            log.error("the audits' records are lost", error=self.problem)
+            self._lost = f"{error.message} {_UNKNOWN}"
+            log.error("the audits' records are lost", error=self._lost)
             try:
-                self._path.replace(aside)
+                records.put_aside(self._path)
             except OSError as refusal:
                 log.error("cannot put a file aside", path=str(self._path), error=str(refusal))
         except OSError as error:
-            self.problem = f"{self._path} cannot be read: {error.strerror}; answers are not certified."
-            log.error("the audits' records cannot be read", error=self.problem)
+            self._lost = f"{self._path} cannot be read: {error.strerror}. {_UNKNOWN}"
+            log.error("the audits' records cannot be read", error=self._lost)
         return {}
 
     def _encoded(self) -> bytes:
@@ -295,8 +244,9 @@ class Standings:
         try:
             records.write(self._path, content)
         except OSError as error:  # told once; the audits go on
-            if not self._disk_refuses:
+            refusal = f"{self._path} cannot be written: {error.strerror}. A restart would forget what audits found."
+            if not self._refusal:
                 log.error("cannot keep what the audits found", path=str(self._path), error=str(error))
-            self._disk_refuses = True
+            self._refusal = refusal
         else:
-            self._disk_refuses = False
+            self._refusal = ""

@@ -28,7 +28,7 @@ def command(arguments: argparse.Namespace) -> int:
         complain(f"{path} cannot be read: {error.strerror}; run this as the agent's user.")
         return FAILED
     try:
-        chosen = latest(samples, arguments.model)
+        chosen = latest(samples, arguments.model, arguments.since)
     except ConfigError as error:
         complain(f"{path}: {error.message}")
         return FAILED
@@ -42,11 +42,11 @@ def command(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def latest(samples: list[Sample], model: str | None) -> list[Sample]:
+def latest(samples: list[Sample], model: str | None, since_wall_s: float | None = None) -> list[Sample]:
     """Those of the certificate that the newest sample belongs to: scores of another model are no evidence.
 
     Raises:
-        ConfigError: there are none, or of several models and none is named.
+        ConfigError: there are none, or none so new, or of several models and none is named.
     """
     names = sorted({sample.model for sample in samples})
     if not names:
@@ -56,4 +56,8 @@ def latest(samples: list[Sample], model: str | None) -> list[Sample]:
     wanted = [sample for sample in samples if model in (None, sample.model)]
     if not wanted:
         raise ConfigError(f"No answer of a model '{model}' is known; there are those of {', '.join(names)}.")
-    return [sample for sample in wanted if sample.key == wanted[-1].key]
+    found = [sample for sample in wanted if sample.key == wanted[-1].key]
+    recent = [sample for sample in found if since_wall_s is None or sample.at >= since_wall_s]
+    if not recent:
+        raise ConfigError(f"None of its {len(found)} answers is so new; give --since an earlier time.")
+    return recent

@@ -21,8 +21,8 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.links.wiring import make_http_link, mqtt_settings
 from firstline_edge.settings import EdgeSettings, LinkSection
-from firstline_edge.wiring import make_http_link, mqtt_settings
 
 _PROBES = 5
 _TIMEOUT_S = 3.0

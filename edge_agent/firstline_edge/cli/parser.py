@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,9 +51,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         forms=("csv", "json"),
     )
     audits.add_argument("--model", help="a bundle's name, where there are several")
+    audits.add_argument(
+        "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
+    )
 
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
+
+
+def _moment(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no time, such as 2026-11-21T19:30:00Z") from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _override(text: str) -> tuple[str, str]:

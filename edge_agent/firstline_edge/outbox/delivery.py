@@ -15,26 +15,25 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, Tier
+from firstline_core.types import InferResponse, Reason, Tier
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
+from firstline_edge.outbox.corrector import Corrector, Heed, Merge
 from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
 
-Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
-Heed = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -113,12 +112,18 @@ class Delivery:
     ) -> None:
         self._outbox = outbox
         self._chain = chain
-        self._merge = merge
         self._clock = clock
         self._rng = rng
         self._on_correction = on_correction
-        self._complaints = complaints if complaints is not None else Complaints()
-        self._heed = heed
+        self._corrector = Corrector(
+            chain,
+            merge,
+            clock,
+            complaints=complaints if complaints is not None else Complaints(),
+            heed=heed,
+            timeout_s=settings.timeout_s,
+            refusals=settings.refusals,
+        )
         self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
@@ -130,7 +135,6 @@ class Delivery:
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._over_budget: set[str] = set()  # request ids that wait for the budget
-        self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
         self._express = Express(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
@@ -262,7 +266,7 @@ class Delivery:
         """Ends one promise; or makes it wait, and says why."""
         request_id = item.request.request_id
         try:
-            final, cause = await self._outcome(item)
+            final, cause = await self._corrector.correct(item)
             await self._end(item, final, cause)
         except FirstlineError as error:
             self._tell(item, error)
@@ -280,50 +284,18 @@ class Delivery:
         self._troubles[model] = error.code
         write("corrections wait", model=item.request.model, waiting=self._outbox.depth, error=error.message)
 
-    async def _outcome(self, item: OutboxItem) -> tuple[InferResponse, str]:
-        """What ends the promise, and why the gateway refused to keep it, "" where it did not.
-
-        Raises:
-            FirstlineError: nothing yet; it is to be tried again.
-        """
-        request_id = item.request.request_id
-        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
-        attempts: list[Attempt] = []
-        answered = False
-        try:
-            correction = await self._chain.infer(item.request, deadline_s, attempts)
-            answered = True
-            if correction.answer is not None:
-                self._heed(item.request, correction.answer.contract)
-                correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
-            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
-            self._complaints.settle(item.request.model, item.request.version)
-            return merged, ""
-        except FirstlineError as error:
-            # A refused token is the operator's to mend, and no fault of the item's. What is wrong with an answer is
-            # the gateway's fault, of whichever kind, and not the link's.
-            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
-                raise
-            refusal = error
-        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
-            log.exception("outbox delivery broke", request_id=request_id)
-            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
-        self._refused[request_id] = self._refused.get(request_id, 0) + 1
-        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
-            raise refusal
-        self._complaints.note(item.request.model, item.request.version, refusal)
-        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
-
     async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
-        self._refused.pop(request_id, None)
+        self._corrector.forget(request_id)
         self._over_budget.discard(request_id)
         self._on_correction(final, cause)
 
 
 def _was_asked(item: OutboxItem) -> bool:
-    """Whether the request itself was sent, before its promise was made."""
+    """Whether the gateway heard of the request itself, before its promise was made; a link that was down says no."""
     answer = item.provisional.answer
-    return answer is not None and any(tried.tier is Tier.CLOUD for tried in answer.attempts)
+    return answer is not None and any(
+        tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
+    )

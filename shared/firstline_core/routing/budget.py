@@ -20,8 +20,8 @@ The published step is proportional to 1 / sqrt(decisions). Here decisions are th
 factor is the usual value of a unit: both are learned from what is offered, so that no currency need be known.
 
 What the contract demands comes first. It has a price of its own, which demanded escalations alone move, while all move
-the other price, which is never lower. Spending that asks no price (promises kept, audits, the device's own runs) is
-forecast too, and set aside.
+the other price, which is never lower. Spending that asks no price (audits, the device's own runs) is forecast too, and
+set aside.
 
 Periods are hours or days of UTC, and the time is passed in. Nothing is carried over: what a period leaves unspent is
 gone, and none spends more than its amount.
@@ -37,9 +37,9 @@ from firstline_core.routing.demand import Demand, Forecast
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
-_STEP = 4.0
-_SMOOTH = 0.02  # weight of one more offer in the average value and cost
-_FAIR_MOST = 4.0  # a price falls no faster than this, however much is left
+_STEP = 4.0  # from 2 to 8 it hardly matters; at 1 the first day is learned too slowly
+_SMOOTH = 0.02  # weight of one more offer in the average value and cost: some fifty count
+_FAIR_MOST = 4.0  # of an offer: a price falls no faster than this, however much is left for however little
 _UNKNOWN, _KNOWN = 0.4, 0.5  # what a forecast is taken for before the first whole period, and after it
 _SPARE = 0.05  # of the budget
 _MOMENTS = 2000  # of a period: a forecast holds for one
@@ -79,6 +79,10 @@ class Ledger:
     prices: list[float] = field(default_factory=lambda: [0.0, 0.0])
     demands: list[Demand] = field(default_factory=lambda: [Demand(), Demand(), Demand()])
 
+    def __post_init__(self) -> None:
+        if (len(self.prices), len(self.demands)) != (2, 3) or self.spent < 0:
+            raise ValueError("it is not a ledger of this version")
+
 
 _DEMANDED, _ALL, _UNPRICED = range(3)
 
@@ -96,14 +100,14 @@ class Meter:
         self.ledger = ledger
         self._forecasts: list[Forecast] = []
         self._passed = 0.0
-        self.until_s = -math.inf
-        """Until when what was found out about the rest of the period holds."""
+        self.since_s, self.until_s = math.inf, -math.inf
+        """Between when what was found out about the rest of the period holds: a clock may also go back."""
 
     def left(self, now_s: float) -> float:
-        """What may still be spent in this period, of which `now_s` is a wall clock's time."""
-        if now_s >= self.until_s:
+        """What may still be spent in this period, of which `now_s` is a wall clock's time; at least 0."""
+        if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
-        return self.budget.amount - self.ledger.spent
+        return max(0.0, self.budget.amount - self.ledger.spent)
 
     def ends_in_s(self, now_s: float) -> float:
         """Seconds until this period ends, and all may be spent again."""
@@ -112,7 +116,7 @@ class Meter:
 
     def price(self, now_s: float, *, demanded: bool) -> float:
         """Worth of a unit; 0 while the budget is ample."""
-        if now_s >= self.until_s:
+        if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
         least, price = self.ledger.prices
         return least if demanded or least > price else price
@@ -171,18 +175,18 @@ class Meter:
         """Finds out where in which period it is, and looks ahead from there.
 
         A clock that went back waits in the period that it left, for ever while it says what cannot be, as after a boot
-        in 1970. One that had been more than a period ahead was wrong then; what was spent stays spent.
+        in 1970. One that had been more than a period ahead was wrong then; so was one in 1970 that is set now. What was
+        spent stays spent.
         """
         ledger, period_s = self.ledger, self.budget.period_s
         period = math.floor(now_s / period_s)
         passed = now_s / period_s - period
-        if period > ledger.period:
-            first = ledger.period < 0
+        if ledger.period < 0 or ledger.period * period_s < EARLIEST_PLAUSIBLE_WALL_S <= now_s:
+            ledger.period = period
+            ledger.demands = [Demand(since=passed) for _ in ledger.demands]
+        elif period > ledger.period:
             for demand in ledger.demands:
-                if first:
-                    demand.since = passed
-                else:
-                    demand.begin(0.0)
+                demand.begin()
             ledger.period, ledger.spent = period, 0.0
         elif ledger.period - period > _LONGEST_AHEAD and now_s >= EARLIEST_PLAUSIBLE_WALL_S:
             ledger.period = period
@@ -190,4 +194,4 @@ class Meter:
             passed = 0.0
         self._passed = passed
         self._forecasts = [demand.forecast(passed) for demand in ledger.demands]
-        self.until_s = min(now_s + period_s / _MOMENTS, (period + 1) * period_s)
+        self.since_s, self.until_s = now_s, min(now_s + period_s / _MOMENTS, (period + 1) * period_s)

@@ -17,6 +17,7 @@ EVERYTHING = math.inf
 """The threshold that escalates everything."""
 
 _ODDS = 3.0  # a change is looked for as the middle one of the audits' bets would find it
+_CLEAR = 10.0  # times the stake: less is won by chance, by a single loss that happens to be the latest
 
 
 def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
@@ -31,7 +32,8 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
         epsilon: the promise, above 0 and below 1.
 
     Returns:
-        A position below n; 0 where no start has won anything, as no change was seen.
+        A position below n; 0 where no start has won tenfold, as no change is to be seen: the gateway may alarm for
+        what other devices saw.
     """
     lost, heavy = np.asarray(losses, np.float64), np.asarray(weights, np.float64)
     if not len(lost):
@@ -39,7 +41,7 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
     bet = (_ODDS - 1) / (1 + epsilon * (_ODDS - 1))
     gains = np.log1p(bet * heavy * (lost - epsilon))
     won = np.cumsum(gains[::-1])[::-1]
-    return int(np.argmax(won)) if won.max() > 0 else 0
+    return int(np.argmax(won)) if won.max() > math.log(_CLEAR) else 0
 
 
 def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float) -> float:

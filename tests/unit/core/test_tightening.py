@@ -12,6 +12,7 @@ def test_old_quiet_audits_are_left_out() -> None:
     assert since_change(losses, np.ones(1004), 0.05) == 1000
     assert since_change([], [], 0.05) == 0
     assert since_change([1.0] + [0.0] * 99, np.ones(100), 0.05) == 0  # nothing has changed
+    assert since_change([0.0] * 99 + [1.0], np.ones(100), 0.05) == 0  # nor is one loss a change
 
 
 def test_where_low_scores_went_bad_the_high_ones_are_kept() -> None:

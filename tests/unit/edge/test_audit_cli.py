@@ -95,6 +95,18 @@ def test_the_table_has_the_newest_certificates_rows_and_their_weights(
     assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 2, 0)
 
 
+def test_what_is_older_than_the_change_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, sample(at=1_800_000_000.0), sample(at=1_800_000_060.0, score=0.5))  # 2027-01-15, 08:00 and later
+    for since in ("2027-01-15T08:00:30Z", "2027-01-15T08:00:30", "2027-01-15T09:00:30+01:00"):
+        assert run(tmp_path, "--since", since, "-o", "json") == 0
+        assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.5]
+    assert run(tmp_path, "--since", "2027-01-15T08:02:00Z") == 1
+    assert "None of its 2 answers is so new" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--since", "yesterday")
+    assert "'yesterday' is no time, such as" in capsys.readouterr().err
+
+
 def test_what_there_is_no_table_of_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == 1
     assert "No answer was audited" in capsys.readouterr().err

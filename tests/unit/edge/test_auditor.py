@@ -7,16 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.bundle.certificate import Histogram
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
-from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_core.routing import audit, policies
+from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge import keys
 from firstline_edge.audits.samples import read
-from firstline_edge.audits.standing import Standing
+from firstline_edge.audits.watched import Standing
 from firstline_edge.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
@@ -109,14 +111,54 @@ async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
     assert list(read(scene.samples_path)) == []
 
 
-@pytest.mark.parametrize("arguments", [{"certified": None}, {"min_threshold": 0.85}, {"linked": False}])
+@pytest.mark.parametrize(
+    "arguments", [{"certified": None}, {"chosen": policies.make("threshold", threshold=0.7)}, {"linked": False}]
+)
 async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask(
     make_scene: MakeScene, arguments: dict[str, Any]
 ) -> None:
     scene = make_scene(**arguments)
     for _ in range(5):
         await scene.infer(SURE)
-    assert scene.cloud.requests == scene.findings == []
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is None or watched.record.drawn == 0
+    assert [request for request in scene.cloud.requests if request.audit] == scene.findings == []
+
+
+@pytest.mark.parametrize("careful", [{"min_threshold": 0.97}, {"chosen": policies.make("value", least_value=0.04)}])
+async def test_a_more_careful_device_audits_all_that_was_promised_and_not_only_what_it_keeps(
+    make_scene: MakeScene, careful: dict[str, Any]
+) -> None:
+    scene = make_scene(**careful)
+    asked = (0.85, 0.99, UNSURE, 0.85)  # the full model is asked about the first, and gave the last before
+    tiers = [said(await scene.infer(value)).tier for value in asked]
+    assert tiers == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.CACHE]
+    assert await ended(scene, 3) == ["disagreed"] * 3
+    notes = [request.audit for request in scene.cloud.requests if request.audit is not None]
+    assert [(note.predicted, note.threshold) for note in notes] == [(0, 0.8)] * 3
+    sampled = [(round(sample.score, 3), sample.kept) for sample in read(scene.samples_path)]
+    assert sorted(sampled) == [(UNSURE, False), (0.85, True), (0.85, True), (0.99, True)]  # each drawn once
+
+
+async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None
+    scene.cloud.agrees = lambda value: value > 0.9
+    for _ in range(60):  # enough to say from where on answers are good
+        await scene.infer(SURE)
+        await ended(scene, len(scene.findings) + 1)
+    await scene.infer(0.85)
+    await ended(scene, 61)
+    scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
+    scene.cloud.agrees = lambda _: False
+    scene.cloud.gate = asyncio.Event()
+    await scene.infer(SURE)
+    await scene.infer(SURE)  # under way at the alarm
+    scene.cloud.gate.set()
+    assert (await ended(scene, 63))[-2:] == ["disagreed"] * 2
+    assert watched.record.alarmed and watched.record.tightened == pytest.approx(0.85)
+    assert watched.record.test == audit.begin(watched.epsilon)
 
 
 async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> None:
@@ -204,10 +246,30 @@ async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(mak
     assert found == [(UNSURE, 1, 1.0, False), (UNSURE, 1, 1.0, False), (SURE, 0, 1.0, True)]
 
 
+async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_scene: MakeScene) -> None:
+    everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
+    scene = make_scene(everything)
+    watched = scene.standings and scene.standings.find(scene.held)
+    assert watched is not None and scene.auditor is not None
+    watched.record.alarmed, watched.record.tightened, watched.standing = True, 0.97, Standing(True, 0.97)
+    watched.quota = 1.0
+    scene.cloud.agrees = lambda _: True
+    reasons = [said(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
+    assert reasons == [Reason.UNCERTAIN, Reason.BUDGET, Reason.CONFIDENT]
+    await ended(scene, 2)
+    sampled = [(round(sample.score, 3), sample.kept, sample.propensity) for sample in read(scene.samples_path)]
+    assert sampled == [(0.9, False, 1.0), (0.91, False, 1.0), (0.99, True, 1.0)]
+    assert [request.audit for request in scene.cloud.requests] == [None] * 3
+    assert (watched.record.agreed, watched.record.test.audits) == (2, 1)
+    scene.auditor._ample = lambda: False
+    await scene.infer(0.92)
+    assert watched.record.drawn == 2
+
+
 async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:
     scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0))
     scene.cloud.agrees = lambda _: True
-    clock, drawn_at_s = scene.cascade._clock, []
+    clock, drawn_at_s = scene.clock, []
     for _ in range(24 * 120):
         clock._now_s += 30  # type: ignore[attr-defined]
         before = len(scene.findings)

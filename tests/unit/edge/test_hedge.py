@@ -34,7 +34,8 @@ class Stage:
     """A slow edge model whose answers escalate often, and a link of known pace."""
 
     def __init__(self, hedge: HedgeOptions | None = OFTEN) -> None:
-        self.scene = Scene(clock=SimulatedClock(), row_ms=300.0, hedge=hedge)
+        self.clock = SimulatedClock()
+        self.scene = Scene(clock=self.clock, row_ms=300.0, hedge=hedge)
 
     async def practise(self, *values: float) -> None:
         """Requests with time enough, from which is learnt how often such are escalated."""
@@ -56,7 +57,7 @@ class Stage:
 
     @property
     def counts(self) -> tuple[int, int]:
-        return self.scene.cascade.hedging.used, self.scene.cascade.hedging.unneeded
+        return self.scene.hedging.used, self.scene.hedging.unneeded
 
 
 @pytest.fixture
@@ -82,11 +83,11 @@ async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) 
     stage.scene.cloud.gate = asyncio.Event()
     task = await stage.begin(UNSURE)
     stage.scene.echo.gate.set()
-    await until(lambda: stage.scene.cascade.hedging.used)
+    await until(lambda: stage.scene.hedging.used)
     stage.scene.cloud.gate.set()
     assert said(await task).tier is Tier.CLOUD
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
-    assert stage.scene.cascade.punctuality.held_back == 0
+    assert stage.scene.gateway.punctuality.held_back == 0
 
 
 async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:
@@ -129,6 +130,46 @@ async def test_it_serves_where_the_edge_model_fails(stage: Stage) -> None:
     response = await stage.end(await stage.begin(2.0))
     assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
     assert len(stage.scene.cloud.requests) == 1
+
+
+async def test_it_serves_where_the_edge_model_is_not_done_in_time(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(0.61)
+    await stage.clock.advance(0.5)
+    stage.scene.cloud.gate.set()
+    await settle()
+    assert not task.done()  # the edge model may still be the first
+    await stage.clock.advance(0.19)  # all but what is kept back of the deadline
+    response = await task
+    assert (said(response).tier, said(response).certified, yes(response)) == (Tier.CLOUD, True, [0.01])
+    assert outcomes(response) == [("edge", "deadline_exceeded"), ("cloud", "ok")]
+    assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
+
+
+async def test_an_edge_answer_counts_to_the_last_moment_where_there_is_no_other(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(SURE)
+    await stage.clock.advance(0.69)
+    assert not task.done()
+    assert said(await stage.end(task)).tier is Tier.EDGE
+
+
+async def test_a_call_has_as_much_time_as_an_escalation_that_joins_it(stage: Stage) -> None:
+    """Otherwise it would be late by itself, and the rows be asked for again."""
+    await stage.end(await stage.begin(UNSURE, deadline_s=0.53))
+    assert stage.scene.cloud.deadlines_s[-1] == 0.53
+
+
+@pytest.mark.parametrize("value", [-1.0, SURE])
+async def test_a_request_that_ends_in_an_error_ends_its_call(stage: Stage, value: float) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(value)
+    if value == SURE:
+        task.cancel()
+    stage.scene.echo.gate.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await settle()
+    assert (stage.scene.cloud.cancelled, stage.counts) == (1, (0, 1))
 
 
 async def test_a_call_that_fails_leaves_the_edge_answer(stage: Stage) -> None:

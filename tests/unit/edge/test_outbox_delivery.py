@@ -109,15 +109,15 @@ class House:
         self.link.error = self.link.probe_error = None
 
     async def promise(
-        self, reason: Reason = Reason.LINK_DOWN, *, asked_before: bool = False, hurried: bool = False, **fields: Any
+        self, reason: Reason = Reason.LINK_DOWN, *, tried: str = "", hurried: bool = False, **fields: Any
     ) -> str:
         asked = request(2, **fields)
         provisional = response(asked, Status.PROVISIONAL, rows=3)
         assert provisional.answer is not None
         first, _, third = provisional.answer.rows
         said = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
-        if asked_before:
-            said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, "remote_timeout", 500.0)))
+        if tried:
+            said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, tried, 500.0)))
         provisional = replace(provisional, answer=said)
         item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
         await self.outbox.put(item)
@@ -358,7 +358,7 @@ async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> No
     def refuse(*_: object) -> InferResponse:
         raise errors.ProtocolError("the answer does not say how it came about")
 
-    house.delivery._merge = refuse
+    house.delivery._corrector._merge = refuse
     request_id = await house.promise()
     await house.until_empty()
     assert await house.status(request_id) is Status.EXPIRED
@@ -409,7 +409,7 @@ async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -
         return response(asked)
 
     house.link.answer = note
-    late = [await house.promise(Reason.DEADLINE, asked_before=True) for _ in range(8)]
+    late = [await house.promise(Reason.DEADLINE, tried="remote_timeout") for _ in range(8)]
     at_once = [await house.promise(reason) for reason in (Reason.REQUESTED, Reason.DEADLINE)]  # neither was sent before
     await house.pass_time(6, step_s=0.1)
     assert house.outbox.depth == 0
@@ -470,7 +470,7 @@ class TestHurry:
         assert house.sent(promised) == 1
 
     async def test_only_what_somebody_waits_for(self, house: House) -> None:
-        late = [await house.promise(Reason.DEADLINE, asked_before=True, hurried=True) for _ in range(4)]
+        late = [await house.promise(Reason.DEADLINE, tried="remote_timeout", hurried=True) for _ in range(4)]
         await house.outbox.until_quiet()
         assert sum(house.sent(request_id) for request_id in late) < 4  # they leave the gateway alone for a while
         await house.until_empty()
@@ -485,7 +485,7 @@ async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: Hou
         return response(asked)
 
     house.link.answer = note
-    again = [await house.promise(Reason.LINK_DOWN, asked_before=True) for _ in range(30)]
+    again = [await house.promise(Reason.LINK_DOWN, tried="remote_timeout") for _ in range(30)]
     new = [await house.promise() for _ in range(5)]
     await house.pass_time(1, step_s=0.1)
     assert all(request_id in moments for request_id in new)
@@ -494,6 +494,13 @@ async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: Hou
     assert house.chain.retries.denied > 0
     await house.pass_time(30, step_s=0.5)
     assert house.outbox.depth == 0
+
+
+async def test_what_was_promised_while_the_link_was_down_is_not_asked_again(house: House) -> None:
+    promised = [await house.promise(tried="link_down") for _ in range(30)]
+    await house.pass_time(1, step_s=0.1)
+    assert all(house.sent(request_id) == 1 for request_id in promised)
+    assert house.chain.retries.denied == 0
 
 
 async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from support.edge import SURE, UNSURE, Scene, said
 from firstline_core.bundle.certificate import Histogram
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
-from firstline_core.routing import audit
+from firstline_core.routing import audit, policies
 from firstline_core.types import ContractNotice, Reason, Status, Tier
 from firstline_edge.audits import records
 from firstline_edge.audits.samples import Sample
-from firstline_edge.audits.standing import Standings, Watched
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import Watched
 from firstline_edge.settings import AuditSection
 
 CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, escalations_per_hour=4.0)
@@ -56,18 +57,25 @@ def watched_of(scene: Scene) -> Watched:
     return found
 
 
+def audited(scene: Scene, score: float, agree: int) -> None:
+    """One audit ends that was drawn at the threshold in use."""
+    watched = watched_of(scene)
+    sample = Sample(watched.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
+    standings_of(scene).audited(watched, sample, threshold=watched.threshold)
+
+
 def feed(scene: Scene, *results: tuple[float, int]) -> int:
     """Results of audits, as (score, agree); returns after how many there was an alarm, 0 for none."""
     watched = watched_of(scene)
     for number, (score, agree) in enumerate(results, 1):
-        standings_of(scene).audited(watched, Sample(watched.key, "m", "3", 0.0, score, agree, 1.0, kept=True))
+        audited(scene, score, agree)
         if watched.record.alarmed:
             return number
     return 0
 
 
 def elapse(scene: Scene, seconds: float) -> None:
-    scene.cascade._clock._now_s += seconds  # type: ignore[attr-defined]
+    scene.clock._now_s += seconds  # type: ignore[attr-defined]
 
 
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
@@ -109,6 +117,24 @@ async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(
     assert said(await scene.infer(SURE)).certified
 
 
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [
+        ({"min_threshold": 0.97}, 0.9),
+        ({"chosen": policies.make("value", least_value=0.01)}, 0.97),
+        ({"chosen": policies.make("cloud_only")}, SURE),
+    ],
+)
+async def test_what_was_escalated_before_an_alarm_needs_no_quota_after_it(
+    make_scene: MakeScene, before: dict[str, Any], value: float
+) -> None:
+    scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
+    assert said(await scene.infer(value)).tier is Tier.CLOUD
+    assert feed(scene, *WORSE)
+    assert watched_of(scene).record.tightened == 0.96
+    assert said(await scene.infer(value + 0.001)).tier is Tier.CLOUD
+
+
 async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, on_alarm="escalate"))
     assert feed(scene, *WORSE)
@@ -121,7 +147,7 @@ async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: Mak
     watched = watched_of(scene)
     first, cause = watched.threshold, watched.record.cause
     for _ in range(30):
-        standings_of(scene).audited(watched, Sample(watched.key, "m", "3", 0.0, 0.96, 0, 1.0, kept=True))
+        audited(scene, 0.96, 0)
     assert watched.threshold > first == 0.96
     assert watched.record.cause == cause
 
@@ -207,6 +233,51 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     assert watched_of(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert said(await fresh.infer(SURE)).certified
+
+
+async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
+    make_scene: MakeScene, tmp_path: Path
+) -> None:
+    (tmp_path / "standing.json").write_bytes(b"{")
+    for _ in range(2):  # none of them comes to write anything
+        scene = make_scene()
+        assert standings_of(scene).problem
+        assert not said(await scene.infer(SURE)).certified
+    assert not (tmp_path / "standing.json").exists()
+    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    async with asyncio.timeout(5):
+        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+            await asyncio.sleep(0.001)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    again = make_scene()
+    assert (standings_of(again).problem, watched_of(again).record.alarmed) == ("", True)
+
+
+async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_audit(
+    make_scene: MakeScene, tmp_path: Path
+) -> None:
+    scene = make_scene()
+    (tmp_path / "standing.json.new").mkdir()  # where it would be written
+    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    feed(scene, *[(SURE, 0)] * 20)
+    clock = scene.clock
+    assert isinstance(clock, SimulatedClock)
+    async with asyncio.timeout(5):
+        while not clock.sleepers:  # noqa: ASYNC110 (a thread writes it)
+            await asyncio.sleep(0.001)
+    assert "cannot be written" in standings_of(scene).problem
+    (tmp_path / "standing.json.new").rmdir()
+    await clock.advance(30)
+    async with asyncio.timeout(5):
+        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+            await asyncio.sleep(0.001)
+    (found,) = records.read(tmp_path / "standing.json").values()
+    assert found.alarmed
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    await standings_of(scene).close()
+    assert standings_of(scene).problem == ""
 
 
 async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(make_scene: MakeScene) -> None:

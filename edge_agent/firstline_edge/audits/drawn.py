@@ -1,0 +1,104 @@
+"""An answer that was drawn for an audit: what is sent of it, and how it ended. Pure but for a fresh id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from firstline_core.ids import new_request_id
+from firstline_core.types import AuditNote, InferRequest, Tensor
+from firstline_edge.audits.watched import Watched
+from firstline_edge.cache import ModelOutput
+from firstline_edge.escalation import escalation_of
+from firstline_edge.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An answer that was drawn.
+
+    Args:
+        request_id: of the request that it answers.
+        position: of the row in that request.
+        sent: what the gateway is asked, under an id of its own.
+        content: sha256 of the row.
+        score: the edge model's.
+        predicted: the class that it gave.
+        propensity: the probability with which it was drawn.
+        threshold: in use at that time.
+        promised: whether that speaks of it.
+    """
+
+    watched: Watched
+    request_id: str
+    position: int
+    sent: InferRequest
+    content: bytes
+    score: float
+    predicted: int
+    propensity: float
+    threshold: float
+    promised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How an audit ended.
+
+    Args:
+        outcome: agreed, disagreed or lost.
+        cause: why it was lost; "" where it was not.
+    """
+
+    audit: Audit
+    outcome: str
+    cause: str = ""
+
+
+def audit_of(
+    watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, promised: bool
+) -> Audit:
+    """What a draw makes of a row.
+
+    Args:
+        watched: the certificate.
+        request: of which it is a row.
+        row: drawn.
+        edge: what the edge model said of it.
+        share: the probability with which it was drawn.
+        promised: whether the threshold in use speaks of it.
+    """
+    certificate, predicted = watched.certificate, int(np.argmax(edge.probabilities))
+    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
+    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
+    note = AuditNote(
+        predicted=predicted,
+        propensity=share,
+        floor=share,
+        epsilon=watched.epsilon,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
+    noted = promised and watched.standing.threshold is None
+    return Audit(
+        watched=watched,
+        request_id=request.request_id,
+        position=row.position,
+        sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None),
+        content=row.content,
+        score=row.score,
+        predicted=predicted,
+        propensity=share,
+        threshold=watched.threshold,
+        promised=promised,
+    )
+
+
+def row_bytes(tensor: Tensor, position: int) -> int:
+    """Size of one row's payload."""
+    if not tensor.array.dtype.hasobject:
+        return int(tensor.array.nbytes // tensor.array.shape[0])
+    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
+    return size_bytes

@@ -1,0 +1,69 @@
+"""One request on its way through the cascade, and how far it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
+from firstline_edge import keys
+from firstline_edge.budgets.spending import Denial
+from firstline_edge.hedge import Hedge
+from firstline_edge.models import HeldModel
+from firstline_edge.rows import Row, respond
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """How far a request came, for whoever must tell why it was refused.
+
+    Args:
+        attempts: every try so far.
+        tier, reason: who was to answer last, and why; None where it was refused before that.
+        cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
+        denials: by row, why it was not worth its price.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    tier: Tier | None = None
+    reason: Reason | None = None
+    cause: str = ""
+    denials: dict[int, Denial] = field(default_factory=dict)
+
+    def turn_to(self, tier: Tier, reason: Reason | None) -> None:
+        self.tier, self.reason = tier, reason
+
+
+@dataclass(slots=True, eq=False)
+class Case:
+    """A request for a bundle that this device holds.
+
+    Args:
+        model: that bundle.
+        tensor: its input.
+        rows: all of them, in order.
+        deadline_s: on the monotonic clock.
+        hedge: the call to the gateway that was made before the edge model answered, if one was.
+    """
+
+    request: InferRequest
+    model: HeldModel
+    tensor: Tensor
+    rows: list[Row]
+    deadline_s: float
+    trail: Trail
+    hedge: Hedge | None = None
+
+    @classmethod
+    def of(cls, request: InferRequest, model: HeldModel, deadline_s: float, trail: Trail) -> Case:
+        """Nothing is known of its rows yet.
+
+        Raises:
+            InvalidTensorError: the bundle takes other inputs.
+        """
+        tensor = model.tensor(request)
+        rows = [Row(position, content) for position, content in enumerate(keys.content_digests(tensor))]
+        return cls(request, model, tensor, rows, deadline_s, trail)
+
+    def answer(self, *, durable: bool = False) -> InferResponse:
+        """What its rows make together; every one has been answered."""
+        return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)

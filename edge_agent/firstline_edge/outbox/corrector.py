@@ -1,0 +1,92 @@
+"""What the gateway makes of a promise: the answer that ends it, or why it is to be tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason
+from firstline_edge.complaints import Complaints
+from firstline_edge.links.base import Cloud
+from firstline_edge.outbox.item import OutboxItem, expire
+
+log = logger(__name__)
+
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Heed = Callable[[InferRequest, ContractNotice | None], None]
+
+
+class Corrector:
+    """Asks for corrections, each as often as it is told to.
+
+    Args:
+        cloud: the way to the gateway.
+        merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
+            result is final.
+        clock: for deadlines.
+        complaints: gains what the gateway says against a model.
+        heed: takes up what the gateway says of a model's contract.
+        timeout_s: for one request.
+        refusals: failures of the gateway's own (not of the link) after which a promise expires.
+    """
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        merge: Merge,
+        clock: Clock,
+        *,
+        complaints: Complaints,
+        heed: Heed,
+        timeout_s: float,
+        refusals: int,
+    ) -> None:
+        self._cloud = cloud
+        self._merge = merge
+        self._clock = clock
+        self._complaints = complaints
+        self._heed = heed
+        self._timeout_s = timeout_s
+        self._refusals = refusals
+        self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
+
+    async def correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
+        """What ends the promise, and why the gateway refused to keep it, "" where it did not.
+
+        Raises:
+            FirstlineError: nothing yet; it is to be tried again.
+        """
+        request_id = item.request.request_id
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        attempts: list[Attempt] = []
+        answered = False
+        try:
+            correction = await self._cloud.infer(item.request, deadline_s, attempts)
+            answered = True
+            if correction.answer is not None:
+                self._heed(item.request, correction.answer.contract)
+                correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
+            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            self._complaints.settle(item.request.model, item.request.version)
+            return merged, ""
+        except FirstlineError as error:
+            # A refused token is the operator's to mend, and no fault of the item's. What is wrong with an answer is
+            # the gateway's fault, of whichever kind, and not the link's.
+            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
+                raise
+            refusal = error
+        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
+            log.exception("outbox delivery broke", request_id=request_id)
+            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
+        self._refused[request_id] = self._refused.get(request_id, 0) + 1
+        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._refusals:
+            raise refusal
+        self._complaints.note(item.request.model, item.request.version, refusal)
+        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
+
+    def forget(self, request_id: str) -> None:
+        """The promise ended."""
+        self._refused.pop(request_id, None)

@@ -1,0 +1,205 @@
+"""The agent's parts, made from the settings: opened in the order in which they stand here, closed in the reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.protocol.limits import Limits
+from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import ContractNotice, InferRequest
+from firstline_edge import report, rows
+from firstline_edge.audits.room import AuditRoom
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.budgets.wiring import open_spending
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import Cascade
+from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import Hedging
+from firstline_edge.links.chain import LinkChain, free
+from firstline_edge.links.wiring import Links, link_names, open_links
+from firstline_edge.models import Models, open_models
+from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.endings import Endings
+from firstline_edge.outbox.patient import PatientOutbox
+from firstline_edge.recorder import Recorder
+from firstline_edge.router import Router
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.state import StateDirectory
+from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
+from firstline_edge.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an agent is made of while it runs.
+
+    Args:
+        complaints: what the gateway says against models.
+        endings: who waits for a promise to end.
+        spending: None where nothing has a price.
+    """
+
+    state: StateDirectory
+    models: Models
+    cache: ResultCache
+    recorder: Recorder
+    complaints: Complaints
+    endings: Endings
+    outbox: PatientOutbox
+    audits: AuditRoom
+    spending: Spending | None
+    links: Links
+    router: Router
+    gateway: Gateway
+    hedging: Hedging
+    cascade: Cascade
+
+
+@asynccontextmanager
+async def open_parts(
+    settings: EdgeSettings, metrics: RequestMetrics, limits: Limits, clock: Clock
+) -> AsyncIterator[Parts]:
+    """Everything, at work until it is left.
+
+    Raises:
+        ConfigError: a setting that cannot be used here.
+    """
+    options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+    check_options(options, "models.providers")
+    async with AsyncExitStack() as opened:
+        # What is known and kept.
+        state = StateDirectory(settings.state_dir)
+        opened.callback(state.close)
+        workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
+        models = open_models([Path(directory) for directory in settings.models.directories], options, workers)
+        opened.callback(models.close)
+        opened.callback(workers.close)  # before the models, which its last runs use
+        cache = make_cache(settings.cache, state, clock)
+        opened.callback(cache.close)
+        recorder = make_recorder(settings.log, state, metrics, clock)
+        opened.callback(recorder.close)
+        complaints, endings = Complaints(), Endings()
+        outbox = PatientOutbox(partial(open_outbox, settings, state, endings, clock), clock)
+        opened.callback(outbox.close)
+        audits = AuditRoom(settings.audit, state, models, clock)
+        opened.push_async_callback(audits.close)
+
+        # What leads away, and what that may cost.
+        spending = open_spending(
+            settings,
+            state.spending_path,
+            clock,
+            link_names=link_names(settings.links),
+            link=lambda: links.in_use,
+        )
+        if spending is not None:
+            opened.callback(spending.save)
+        toll = free if spending is None else spending.paid
+        links = await open_links(settings, partial(report.birth_of, models, audits.standings), limits, clock, toll)
+        opened.push_async_callback(links.close)
+
+        # What answers.
+        chosen = make_policy(settings.policy)
+        auditor = audits.auditor(
+            cache,
+            links,
+            certifies=chosen.certifies,
+            ample=lambda: spending is None or spending.ample,
+            on_drawn=recorder.drawn,
+            on_finding=recorder.audited,
+        )
+        router = Router(
+            min_threshold=settings.policy.min_threshold,
+            chosen=chosen,
+            standings=audits.standings,
+            clock=clock,
+        )
+        gateway = Gateway(links.chain, cache, clock, complaints, heed=audits.standings.heed, traffic=audits.traffic)
+        opened.push_async_callback(gateway.close)
+        hedging = Hedging(gateway, clock, hedge_options(settings))
+        cascade = Cascade(
+            models=models,
+            cache=cache,
+            gateway=gateway,
+            hedging=hedging,
+            router=router,
+            spending=spending,
+            promises=outbox,
+            audits=auditor,
+            options=cascade_options(settings.policy),
+            clock=clock,
+        )
+        opened.push_async_callback(cascade.close)
+        opened.push_async_callback(hedging.close)
+
+        # What works beside.
+        parts = Parts(
+            state=state,
+            models=models,
+            cache=cache,
+            recorder=recorder,
+            complaints=complaints,
+            endings=endings,
+            outbox=outbox,
+            audits=audits,
+            spending=spending,
+            links=links,
+            router=router,
+            gateway=gateway,
+            hedging=hedging,
+            cascade=cascade,
+        )
+        works = [_keep_promises(parts, settings, clock), audits.run(auditor, links)]
+        works += [spending.keep()] if spending is not None else []
+        for work in works:
+            opened.push_async_callback(_cancelled, asyncio.create_task(work))
+        report.add_gauges(metrics, parts)
+        yield parts
+
+
+async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> None:
+    """Delivers what the outbox promised, once the disk gives it; without any link promises still end by their age."""
+    outbox, rng = await parts.outbox.opened(), random.Random()  # noqa: S311 (jitter)
+    chain = parts.links.chain or LinkChain([], [], clock)
+
+    def heed(request: InferRequest, notice: ContractNotice | None) -> None:
+        held = parts.models.find(request.model, request.version)
+        if held is not None:
+            parts.audits.standings.heed(held, notice)
+
+    delivery = Delivery(
+        outbox,
+        chain,
+        rows.merge,
+        clock,
+        rng,
+        max_age_s=settings.outbox.max_age_s,
+        on_correction=parts.recorder.corrected,
+        complaints=parts.complaints,
+        heed=heed,
+        retries=chain.retries,
+    )
+    parts.outbox.on_put = delivery.hurry
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(delivery.run(), name="delivery")
+        if parts.links.mqtt:
+            announcer = Announcer(outbox, parts.links, clock, rng)
+            tasks.create_task(announcer.run(), name="announcer")
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Ends a background task; if it had failed before, that shows here and not nowhere."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,110 @@
+"""Asking this device's own model: what the cache knows is not computed, and equal rows are computed once.
+
+Its counterpart for the full model is `gateway.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from firstline_core.clock import Clock
+from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.types import Privacy, Tier
+from firstline_edge import keys
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.case import Case
+from firstline_edge.deadline import within
+from firstline_edge.gateway import attempt
+from firstline_edge.hedge import Hedging
+from firstline_edge.models import EdgeModel
+from firstline_edge.rows import Row
+from firstline_edge.single_flight import SingleFlight
+
+_LATE = "This device's model was not done before the request's deadline; give it more time."
+
+
+class Runner:
+    """The edge models, behind the cache.
+
+    Args:
+        cache: keeps what they said.
+        hedging: may ask the full model before a slow run ends.
+        spending: pays for runs, and says whether a hedge may be paid; None where nothing has a price.
+    """
+
+    def __init__(self, cache: ResultCache, hedging: Hedging, spending: Spending | None, clock: Clock) -> None:
+        self._cache = cache
+        self._hedging = hedging
+        self._spending = spending
+        self._clock = clock
+        self._flights: SingleFlight[ModelOutput] = SingleFlight()
+
+    async def close(self) -> None:
+        """Ends the runs of callers who left."""
+        await self._flights.close()
+
+    async def ask(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
+        """Fills in what the edge model says of each row. Equal rows, of whichever request, are computed once.
+
+        Args:
+            case: of which these are rows; may gain a hedge.
+            edge: its model's.
+            rows: to be filled in.
+
+        Raises:
+            FirstlineError: the model failed, or was not done in time; see `Cascade.infer`.
+        """
+        missing = self._recall(case, edge, rows)
+        if not missing:
+            return
+        attempts, started_s = case.trail.attempts, self._clock.monotonic_s()
+        missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
+        try:
+            outputs = await self._run(case, edge, missing, missing_keys)
+        except FirstlineError as error:
+            attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
+            raise
+        attempts.append(attempt(self._clock, Tier.EDGE, "ok", started_s))
+        private = case.request.privacy is Privacy.LOCAL_ONLY
+        if self._spending is not None and not private:
+            self._spending.ran(len(missing))
+        for row, key, output in zip(missing, missing_keys, outputs, strict=True):
+            row.edge, row.edge_tier = output, Tier.EDGE
+            self._cache.put(key, output, private=private)
+
+    def _recall(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[Row]:
+        """Fills in what the cache knows; the rows that it does not."""
+        started_s = self._clock.monotonic_s()
+        missing: list[Row] = []
+        for row in rows:
+            row.edge, row.edge_tier = self._cache.get(keys.result_key(edge.digest, row.content)), Tier.CACHE
+            if row.edge is None:
+                missing.append(row)
+        if len(missing) < len(rows):
+            case.trail.attempts.append(attempt(self._clock, Tier.CACHE, "ok", started_s))
+        return missing
+
+    async def _run(
+        self, case: Case, edge: EdgeModel, rows: Sequence[Row], row_keys: Sequence[bytes]
+    ) -> list[ModelOutput]:
+        """Quick work here and now; longer work in a thread, where it can be shared, hedged and left at the deadline."""
+        if edge.quick(case.request):
+            return edge.run(case.tensor.take([row.position for row in rows]))
+
+        async def compute(seats: Sequence[int]) -> list[ModelOutput]:
+            tensor = case.tensor.take([rows[seat].position for seat in seats])
+            return await edge.run_in_thread(tensor, case.deadline_s)
+
+        async def run(until_s: float) -> list[ModelOutput]:
+            return await within(self._clock, until_s, self._flights.run(row_keys, compute), _LATE)
+
+        if self._spending is None or self._spending.ample:
+            case.hedge = self._hedging.start(case.request, case.model, edge, rows, case.deadline_s)
+        if case.hedge is not None:
+            try:
+                return await run(case.hedge.until_s)
+            except DeadlineExceededError:
+                if case.hedge.landed:  # its answer is to be in time
+                    raise
+        return await run(case.deadline_s)

@@ -1,0 +1,26 @@
+"""The maps in packages' docstrings: every room is on them, once, and none that is gone."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+MAPPED = (
+    "firstline_core.routing",
+    "firstline_edge",
+    "firstline_edge.budgets",
+    "firstline.workbench",
+)
+
+
+@pytest.mark.parametrize("package", MAPPED)
+def test_a_map_names_every_room_once(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__ is not None and module.__file__ is not None
+    named = re.findall(r"^ {4}(\w+)/? {2,}\S", module.__doc__, re.MULTILINE)
+    folder = Path(module.__file__).parent
+    rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert sorted(named) == sorted(rooms - {"__init__", "__main__"})
