@@ -87,8 +87,8 @@ def test_the_table_has_the_newest_certificates_rows_and_their_weights(
     assert run(tmp_path) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert rows == [
-        {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1"},
-        {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0"},
+        {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1", "certificate": "k"},
+        {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0", "certificate": "k"},
     ]
     assert run(tmp_path, "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
