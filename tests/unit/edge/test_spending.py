@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,13 @@ from firstline_edge.spending import SAVE_EVERY_S, Spending
 COST_BYTES = 4 + AROUND_BYTES  # one row
 
 AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
+
+
+# By a version that remembered demand otherwise, or by hand.
+_STRANGE = [
+    b'{"ledgers": {"bytes/day": {%s}}}' % odd
+    for odd in (b'"prices": [1]', b'"spent": -5', b'"demands": []', b'"demands": [{"today": [1]}, {}, {}]')
+]
 
 
 def purse(
@@ -121,6 +129,25 @@ class TestPaid:
         with spending.paid(self.asked):
             assert spent(spending) == 4004 + 4004
 
+    def test_what_a_link_sent_twice_is_no_habit(self) -> None:
+        spending = purse(100_000.0)
+        with spending.paid(self.asked):
+            count("http", sent=30_000)  # over a connection that had been closed
+            count("http", sent=30_000)
+            count("http", received=1004)
+        assert spent(spending) == 61_004
+        with spending.paid(self.asked):
+            assert spent(spending) == 61_004 + 31_004
+
+    def test_each_link_has_its_own_price(self) -> None:
+        tariff = Tariff({"wifi": LinkTariff(), "lte": LinkTariff(money_per_byte=1.0, metered=True)})
+        spending = purse(100.0, resource="money/day", tariff=tariff, link="wifi")
+        with pytest.raises(BudgetExceededError, match="money/day"), spending.paid(self.asked, "lte"):
+            pytest.fail("it was paid")
+        with spending.paid(self.asked, "wifi"):
+            count("wifi", sent=5000)
+        assert spent(spending) == 0
+
     def test_costs_are_those_of_the_link_that_was_taken(self) -> None:
         links = {"http": LinkTariff(0.5, 0.25), "mqtt": LinkTariff(2.0, 1.0)}
         spending = purse(resource="joules/day", tariff=Tariff(links))
@@ -194,6 +221,44 @@ class TestKeep:
             await settled(clock)
         assert spending.account.markup.joules == 8.0
 
+    async def test_a_driver_that_never_answers_does_not_stop_the_books(self, tmp_path: Path) -> None:
+        clock, file, answers = SimulatedClock(), LedgerFile(tmp_path / "spending.json"), threading.Event()
+        spending = purse(file=file, clock=clock)
+
+        def hang() -> Conditions:
+            answers.wait(30)
+            return Conditions()
+
+        spending._sense = hang
+        try:
+            async with running(spending):
+                with spending.paid(TestPaid.asked):
+                    count("http", sent=300)
+                await settled(clock)
+                await clock.advance(SAVE_EVERY_S)
+                await written(file)
+                answers.set()
+        finally:
+            answers.set()
+
+    async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
+        clock, file = SimulatedClock(), LedgerFile(tmp_path / "missing" / "spending.json")
+        spending = purse(file=file, clock=clock)
+        async with running(spending):
+            with spending.paid(TestPaid.asked):
+                count("http", sent=300)
+            await settled(clock)
+            await clock.advance(SAVE_EVERY_S)
+
+            async def told() -> bool:
+                return bool(spending.problem)
+
+            await until(told)
+            (tmp_path / "missing").mkdir()
+            await settled(clock)
+            await clock.advance(SAVE_EVERY_S)
+            await written(file)
+
     def test_a_disk_that_refuses_is_told_and_tried_again(self, tmp_path: Path) -> None:
         file = LedgerFile(tmp_path / "missing" / "spending.json")
         spending = purse(file=file)
@@ -203,7 +268,9 @@ class TestKeep:
         spending.save()
         assert spending.problem == ""
 
-    @pytest.mark.parametrize("content", [b"", b"[]", b'{"ledgers": {"bytes/day": {"spent": "much"}}}', b"\xff"])
+    @pytest.mark.parametrize(
+        "content", [b"", b"[]", b'{"ledgers": {"bytes/day": {"spent": "much"}}}', b"\xff", *_STRANGE]
+    )
     def test_a_file_that_makes_no_sense_is_no_failure(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "spending.json").write_bytes(content)
         assert LedgerFile(tmp_path / "spending.json").read() == Books()
