@@ -19,7 +19,7 @@ from pools import CIFAR10, Pool
 from firstline_core.routing.account import Account
 from firstline_core.routing.budget import HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import Tariff
-from firstline_edge.spending import Spending
+from firstline_edge.budgets.spending import Spending
 from routing.device import device, serve
 from routing.kinds import router_of
 from routing.network import SimulatedLink, Weather

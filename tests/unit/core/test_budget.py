@@ -147,9 +147,15 @@ class TestForecast:
         demand = Demand()
         demand.add(100.0, 0.9)
         demand.begin()
-        assert demand.forecast(0.5).remaining == pytest.approx(100 * 0.8, rel=0.01)
+        assert demand.forecast(0.5).remaining == pytest.approx(100.0)
         demand.add(100.0, 0.9)
         assert demand.forecast(0.95).remaining < 15
+
+    def test_a_day_on_which_nobody_asked_says_nothing(self) -> None:
+        demand = Demand()
+        demand.begin()
+        demand.add(5.0, 0.5)
+        assert demand.forecast(0.5).remaining == pytest.approx(5.0, rel=0.1)
 
     def test_a_day_that_begins_busier_goes_on_busier_within_reason(self) -> None:
         demand = Demand()

@@ -24,7 +24,7 @@ from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest
-from firstline_edge.ledgers import AROUND_BYTES, Books, LedgerFile
+from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
 SAVE_EVERY_S = 5.0
@@ -135,8 +135,8 @@ class Spending:
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
-                f"This device's budget for {short or 'audits'} is spent; [budget] in its configuration says what it "
-                "may send.",
+                f"Too little is left of this device's budget for {short or 'audits'}; [budget] in its configuration "
+                "says what it may send.",
                 retry_after_s=account.refilled_in_s(short, now_s) or None,
             )
         self._changed = True

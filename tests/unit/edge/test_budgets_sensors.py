@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.routing.conditions import Conditions
-from firstline_edge.conditions import Sensors
+from firstline_edge.budgets.sensors import Sensors
 
 
 @pytest.fixture
