@@ -122,6 +122,7 @@ def test_a_spoilt_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
     written(tmp_path, sample())
     with samples_path(tmp_path).open("a") as stream:
         stream.write('{"key": 3}\n{"cut\n')
+    written(tmp_path, sample(propensity=0.0), sample(agree=2))
     written(tmp_path, sample(score=0.7))
     assert run(tmp_path, "-o", "json") == 0
     assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.9, 0.7]
