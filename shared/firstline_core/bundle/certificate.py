@@ -108,7 +108,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def promise(self) -> str:
         """What it says, in words."""
-        most, sure = f"at most {100 * self.epsilon:.4g} %", f"with confidence {100 - 100 * self.delta:.4g} %"
+        most, sure = f"at most {100 * self.epsilon:.4g} %", f"with confidence {100 - 100 * self.delta:.10g} %"
         if self.contract == "stream":
             return f"the tiered accuracy is {most} below the full model's, {sure}"
         what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"
