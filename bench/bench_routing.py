@@ -1,4 +1,4 @@
-"""Is the promise kept, noticed when it breaks, worth its escalations, on time and on budget?
+"""Is the promise kept, noticed when it breaks, worth its escalations, on time and on budget? See docs/benchmarks.md.
 
     python bench/bench_routing.py [--data DIR] [--cache DIR] [--only PART ...]
 

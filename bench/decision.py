@@ -26,11 +26,11 @@ from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor, Tier
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ModelOutput
 from firstline_edge.models import HeldModel, hold
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
-from firstline_edge.spending import Spending
 from firstline_edge.workers import Workers
 
 _DIGITS = Path(__file__).parents[1] / "models" / "digits" / "bundle"

@@ -9,7 +9,6 @@ out. The thresholds of the pairs are chosen on one half of their images and meas
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from figures import Figure, report
+from pools import DATA
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
@@ -26,8 +26,7 @@ from firstline.workbench.evaluate import Evaluation, Latency, evaluate
 from firstline.workbench.recipe import read_recipe
 from firstline_core.bundle.store import open_bundle
 
-_CHECKOUT = Path(__file__).parents[1]
-_MODELS = _CHECKOUT / "models"
+_MODELS = Path(__file__).parents[1] / "models"
 _PAIRS = ("imagenet-cascade", "cifar10-cascade")
 _TARGET_DISAGREEMENT = 0.05
 _SEED = 20261121
@@ -98,8 +97,7 @@ def _halves(dataset: Dataset) -> tuple[Dataset, Dataset]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    beside = Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
-    parser.add_argument("--data", type=Path, default=beside, help="folder with the pairs (default: %(default)s)")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
     parser.add_argument("--limit", type=int, help="images of each pair (default: all)")
     arguments = parser.parse_args()
 

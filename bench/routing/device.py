@@ -20,17 +20,20 @@ from pools import Pool
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
+from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
-from firstline_edge.hedge import HedgeOptions
+from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.links.breaker import CircuitBreaker
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
-from firstline_edge.rows import merge
-from firstline_edge.spending import Spending
+from firstline_edge.rows import Row, merge
 from routing.network import SimulatedLink
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of
@@ -68,6 +71,16 @@ class Given:
     tier: Tier | None
 
 
+class NoAudits:
+    """Nobody looks: what audits find is measured in `alarm.py`."""
+
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+
 @asynccontextmanager
 async def device(
     model: HeldModel, router: Router, link: SimulatedLink, clock: Clock, seed: int, *, spending: Spending | None = None
@@ -79,16 +92,19 @@ async def device(
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
+    gateway = Gateway(chain, cache, clock, Complaints(), heed=lambda _model, _notice: None, traffic=LiveTraffic())
+    hedging = Hedging(gateway, clock, HedgeOptions())
     cascade = Cascade(
         models=Models([model]),
         cache=cache,
-        cloud=chain,
-        promises=outbox,
+        gateway=gateway,
+        hedging=hedging,
         router=router,
+        spending=spending,
+        promises=outbox,
+        audits=NoAudits(),
         options=_OPTIONS,
         clock=clock,
-        hedge=HedgeOptions(),
-        spending=spending,
     )
     delivery = Delivery(outbox, chain, merge, clock, rng, max_age_s=_MAX_AGE_S, retries=retries)  # type: ignore[arg-type]
     await chain.start()
@@ -98,7 +114,9 @@ async def device(
     finally:
         delivering.cancel()
         await asyncio.gather(delivering, return_exceptions=True)
+        await hedging.close()
         await cascade.close()
+        await gateway.close()
         await chain.close()
 
 

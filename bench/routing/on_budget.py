@@ -85,8 +85,9 @@ def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
 
 
 def measure(deployed: Deployed, resource: str) -> list[Day]:
-    """With and without a contract, at each size of the budget."""
-    return [day for contract in (False, True) for share in SHARES for day in _days(deployed, resource, contract, share)]
+    """At each size of the budget; that of bytes with a contract as well."""
+    contracts = (False, True) if resource == "bytes" else (False,)
+    return [day for contract in contracts for share in SHARES for day in _days(deployed, resource, contract, share)]
 
 
 def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> list[Day]:

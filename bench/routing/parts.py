@@ -33,7 +33,7 @@ class Effort:
     calibrations: int = 500
     streams: int = 1000
     splits: int = 30
-    requests: int = 800
+    requests: int = 600
     data: Path = DATA
     cache: Path = CACHE
 

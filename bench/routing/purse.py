@@ -19,7 +19,7 @@ from pools import CIFAR10, Pool
 from firstline_core.routing.account import Account
 from firstline_core.routing.budget import HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import Tariff
-from firstline_edge.spending import Spending
+from firstline_edge.budgets.spending import Spending
 from routing.device import device, serve
 from routing.kinds import router_of
 from routing.network import SimulatedLink, Weather
@@ -69,7 +69,9 @@ async def _hours(deployed: Deployed) -> list[Hour]:
     hours = [TRAFFIC.arrivals(numbers, HOUR_S) for _ in range(HOURS)]
     gateway = ReplayedGateway(deployed.manifest, asked, FULL_MS, clock)
     link = SimulatedLink(_WEATHER, gateway, clock, random.Random(_SEED))
-    amount = SHARE * float(np.mean([len(arrivals) for arrivals in hours])) * link.bytes_of(asked.size_bytes.mean())
+    amount = (
+        SHARE * float(np.mean([len(arrivals) for arrivals in hours])) * link.bytes_of(float(asked.size_bytes.mean()))
+    )
     meter = Meter(Budget(amount, HOUR_S), Ledger())
     spending = Spending(Account({"bytes/hour": meter}), Tariff(), clock)
     model = held_model(deployed.manifest, asked, EDGE_MS, clock)

@@ -1,0 +1,45 @@
+"""The device: answers what its own model can be trusted with, and asks the gateway about the rest.
+
+One request, from the outside in
+    api/            REST: the Open Inference Protocol, the short way in, answers by id and as events
+    agent           the data plane, whichever way a request comes in
+    cascade         one request, read top to bottom
+    case            a request on its way, and how far it came
+    rows            each is decided by itself; together they are the answer
+    runner          asks this device's own model
+    judge           keeps its answer of a row, or escalates it
+    router          by policy, certificate, and what audits found
+    gateway         asks the full model
+    hedge           asks it early, where one after the other would be too late
+    provisional     the edge answer for now, with the promise of a correction
+
+What it rests on
+    models          bundles opened, edge variants loaded
+    samples         measures them: a meaningless input, and the time that a row takes
+    workers         threads for runs that would hold up the event loop
+    cache           what models said of rows, in memory
+    disk_cache      the same, on disk
+    keys            what a row, and a question about it, is known by
+    single_flight   what is asked twice at a time is done once
+    deadline        waits no longer than that
+    punctuality     can the full model's answer be expected in time?
+    escalation      what crosses the link, and what is accepted of what comes back
+    complaints      what the gateway says against a model
+    links/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
+    outbox/         promises of corrections, on disk, and how they are kept
+    audits/         the contract in the field: checks of kept answers, alarms, drift
+    budgets/        what may be spent, and what was
+
+What is told
+    recorder        of each answer: counters, log lines, the decision log
+    report          of the agent: status, the birth message, gauges
+
+The process
+    cli/            the commands of `edge-agent`
+    settings        one TOML file, variables, flags
+    settings_check  do they make sense together?
+    tokens          who may call
+    state           the state directory, and where each thing lies in it
+    wiring          single parts, each from its section of the settings
+    parts           all of them, opened in order and closed in the reverse
+"""

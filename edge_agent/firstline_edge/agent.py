@@ -22,10 +22,10 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
 from firstline_edge import report
+from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
-from firstline_edge.spending import denied
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"

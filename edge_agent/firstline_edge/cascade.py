@@ -26,22 +26,18 @@ from firstline_core.errors import (
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Decision
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
-from firstline_edge.audits.hooks import Audits, NoAudits
-from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.hooks import Audits
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.case import Case, Trail
-from firstline_edge.complaints import Complaints
 from firstline_edge.escalation import may_come, reason_for
-from firstline_edge.gateway import Gateway, Heed, ignore_notice
-from firstline_edge.hedge import HedgeOptions, Hedging
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import Hedging
 from firstline_edge.judge import Judge
-from firstline_edge.links.base import Cloud
 from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
-from firstline_edge.punctuality import Punctuality
 from firstline_edge.router import Router
 from firstline_edge.runner import Runner
-from firstline_edge.spending import Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,16 @@ class Cascade:
     """Decides who answers, and answers.
 
     Args:
-        cloud: None on a device without links: what the edge model says is then all there is.
+        models: those that this device holds.
+        cache: what models said.
+        gateway: asks the full model.
+        hedging: asks it before the edge model has answered, where that is the only way to be in time.
         router: decides by the edge model's answer.
-        complaints: gains what the gateway says against a model; None to keep that here.
         spending: says what is worth its price; None where nothing has one.
-        hedge: when to ask the full model before the edge model has answered; None for never.
-        audits: sees what the policy judged, and what the full model then said; None to audit nothing.
-        heed: takes up what the gateway says of a model's contract.
-        traffic: counts live escalations.
+        promises: keeps those of corrections.
+        audits: sees what the policy judged, and what the full model then said.
+        options: see there.
+        clock: of deadlines.
     """
 
     def __init__(
@@ -78,52 +76,30 @@ class Cascade:
         *,
         models: Models,
         cache: ResultCache,
-        cloud: Cloud | None,
-        promises: Promises,
+        gateway: Gateway,
+        hedging: Hedging,
         router: Router,
+        spending: Spending | None,
+        promises: Promises,
+        audits: Audits,
         options: CascadeOptions,
         clock: Clock,
-        complaints: Complaints | None = None,
-        spending: Spending | None = None,
-        hedge: HedgeOptions | None = None,
-        audits: Audits | None = None,
-        heed: Heed = ignore_notice,
-        traffic: LiveTraffic | None = None,
     ) -> None:
         self._models = models
-        self._gateway = Gateway(
-            cloud,
-            cache,
-            clock,
-            complaints if complaints is not None else Complaints(),
-            heed=heed,
-            traffic=traffic if traffic is not None else LiveTraffic(),
-        )
-        self._hedging = Hedging(self._gateway, clock, hedge)
-        self._audits = audits if audits is not None else NoAudits()
-        self._runner = Runner(cache, self._hedging, spending, clock)
-        self._judge = Judge(router, cache, spending, clock)
-        self._provisional = ProvisionalAnswers(
-            promises, self._runner, clock, linked=cloud is not None, reserve_s=options.reserve_s
-        )
+        self._gateway = gateway
+        self._hedging = hedging
+        self._audits = audits
         self._options = options
         self._clock = clock
-
-    @property
-    def hedging(self) -> Hedging:
-        """How often the full model was asked early."""
-        return self._hedging
-
-    @property
-    def punctuality(self) -> Punctuality:
-        """How often the full model was not asked for want of time."""
-        return self._gateway.punctuality
+        self._runner = Runner(cache, hedging, spending, clock)
+        self._judge = Judge(router, cache, spending, clock)
+        self._provisional = ProvisionalAnswers(
+            promises, self._runner, clock, linked=gateway.linked, reserve_s=options.reserve_s
+        )
 
     async def close(self) -> None:
-        """Ends the computations that still run for callers who left."""
-        await self._hedging.close()
+        """Ends the edge model's runs for callers who left."""
         await self._runner.close()
-        await self._gateway.close()
 
     async def infer(self, request: InferRequest, trail: Trail | None = None) -> InferResponse:
         """Answers one request.

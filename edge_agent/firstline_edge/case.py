@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
 from firstline_edge import keys
+from firstline_edge.budgets.spending import Denial
 from firstline_edge.hedge import Hedge
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row, respond
-from firstline_edge.spending import Denial
 
 
 @dataclass(slots=True, eq=False)

@@ -39,10 +39,6 @@ Heed = Callable[[HeldModel, ContractNotice | None], None]
 _LATE = "The full model's answer did not come before the request's deadline."
 
 
-def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
-    """For those who keep no contract."""
-
-
 class Gateway:
     """The full models, over whichever link works.
 
@@ -61,7 +57,7 @@ class Gateway:
         clock: Clock,
         complaints: Complaints,
         *,
-        heed: Heed = ignore_notice,
+        heed: Heed,
         traffic: LiveTraffic,
     ) -> None:
         self._cloud = cloud

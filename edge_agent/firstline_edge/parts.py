@@ -18,9 +18,13 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.budgets.wiring import open_spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import Hedging
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models import Models, open_models
@@ -28,11 +32,9 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.purse import open_spending
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
-from firstline_edge.spending import Spending
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
 from firstline_edge.workers import Workers
@@ -59,6 +61,8 @@ class Parts:
     spending: Spending | None
     links: Links
     router: Router
+    gateway: Gateway
+    hedging: Hedging
     cascade: Cascade
 
 
@@ -121,22 +125,23 @@ async def open_parts(
             standings=audits.standings,
             clock=clock,
         )
+        gateway = Gateway(links.chain, cache, clock, complaints, heed=audits.standings.heed, traffic=audits.traffic)
+        opened.push_async_callback(gateway.close)
+        hedging = Hedging(gateway, clock, hedge_options(settings))
         cascade = Cascade(
             models=models,
             cache=cache,
-            cloud=links.chain,
-            promises=outbox,
+            gateway=gateway,
+            hedging=hedging,
             router=router,
+            spending=spending,
+            promises=outbox,
+            audits=auditor,
             options=cascade_options(settings.policy),
             clock=clock,
-            complaints=complaints,
-            spending=spending,
-            hedge=hedge_options(settings),
-            audits=auditor,
-            heed=audits.standings.heed,
-            traffic=audits.traffic,
         )
         opened.push_async_callback(cascade.close)
+        opened.push_async_callback(hedging.close)
 
         # What works beside.
         parts = Parts(
@@ -151,6 +156,8 @@ async def open_parts(
             spending=spending,
             links=links,
             router=router,
+            gateway=gateway,
+            hedging=hedging,
             cascade=cascade,
         )
         works = [_keep_promises(parts, settings, clock), audits.run(auditor, links)]

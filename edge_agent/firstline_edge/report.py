@@ -19,9 +19,9 @@ from firstline_edge.models import HeldModel, Models
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
+    from firstline_edge.budgets.spending import Spending
     from firstline_edge.links.chain import LinkChain
     from firstline_edge.parts import Parts
-    from firstline_edge.spending import Spending
 
 VERSION = version("firstline")
 
@@ -119,8 +119,8 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
         "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
         ("outcome",),
         lambda: {
-            ("held_back",): parts.cascade.punctuality.held_back,
-            ("explored",): parts.cascade.punctuality.explored,
+            ("held_back",): parts.gateway.punctuality.held_back,
+            ("explored",): parts.gateway.punctuality.explored,
         },
         counts=True,
     )
@@ -128,7 +128,7 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
         "hedges_total",
         "Calls to the full model that were made before the edge model had answered.",
         ("outcome",),
-        lambda: {("used",): parts.cascade.hedging.used, ("unneeded",): parts.cascade.hedging.unneeded},
+        lambda: {("used",): parts.hedging.used, ("unneeded",): parts.hedging.unneeded},
         counts=True,
     )
 

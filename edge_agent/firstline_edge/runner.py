@@ -11,6 +11,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.types import Privacy, Tier
 from firstline_edge import keys
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.case import Case
 from firstline_edge.deadline import within
@@ -19,7 +20,6 @@ from firstline_edge.hedge import Hedging
 from firstline_edge.models import EdgeModel
 from firstline_edge.rows import Row
 from firstline_edge.single_flight import SingleFlight
-from firstline_edge.spending import Spending
 
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 

@@ -199,10 +199,11 @@ async def test_a_late_answer_is_ignored_and_leaves_nothing_behind(mosquitto: Bro
 
 
 async def test_without_a_gateway_it_is_known_at_once(link: MqttLink) -> None:
-    started_s = time.perf_counter()
-    with pytest.raises(errors.LinkDownError, match="No gateway"):
-        await link.infer(request(), 5.0)
+    started_s, asked = time.perf_counter(), request()
+    with counted() as traffic, pytest.raises(errors.LinkDownError, match="No gateway"):
+        await link.infer(asked, 5.0)
     assert time.perf_counter() - started_s < 1.0
+    assert sum(sent for _, sent, _ in traffic.crossed) > asked.size_bytes  # sent in vain is sent, too
 
 
 async def test_a_connection_lost_while_waiting_is_known_at_once_and_mended(mosquitto: Broker, link: MqttLink) -> None:

@@ -41,15 +41,17 @@ from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
-from firstline_edge.gateway import ignore_notice
-from firstline_edge.hedge import HedgeOptions
+from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.models import EdgeModel, HeldModel, Models
 from firstline_edge.outbox.store import OutboxItem
 from firstline_edge.router import Router
+from firstline_edge.rows import Row
 from firstline_edge.settings import AuditSection
-from firstline_edge.spending import Spending
 from firstline_edge.workers import Workers
 
 THRESHOLD = 0.8
@@ -157,6 +159,20 @@ class FakePromises:
         self.items.append(item)
 
 
+class NoAudits:
+    """Nobody looks."""
+
+    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+
+def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
+    """For those who keep no contract."""
+
+
 class Scene:
     """A cascade and everything around it, to look at and to break."""
 
@@ -224,19 +240,26 @@ class Scene:
                 on_finding=self.findings.append,
             )
         self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
+        self.gateway = Gateway(
+            self.cloud if linked else None,
+            self.cache,
+            clock,
+            Complaints(),
+            heed=self.standings.heed if self.standings is not None else ignore_notice,
+            traffic=traffic,
+        )
+        self.hedging = Hedging(self.gateway, clock, hedge)
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
-            cloud=self.cloud if linked else None,
-            promises=self.promises,
+            gateway=self.gateway,
+            hedging=self.hedging,
             router=self.router,
-            options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
-            hedge=hedge,
-            clock=clock,
             spending=spending,
-            audits=self.auditor,
-            heed=self.standings.heed if self.standings is not None else ignore_notice,
-            traffic=traffic,
+            promises=self.promises,
+            audits=self.auditor or NoAudits(),
+            options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
+            clock=clock,
         )
 
     def hold_also(self, name: str) -> None:
@@ -254,7 +277,9 @@ class Scene:
 
     async def close(self) -> None:
         self.echo.gate.set()
+        await self.hedging.close()
         await self.cascade.close()
+        await self.gateway.close()
         self.workers.close()
 
 

@@ -20,13 +20,3 @@ class Audits(Protocol):
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """The full model has answered these rows."""
         ...
-
-
-class NoAudits:
-    """Nobody looks."""
-
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
-        pass
-
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
-        pass

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (
+    BudgetExceededError,
     DeadlineExceededError,
     FirstlineError,
     LinkDownError,
@@ -32,7 +33,8 @@ from firstline_edge.links.way import Way
 
 log = logger(__name__)
 
-Toll = Callable[[InferRequest], AbstractContextManager[None]]
+Toll = Callable[[InferRequest, str], AbstractContextManager[None]]
+"""Of a request, over the link of that name."""
 
 # Refusals without a fault of the link's, which say nothing about the next link: each has limits and credentials
 # of its own.
@@ -60,7 +62,7 @@ class ChainSettings:
     retry_s: float = 1.0
 
 
-def free(_request: InferRequest) -> AbstractContextManager[None]:
+def free(_request: InferRequest, _link: str) -> AbstractContextManager[None]:
     """For a device without budgets."""
     return nullcontext()
 
@@ -74,7 +76,7 @@ class LinkChain:
         clock: for deadlines and waits.
         settings: times.
         retries: the budget for asking again; None for one of its own.
-        toll: entered for each request that may leave; refuses what this device cannot afford.
+        toll: entered for each try; refuses what this device cannot afford.
     """
 
     def __init__(
@@ -165,7 +167,8 @@ class LinkChain:
         another link may do better with; what else the gateway says ends the matter. The request may reach the
         gateway twice so: it bears the same id each time. Every link but the last usable one gets half of the time
         that is left, so that one that hangs leaves the next a chance; one that would hardly answer in that time is
-        asked after the others. Each link after the first draws on the budget for retries.
+        asked after the others. Each link after the first draws on the budget for retries. A link that this device
+        cannot afford now is passed by: another one may cost less.
 
         Args:
             request: not `local_only`.
@@ -178,18 +181,16 @@ class LinkChain:
             DeadlineExceededError: no time was left to try.
             FirstlineError: what the gateway said. Whatever may pass says after how long, here or there.
             RequestError: the request is `local_only`.
-            BudgetExceededError: this device may not spend that much now.
+            BudgetExceededError: this device can afford no link now.
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
-        if not self.available:  # nothing is spent
-            return await self._ask(request, deadline_s, attempts)
-        with self._toll(request):
-            return await self._ask(request, deadline_s, attempts)
-
-    async def _ask(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
-        error: FirstlineError = LinkDownError("No link to the gateway works at the moment.")
+        return await self._ask(request, ends_s, attempts)
+
+    async def _ask(self, request: InferRequest, ends_s: float, attempts: list[Attempt]) -> InferResponse:
+        error: FirstlineError
+        error = nowhere = LinkDownError("No link to the gateway works at the moment.")
         tried = False
         size_bytes = request.size_bytes
         ways = self._in_order(size_bytes, ends_s)
@@ -205,16 +206,18 @@ class LinkChain:
                 self.retries.called()
             elif not self.retries.may_retry():
                 break
-            tried = True
             others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
-                response = await way.link.infer(request, granted_s)
+                with self._toll(request, way.link.name):
+                    response = await way.link.infer(request, granted_s)
             except asyncio.CancelledError as gone:
                 self._time(way, size_bytes, started_s, gone)
                 raise
+            except BudgetExceededError as refusal:  # nothing was sent
+                error = refusal if error is nowhere else error
             except FirstlineError as failure:
-                error = failure
+                tried, error = True, failure
                 self._time(way, size_bytes, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(way, failure, granted_s)

@@ -83,10 +83,21 @@ class HttpLinkSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pool:
+    """Connections, and a seat for each: whoever waits for one waits here.
+
+    httpcore looks at all that wait in its own queue whenever one of them comes or goes: at a thousand, for seconds.
+    """
+
+    client: httpx.AsyncClient
+    seats: asyncio.Semaphore
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """What is sent, and over which connections."""
 
-    client: httpx.AsyncClient
+    pool: _Pool
     method: str
     path: str
     encoded: Encoded | None = None
@@ -110,18 +121,19 @@ class HttpLink:
         headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
         tls = _tls_context(settings)  # one for both: loading the authorities takes 50 ms
 
-        def client(connections: int) -> httpx.AsyncClient:
+        def pool(connections: int) -> _Pool:
             # TCP_NODELAY is httpcore's own default.
-            return httpx.AsyncClient(
+            client = httpx.AsyncClient(
                 headers=headers,
                 verify=tls,
                 proxy=settings.proxy,
                 trust_env=False,
                 limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             )
+            return _Pool(client, asyncio.Semaphore(connections))
 
-        self._client = client(settings.connections)
-        self._probing_client = client(1)
+        self._pool = pool(settings.connections)
+        self._probing_pool = pool(1)
 
     @property
     def address(self) -> str:
@@ -140,7 +152,7 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        call = _Call(self._client, "POST", f"{path}/infer", encoded)
+        call = _Call(self._pool, "POST", f"{path}/infer", encoded)
         sent_token = self._token
         status, headers, body = await self._exchange(call, timeout_s)
         if status == _UNAUTHORIZED and self._found_other_token(sent_token):
@@ -157,7 +169,7 @@ class HttpLink:
 
     async def probe(self, timeout_s: float) -> None:
         """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
-        status, _, body = await self._exchange(_Call(self._probing_client, "GET", "/v2/health/live"), timeout_s)
+        status, _, body = await self._exchange(_Call(self._probing_pool, "GET", "/v2/health/live"), timeout_s)
         try:
             live = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -166,8 +178,8 @@ class HttpLink:
             raise ProtocolError(f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {status}).")
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._probing_client.aclose()
+        await self._pool.client.aclose()
+        await self._probing_pool.client.aclose()
 
     def _found_other_token(self, refused: str) -> bool:
         """Whether there is another token than the refused one: somebody may have put a new one into the file."""
@@ -182,7 +194,7 @@ class HttpLink:
         steps: list[str] = []
         try:
             # httpx limits each read; only this limits them all together.
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), call.pool.seats:
                 for _ in range(_STALE_RETRIES):
                     steps.clear()
                     try:
@@ -207,7 +219,7 @@ class HttpLink:
 
     async def _send(self, call: _Call, timeout_s: float, steps: list[str]) -> tuple[int, Mapping[str, str], bytes]:
         async def trace(event: str, _info: object) -> None:
-            steps.append(event)  # the first one comes when the pool has given a connection
+            steps.append(event)  # the first one comes when there is a seat
 
         # Where the whole is shorter than the time to connect, what ran out is the whole.
         connect_s = self._settings.connect_timeout_s
@@ -215,7 +227,7 @@ class HttpLink:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
-        request = call.client.build_request(
+        request = call.pool.client.build_request(
             call.method,
             self._base + call.path,
             content=None if call.encoded is None else call.encoded.body,
@@ -224,16 +236,19 @@ class HttpLink:
             extensions={"trace": trace},
         )
         try:
-            response = await call.client.send(request, stream=True)
+            response = await call.pool.client.send(request, stream=True)
         finally:
             # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
             if call.encoded is not None and any(step.endswith("send_request_headers.complete") for step in steps):
                 count(self.name, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
         async with contextlib.aclosing(response):
             heard = dict(response.headers)
-            body = await read_body(response.aiter_raw(), heard, self._limits)
-            if call.encoded is not None:
-                count(self.name, received=_head_bytes(response.headers.raw) + len(body))
+            try:
+                body = await read_body(response.aiter_raw(), heard, self._limits)
+            finally:
+                if call.encoded is not None:
+                    received = _head_bytes(response.headers.raw) + response.num_bytes_downloaded
+                    count(self.name, received=received)
             return response.status_code, heard, body
 
 

@@ -98,7 +98,6 @@ class MqttLink:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._publish_to_gateway(publication)
-                count(self.name, sent=_size_bytes(publication))
                 message = await answer
                 count(self.name, received=_size_bytes(message))
                 return envelope.read_response(message, self._limits)
@@ -164,6 +163,7 @@ class MqttLink:
         # A request that comes while the device starts waits to know whether there is a broker.
         await self._client.first_attempt()
         self._check_connected()
+        count(self.name, sent=_size_bytes(publication))  # sent in vain is sent, too
         if not await self._client.publish(publication):
             raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
 

@@ -5,7 +5,8 @@ each second so that a quiet device may retry at all, and what was not used is ke
 throttling (proposal A6) serves the same end. One budget for all links: it is one gateway that they lead to.
 
 What draws on it: the next link of a request whose first link failed, and the outbox's redelivery of what failed before.
-What need not: probes, of which there is one at a time, and links whose breaker is open, which are not asked at all.
+What need not: probes, of which there is one at a time, and links whose breaker is open, which are not asked at all; nor
+does the outbox for what was promised meanwhile.
 """
 
 from __future__ import annotations

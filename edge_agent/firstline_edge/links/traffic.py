@@ -18,6 +18,12 @@ class Traffic:
 
     crossed: list[tuple[str, int, int]] = field(default_factory=list)
 
+    @property
+    def last_bytes(self) -> int:
+        """Of the last request and the last answer, without what was sent in vain before."""
+        sent = next((sent for _, sent, _ in reversed(self.crossed) if sent), 0)
+        return sent + next((received for _, _, received in reversed(self.crossed) if received), 0)
+
 
 # A call tries several links, each of which may try several connections: what they all send is one call's.
 _current: ContextVar[Traffic | None] = ContextVar("traffic", default=None)

@@ -70,7 +70,7 @@ class Account:
         self._prices = {True: list(_NOTHING), False: list(_NOTHING)}  # as values, by resource
         self._left = [math.inf] * len(_NOTHING)
         self._decided: list[tuple[bool, float, Cost, bool]] = []  # demanded, value, cost, paid
-        self._until_s = -math.inf
+        self._since_s, self._until_s = math.inf, -math.inf
 
     @property
     def markup(self) -> Cost:
@@ -83,7 +83,7 @@ class Account:
 
     def price(self, cost: Cost, now_s: float, *, demanded: bool) -> float:
         """What this would have to be worth, as a value: P(edge wrong and full right) that just pays for it."""
-        if now_s >= self._until_s:
+        if not self._since_s <= now_s < self._until_s:
             self._look(now_s)
         per_byte, per_joule, per_coin = self._prices[demanded]
         return per_byte * cost[0] + per_joule * cost[1] + per_coin * cost[2]
@@ -97,7 +97,7 @@ class Account:
             now_s: wall clock.
             demanded: the contract demands it.
         """
-        if now_s >= self._until_s or len(self._decided) >= _TOGETHER:
+        if not self._since_s <= now_s < self._until_s or len(self._decided) >= _TOGETHER:
             self._look(now_s)
         per_byte, per_joule, per_coin = self._prices[demanded]
         size, energy, money = cost
@@ -167,4 +167,5 @@ class Account:
                 prices[at] += meter.price(now_s, demanded=demanded)
                 self._left[at] = min(self._left[at], meter.left(now_s))
             prices[:] = [price * dearer / self.worth for price, dearer in zip(prices, self._markup, strict=True)]
+        self._since_s = max((meter.since_s for meter in self.meters.values()), default=-math.inf)
         self._until_s = min((meter.until_s for meter in self.meters.values()), default=math.inf)

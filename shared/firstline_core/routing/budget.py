@@ -79,6 +79,10 @@ class Ledger:
     prices: list[float] = field(default_factory=lambda: [0.0, 0.0])
     demands: list[Demand] = field(default_factory=lambda: [Demand(), Demand(), Demand()])
 
+    def __post_init__(self) -> None:
+        if (len(self.prices), len(self.demands)) != (2, 3) or self.spent < 0:
+            raise ValueError("it is not a ledger of this version")
+
 
 _DEMANDED, _ALL, _UNPRICED = range(3)
 
@@ -96,14 +100,14 @@ class Meter:
         self.ledger = ledger
         self._forecasts: list[Forecast] = []
         self._passed = 0.0
-        self.until_s = -math.inf
-        """Until when what was found out about the rest of the period holds."""
+        self.since_s, self.until_s = math.inf, -math.inf
+        """Between when what was found out about the rest of the period holds: a clock may also go back."""
 
     def left(self, now_s: float) -> float:
-        """What may still be spent in this period, of which `now_s` is a wall clock's time."""
-        if now_s >= self.until_s:
+        """What may still be spent in this period, of which `now_s` is a wall clock's time; at least 0."""
+        if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
-        return self.budget.amount - self.ledger.spent
+        return max(0.0, self.budget.amount - self.ledger.spent)
 
     def ends_in_s(self, now_s: float) -> float:
         """Seconds until this period ends, and all may be spent again."""
@@ -112,7 +116,7 @@ class Meter:
 
     def price(self, now_s: float, *, demanded: bool) -> float:
         """Worth of a unit; 0 while the budget is ample."""
-        if now_s >= self.until_s:
+        if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
         least, price = self.ledger.prices
         return least if demanded or least > price else price
@@ -171,18 +175,18 @@ class Meter:
         """Finds out where in which period it is, and looks ahead from there.
 
         A clock that went back waits in the period that it left, for ever while it says what cannot be, as after a boot
-        in 1970. One that had been more than a period ahead was wrong then; what was spent stays spent.
+        in 1970. One that had been more than a period ahead was wrong then; so was one in 1970 that is set now. What was
+        spent stays spent.
         """
         ledger, period_s = self.ledger, self.budget.period_s
         period = math.floor(now_s / period_s)
         passed = now_s / period_s - period
-        if period > ledger.period:
-            first = ledger.period < 0
+        if ledger.period < 0 or ledger.period * period_s < EARLIEST_PLAUSIBLE_WALL_S <= now_s:
+            ledger.period = period
+            ledger.demands = [Demand(since=passed) for _ in ledger.demands]
+        elif period > ledger.period:
             for demand in ledger.demands:
-                if first:
-                    demand.since = passed
-                else:
-                    demand.begin(0.0)
+                demand.begin()
             ledger.period, ledger.spent = period, 0.0
         elif ledger.period - period > _LONGEST_AHEAD and now_s >= EARLIEST_PLAUSIBLE_WALL_S:
             ledger.period = period
@@ -190,4 +194,4 @@ class Meter:
             passed = 0.0
         self._passed = passed
         self._forecasts = [demand.forecast(passed) for demand in ledger.demands]
-        self.until_s = min(now_s + period_s / _MOMENTS, (period + 1) * period_s)
+        self.since_s, self.until_s = now_s, min(now_s + period_s / _MOMENTS, (period + 1) * period_s)

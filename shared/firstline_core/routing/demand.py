@@ -32,6 +32,10 @@ class Demand:
     usual: list[float] = field(default_factory=list)
     since: float = 0.0
 
+    def __post_init__(self) -> None:
+        if len(self.today) != SLOTS or len(self.usual) not in (0, SLOTS) or not 0 <= self.since < 1:
+            raise ValueError(f"demand is remembered for {SLOTS} parts of a period")
+
     def add(self, amount: float, passed: float) -> None:
         """Counts what was asked for.
 
@@ -41,7 +45,7 @@ class Demand:
         """
         self.today[int(passed * SLOTS)] += amount
 
-    def begin(self, since: float) -> None:
+    def begin(self) -> None:
         """Ends the period: what it saw is learned; where nobody watched yet, its average stands in."""
         today = self.today
         if not self.usual:
@@ -53,7 +57,7 @@ class Demand:
             self.usual = [
                 old + _RECENT * (min(new, old + most) - old) for old, new in zip(self.usual, today, strict=True)
             ]
-        self.today, self.since = [0.0] * SLOTS, since
+        self.today, self.since = [0.0] * SLOTS, 0.0
 
     def forecast(self, passed: float) -> Forecast:
         """What is known of the rest of the period, once this share of it has passed."""

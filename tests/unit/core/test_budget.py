@@ -114,6 +114,27 @@ class TestClock:
         assert meter.left(self.now_s - 30 * DAY_S) == 1.0
         assert meter.left(self.now_s - 29 * DAY_S) == 10.0
 
+    def test_one_that_is_set_back_while_all_runs_is_noticed_at_once(self) -> None:
+        meter = Meter(Budget(10.0, DAY_S), Ledger())
+        account = Account({"bytes/day": meter})
+        assert account.take(Cost(9.0), self.now_s + 4 * 365 * DAY_S)
+        assert not account.take(Cost(9.0), self.now_s)
+        assert not account.judge(1.0, Cost(9.0), self.now_s, demanded=True).paid
+        assert account.judge(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True).paid
+        assert meter.left(self.now_s + DAY_S) == 10.0
+
+    def test_what_a_device_spends_before_its_clock_is_set_is_spent(self) -> None:
+        meter = Meter(Budget(10.0, DAY_S), Ledger())
+        meter.charge(9.0, 60.0, priced=True)
+        assert meter.left(self.now_s) == 1.0
+        assert not any(demand.usual for demand in meter.ledger.demands)  # ten minutes of 1970 are no day
+        assert meter.left(self.now_s + DAY_S) == 10.0
+
+    def test_one_that_is_never_set_still_has_days(self) -> None:
+        meter = Meter(Budget(10.0, DAY_S), Ledger())
+        meter.charge(9.0, 60.0, priced=True)
+        assert (meter.left(DAY_S - 1), meter.left(DAY_S)) == (1.0, 10.0)
+
 
 class TestForecast:
     def test_a_first_day_goes_on_as_it_began(self) -> None:
@@ -125,7 +146,7 @@ class TestForecast:
     def test_a_day_is_like_those_before(self) -> None:
         demand = Demand()
         demand.add(100.0, 0.9)
-        demand.begin(0.0)
+        demand.begin()
         assert demand.forecast(0.5).remaining == pytest.approx(100 * 0.8, rel=0.01)
         demand.add(100.0, 0.9)
         assert demand.forecast(0.95).remaining < 15
@@ -134,7 +155,7 @@ class TestForecast:
         demand = Demand()
         for slot in range(SLOTS):
             demand.add(1.0, slot / SLOTS)
-        demand.begin(0.0)
+        demand.begin()
         usual = demand.forecast(0.25).remaining
         demand.add(12.0, 0.1)
         assert 1.4 * usual < demand.forecast(0.25).remaining < 3 * SLOTS
@@ -143,15 +164,15 @@ class TestForecast:
         demand = Demand()
         for slot in range(SLOTS):
             demand.add(1.0, slot / SLOTS)
-        demand.begin(0.0)
+        demand.begin()
         demand.add(100.0, 0.8)
-        demand.begin(0.0)
+        demand.begin()
         assert max(demand.usual) < 2
 
     def test_what_nobody_watched_is_taken_for_average(self) -> None:
         demand = Demand(since=0.5)
         demand.add(12.0, 0.6)
-        demand.begin(0.0)
+        demand.begin()
         assert demand.usual[:12] == [1.0] * 12
 
 
@@ -179,6 +200,14 @@ class TestAccount:
         assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Verdict(False, 540.0)
         assert account.judge(1.0, Cost(160.0), self.now_s, demanded=True).short == "bytes/day"
         assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
+
+    def test_what_costs_nothing_is_never_short(self) -> None:
+        account = Account({"money/day": Meter(Budget(1.0, DAY_S), Ledger())})
+        account.charge(Cost(money=3.0), self.now_s)  # more than was set aside
+        assert account.meters["money/day"].left(self.now_s) == 0.0
+        assert account.judge(0.0, Cost(bytes=1e9), self.now_s, demanded=True) == Verdict(True, 0.0)
+        assert account.take(Cost(bytes=1e9), self.now_s)
+        assert not account.take(Cost(money=1e-9), self.now_s)
 
     def test_what_is_given_back_may_be_spent(self) -> None:
         account = Account({"bytes/hour": Meter(Budget(100.0, HOUR_S), Ledger())})

@@ -2,7 +2,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.escalations import ScriptedLink, request, response, settle
@@ -512,6 +512,53 @@ class TestRetryBudget:
         for _ in range(50):
             await house.infer()
         assert house.chain.retries.retries == 0
+
+
+class TestToll:
+    """What cannot be afforded over one link may be over the next, and each try is paid by itself."""
+
+    def toll(self, house: House, *refused: str) -> list[str]:
+        paid: list[str] = []
+
+        @contextlib.contextmanager
+        def toll(_request: InferRequest, link: str) -> Iterator[None]:
+            if link in refused:
+                raise errors.BudgetExceededError(f"no money for {link}")
+            paid.append(link)
+            try:
+                yield
+            except errors.FirstlineError:
+                paid[-1] += " in vain"
+                raise
+
+        house.chain._toll = toll
+        return paid
+
+    async def test_a_link_that_is_too_dear_is_passed_by_without_a_word_against_it(self, house: House) -> None:
+        paid = self.toll(house, "first")
+        for _ in range(5):
+            await house.infer()
+        assert (paid, house.outcomes, house.first.calls) == (["second"] * 5, ["ok"], [])
+        assert house.chain.states() == {"first": "closed", "second": "closed"}
+
+    async def test_each_try_is_paid(self, house: House) -> None:
+        paid = self.toll(house)
+        house.first.error = DOWN
+        await house.infer()
+        assert paid == ["first in vain", "second"]
+
+    async def test_a_second_try_that_cannot_be_paid_is_not_made(self, house: House) -> None:
+        self.toll(house, "second")
+        house.first.error = DOWN
+        with pytest.raises(errors.LinkDownError):  # it may come back, and with it the answer
+            await house.infer()
+        assert house.second.calls == []
+
+    async def test_where_none_can_be_paid_that_is_said(self, house: House) -> None:
+        self.toll(house, "first", "second")
+        with pytest.raises(errors.BudgetExceededError, match="first"):
+            await house.infer()
+        assert house.attempts == []
 
 
 async def test_a_dead_link_is_asked_nothing_and_probed_once_at_a_time(house: House) -> None:

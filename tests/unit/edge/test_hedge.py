@@ -57,7 +57,7 @@ class Stage:
 
     @property
     def counts(self) -> tuple[int, int]:
-        return self.scene.cascade.hedging.used, self.scene.cascade.hedging.unneeded
+        return self.scene.hedging.used, self.scene.hedging.unneeded
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) 
     stage.scene.cloud.gate = asyncio.Event()
     task = await stage.begin(UNSURE)
     stage.scene.echo.gate.set()
-    await until(lambda: stage.scene.cascade.hedging.used)
+    await until(lambda: stage.scene.hedging.used)
     stage.scene.cloud.gate.set()
     assert said(await task).tier is Tier.CLOUD
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
-    assert stage.scene.cascade.punctuality.held_back == 0
+    assert stage.scene.gateway.punctuality.held_back == 0
 
 
 async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:

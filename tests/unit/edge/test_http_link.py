@@ -16,6 +16,7 @@ from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Script = Callable[[Reader, Writer], Awaitable[None]]
@@ -132,7 +133,7 @@ async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, link: H
 
 async def test_small_packets_are_not_held_back(link: HttpLink) -> None:
     await link.infer(request(), 5.0)
-    [connection] = link._client._transport._pool.connections  # type: ignore[attr-defined]
+    [connection] = link._pool.client._transport._pool.connections  # type: ignore[attr-defined]
     stream = connection._connection._network_stream
     assert stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -163,6 +164,19 @@ async def test_silence_is_a_timeout_over_the_whole_exchange(server: Server, link
         await link.infer(request(), 0.1)
 
 
+async def test_what_came_of_an_answer_that_was_cut_off_counts(server: Server, link: HttpLink) -> None:
+    async def half(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + bytes(45_000))
+        await writer.drain()
+
+    server.script = half
+    with counted() as traffic, pytest.raises(errors.LinkError):
+        await link.infer(request(), 5.0)
+    received = sum(received for _, _, received in traffic.crossed)
+    assert 45_000 < received < 46_000
+
+
 async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of_the_far_side(server: Server) -> None:
     async def take_requests_and_answer_probes(reader: Reader, writer: Writer) -> None:
         first, _, _ = await read_request(reader)
@@ -184,6 +198,29 @@ async def test_requests_under_way_delay_no_probe_and_a_full_pool_says_nothing_of
     with pytest.raises(errors.RemoteTimeoutError) as heard:
         await link.infer(request(), 0.1)
     assert type(heard.value) is errors.RemoteTimeoutError
+    await link.close()
+
+
+async def test_those_who_wait_for_a_connection_do_not_wait_in_httpcores_queue(server: Server) -> None:
+    """Each that came or went would have it look at all others: with a thousand, the loop stood still for seconds."""
+
+    async def stall(reader: Reader, _writer: Writer) -> None:
+        await reader.read()
+        await reader.read()
+
+    server.script = stall
+    link = HttpLink(HttpLinkSettings(server.url, connections=2))
+    asking = [asyncio.create_task(link.infer(request(), 60.0)) for _ in range(20)]
+    async with asyncio.timeout(5):
+        while len(server.heads) + server.connections < 2:  # noqa: ASYNC110 (what is waited for comes over a socket)
+            await asyncio.sleep(0.005)
+    assert len(link._pool.client._transport._pool._requests) == 2  # type: ignore[attr-defined]
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    server.script = answer_well
+    await link.infer(request(), 5.0)  # every place is free again
+    await asyncio.gather(*(link.infer(request(), 5.0) for _ in range(5)))
     await link.close()
 
 

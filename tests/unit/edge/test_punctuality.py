@@ -82,7 +82,7 @@ async def street() -> AsyncIterator[Street]:
 
 
 async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_soon(street: Street) -> None:
-    punctuality = street.scene.cascade.punctuality
+    punctuality = street.scene.gateway.punctuality
     assert all(await street.go(40))
     street.pace_s = 1.0
     assert not any(await street.go(100))
@@ -95,7 +95,7 @@ async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_so
 
 async def test_without_an_outbox_old_evidence_fades_and_little_is_asked_in_vain() -> None:
     street = Street(delivers=False, gap_s=2.0)
-    punctuality = street.scene.cascade.punctuality
+    punctuality = street.scene.gateway.punctuality
     assert all(await street.go(40))
     street.pace_s = 1.0
     await street.go(60)

@@ -24,7 +24,7 @@ from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest
-from firstline_edge.ledgers import AROUND_BYTES, Books, LedgerFile
+from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
 SAVE_EVERY_S = 5.0
@@ -103,7 +103,11 @@ class Spending:
             value: P(edge wrong and full right).
             demanded: the contract demands it.
         """
-        cost = self._estimate(size_bytes)
+        link = self._link()
+        metered = self._tariff.of_link(link).metered
+        if metered is not self.conditions.metered:
+            self._take_up(replace(self.conditions, metered=metered))
+        cost = self._estimate(size_bytes, link)
         paid, price, short = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
         return None if paid else Denial(value, price, cost, short)
 
@@ -114,8 +118,12 @@ class Spending:
         return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
 
     @contextmanager
-    def paid(self, request: InferRequest) -> Iterator[None]:
-        """Pays for one call over the links.
+    def paid(self, request: InferRequest, link: str | None = None) -> Iterator[None]:
+        """Pays for one try over one link.
+
+        Args:
+            request: as it is sent.
+            link: its name; None for the one that would be taken now.
 
         Raises:
             BudgetExceededError: too little is left; for an audit, too little beside what the contract demands.
@@ -123,7 +131,7 @@ class Spending:
         now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
-        reserved = self._estimate(size_bytes + around_rows_bytes)
+        reserved = self._estimate(size_bytes + around_rows_bytes, self._link() if link is None else link)
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
@@ -146,11 +154,8 @@ class Spending:
             self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
             self._changed = True
 
-    def _estimate(self, size_bytes: float) -> Cost:
-        tariff = self._tariff.of_link(self._link())
-        if tariff.metered is not self.conditions.metered:
-            self._take_up(replace(self.conditions, metered=tariff.metered))
-        return tariff.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
+    def _estimate(self, size_bytes: float, link: str) -> Cost:
+        return self._tariff.of_link(link).cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _settle(self, reserved: Cost, traffic: Traffic, size_bytes: int, *, answered: bool) -> None:
         """Puts what was really spent in the place of the estimate; a link that counts nothing is taken at that."""
@@ -160,7 +165,8 @@ class Spending:
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         total = Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
         if answered:
-            around_bytes = total.bytes - size_bytes
+            # A link may have sent it twice (over a connection that turned out to be closed): that is no habit.
+            around_bytes = traffic.last_bytes - size_bytes
             self._around_bytes = max(around_bytes, self._around_bytes + _FORGET * (around_bytes - self._around_bytes))
         difference = Cost(*(real - estimate for real, estimate in zip(total, reserved, strict=True)))
         self.account.charge(difference, self._clock.wall_s())
@@ -171,11 +177,20 @@ class Spending:
 
     async def keep(self) -> None:
         """Looks at battery and heat, and writes down what was spent, every few seconds until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:  # two, for a driver that never answers must not stop the books
+            tasks.create_task(self._keep_sensing())
+            tasks.create_task(self._keep_writing())
+
+    async def _keep_sensing(self) -> None:
         while True:
             sensed = await asyncio.to_thread(self._sense)
             self._take_up(replace(sensed, metered=self.conditions.metered))
             await self._clock.sleep(SAVE_EVERY_S)
-            if self._changed and self._file is not None:
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await self._clock.sleep(SAVE_EVERY_S)
+            if self._file is not None and (self._changed or self._file.problem):
                 self._changed = False
                 await asyncio.to_thread(self._file.write, self._books())
 

@@ -60,11 +60,10 @@ class LedgerFile:
         try:
             with self._writing:
                 descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                try:
-                    os.write(descriptor, text)
+                with os.fdopen(descriptor, "wb") as stream:  # writes all or raises
+                    stream.write(text)
+                    stream.flush()
                     os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
                 fresh.replace(self._path)
         except OSError as error:
             if not self.problem:

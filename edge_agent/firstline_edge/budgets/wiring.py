@@ -1,4 +1,4 @@
-"""The budgets that the settings ask for, as one purse."""
+"""The budgets that the settings ask for, with all that keeps them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from firstline_core.clock import Clock
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
-from firstline_edge.conditions import Sensors
-from firstline_edge.ledgers import Books, LedgerFile
+from firstline_edge.budgets.ledgers import Books, LedgerFile
+from firstline_edge.budgets.sensors import Sensors
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.settings import BudgetSection, EdgeSettings
-from firstline_edge.spending import Spending
 
 
 def open_spending(

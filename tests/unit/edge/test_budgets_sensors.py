@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.routing.conditions import Conditions
-from firstline_edge.conditions import Sensors
+from firstline_edge.budgets.sensors import Sensors
 
 
 @pytest.fixture
@@ -51,8 +51,21 @@ def test_a_mouses_battery_is_not_the_devices(sensors: Sensors, tmp_path: Path) -
     assert sensors.read().battery is None
 
 
-def test_a_driver_that_says_nonsense_is_passed_over(sensors: Sensors, tmp_path: Path) -> None:
-    supply(tmp_path, "BAT0", type="Battery", capacity="unknown", status="Unknown")
+def test_an_empty_slot_is_no_empty_battery(sensors: Sensors, tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", capacity="0", status="Unknown", present="0")
+    assert sensors.read().battery is None
+
+
+@pytest.mark.parametrize("nonsense", ["unknown", "", "nan", "inf"])
+def test_a_driver_that_says_nonsense_is_passed_over(sensors: Sensors, tmp_path: Path, nonsense: str) -> None:
+    supply(tmp_path, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
+    zone(tmp_path, "thermal_zone0", nonsense)
+    assert sensors.read() == Conditions()
+
+
+def test_what_is_no_text_is_passed_over(sensors: Sensors, tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging")
+    (tmp_path / "power_supply" / "BAT0" / "capacity").write_bytes(b"\xff\xfe\x00")
     assert sensors.read() == Conditions()
 
 

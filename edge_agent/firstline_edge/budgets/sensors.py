@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from firstline_core.routing.conditions import Conditions
@@ -38,8 +39,10 @@ class Sensors:
         for supply in _folders(self._power_supply, "*"):
             if _said(supply / "type") != "Battery":
                 powered |= _said(supply / "online") == "1"
-            elif _said(supply / "scope") != "Device" and (charge := _number(supply / "capacity")) is not None:
-                charges.append(min(max(charge / 100, 0.0), 1.0))  # scope Device: a mouse's or a headset's
+            elif _said(supply / "scope") == "Device" or _said(supply / "present") == "0":
+                continue  # a mouse's or a headset's, or an empty slot
+            elif (charge := _number(supply / "capacity")) is not None:
+                charges.append(min(max(charge / 100, 0.0), 1.0))
                 powered |= _said(supply / "status") in ("Charging", "Full", "Not charging")
         return (min(charges), powered) if charges else (None, True)
 
@@ -66,6 +69,7 @@ def _said(file: Path) -> str:
 
 def _number(file: Path) -> float | None:
     try:
-        return float(_said(file))
+        number = float(_said(file))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None

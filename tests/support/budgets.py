@@ -1,0 +1,32 @@
+"""Spending with one budget, to be short of."""
+
+from __future__ import annotations
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.routing.account import Account
+from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
+from firstline_core.routing.tariff import Tariff
+from firstline_edge.budgets.ledgers import AROUND_BYTES, LedgerFile
+from firstline_edge.budgets.spending import Spending
+
+COST_BYTES = 4 + AROUND_BYTES  # one row
+
+
+def purse(
+    amount: float = 10_000.0,
+    *,
+    resource: str = "bytes/day",
+    tariff: Tariff = Tariff(),  # noqa: B008 (frozen)
+    prices: tuple[float, float] = (0.0, 0.0),
+    file: LedgerFile | None = None,
+    clock: SimulatedClock | None = None,
+    link: str = "http",
+) -> Spending:
+    meter = Meter(Budget(amount, DAY_S), Ledger(prices=list(prices)))
+    account = Account({resource: meter})
+    return Spending(account, tariff, clock or SimulatedClock(), file=file, link=lambda: link)
+
+
+def spent(spending: Spending) -> float:
+    (budget,) = spending.status()
+    return float(budget["spent"])

@@ -1,0 +1,259 @@
+"""One purse for all that leaves: asked before, paid at the gate, settled with what was counted, kept for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.agent import until
+from support.budgets import purse, spent
+from support.edge import UNSURE, request
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import BudgetExceededError, LinkDownError
+from firstline_core.routing.budget import DAY_S
+from firstline_core.routing.conditions import Conditions
+from firstline_core.routing.tariff import LinkTariff, Tariff
+from firstline_core.types import AuditNote
+from firstline_edge.budgets.ledgers import Books, LedgerFile
+from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending
+from firstline_edge.links.traffic import count
+
+AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
+
+
+class TestPaid:
+    asked = request(UNSURE)  # 4 bytes of payload
+
+    def test_what_the_links_counted_takes_the_place_of_the_estimate(self) -> None:
+        spending = purse()
+        with spending.paid(self.asked):
+            assert spent(spending) > 100
+            count("http", sent=304, received=96)
+        assert spent(spending) == 400
+
+    def test_every_try_counts(self) -> None:
+        spending = purse()
+        with spending.paid(self.asked):
+            count("http", sent=300)
+            count("mqtt", sent=250, received=50)
+        assert spent(spending) == 600
+
+    def test_a_link_that_counts_nothing_is_taken_at_the_estimate(self) -> None:
+        spending = purse()
+        with spending.paid(self.asked):
+            estimated = spent(spending)
+        assert spent(spending) == estimated > 0
+
+    def test_what_failed_before_anything_was_sent_costs_nothing(self) -> None:
+        spending = purse(tariff=Tariff(money_per_request=5.0))
+        with pytest.raises(LinkDownError), spending.paid(self.asked):
+            raise LinkDownError("gone")
+        assert spent(spending) == 0
+
+    def test_what_was_sent_in_vain_was_sent(self) -> None:
+        spending = purse()
+        with pytest.raises(LinkDownError), spending.paid(self.asked):
+            count("http", sent=304)
+            raise LinkDownError("gone")
+        assert spent(spending) == 304
+
+    async def test_two_calls_at_once_do_not_count_each_others_bytes(self) -> None:
+        spending, turns = purse(), asyncio.Event()
+
+        async def call(sent: int) -> None:
+            with spending.paid(self.asked):
+                await turns.wait()
+                count("http", sent=sent)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(call(100))
+            tasks.create_task(call(230))
+            turns.set()
+        assert spent(spending) == 330
+
+    def test_the_budget_is_a_hard_stop_and_says_until_when(self) -> None:
+        spending = purse(2200.0)
+        with spending.paid(self.asked):
+            count("http", sent=300, received=200)
+        with (
+            pytest.raises(BudgetExceededError, match="budget for bytes/day is spent") as refused,
+            spending.paid(self.asked),
+        ):
+            pytest.fail("it was paid")
+        assert refused.value.retry_after_s is not None and 0 < refused.value.retry_after_s <= DAY_S
+        assert spent(spending) == 500
+
+    def test_an_estimate_learns_what_comes_around_a_payload(self) -> None:
+        spending = purse(100_000.0)
+        with spending.paid(self.asked):
+            count("http", sent=3000, received=1004)
+        with spending.paid(self.asked):
+            assert spent(spending) == 4004 + 4004
+
+    def test_what_a_link_sent_twice_is_no_habit(self) -> None:
+        spending = purse(100_000.0)
+        with spending.paid(self.asked):
+            count("http", sent=30_000)  # over a connection that had been closed
+            count("http", sent=30_000)
+            count("http", received=1004)
+        assert spent(spending) == 61_004
+        with spending.paid(self.asked):
+            assert spent(spending) == 61_004 + 31_004
+
+    def test_each_link_has_its_own_price(self) -> None:
+        tariff = Tariff({"wifi": LinkTariff(), "lte": LinkTariff(money_per_byte=1.0, metered=True)})
+        spending = purse(100.0, resource="money/day", tariff=tariff, link="wifi")
+        with pytest.raises(BudgetExceededError, match="money/day"), spending.paid(self.asked, "lte"):
+            pytest.fail("it was paid")
+        with spending.paid(self.asked, "wifi"):
+            count("wifi", sent=5000)
+        assert spent(spending) == 0
+
+    def test_costs_are_those_of_the_link_that_was_taken(self) -> None:
+        links = {"http": LinkTariff(0.5, 0.25), "mqtt": LinkTariff(2.0, 1.0)}
+        spending = purse(resource="joules/day", tariff=Tariff(links))
+        with spending.paid(self.asked):
+            count("mqtt", sent=100, received=10)
+        assert spent(spending) == 210
+
+    def test_money_is_asked_by_the_answer_and_by_the_metered_byte(self) -> None:
+        links = {"http": LinkTariff(money_per_byte=0.5, metered=True)}
+        spending = purse(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
+        with spending.paid(self.asked):
+            count("http", sent=100, received=10)
+        assert spent(spending) == 55 + 7
+
+    def test_an_audit_comes_after_what_the_contract_demands(self) -> None:
+        audit = replace(self.asked, audit=AUDIT)
+        spending = purse(10_000.0, prices=(0.01, 0.01))  # short
+        with spending.paid(self.asked):
+            pass
+        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
+            pytest.fail("it was paid")
+        with purse(10_000.0).paid(audit):
+            pass
+        with purse(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
+            pass
+
+    def test_only_an_ample_budget_pays_for_what_may_not_be_needed(self) -> None:
+        assert purse().ample
+        assert not purse(prices=(0.0, 0.01)).ample
+
+    def test_the_links_state_decides_what_is_dear(self) -> None:
+        tariff = Tariff({"http": LinkTariff(), "mqtt": LinkTariff(metered=True)})
+        dear, cheap = purse(prices=(0.01, 0.01), tariff=tariff, link="mqtt"), purse(prices=(0.01, 0.01), tariff=tariff)
+        ratio = _price(dear) / _price(cheap)
+        assert ratio == pytest.approx(4.0)
+        assert dear.conditions.metered and not cheap.conditions.metered
+
+
+def _price(spending: Spending) -> float:
+    denial = spending.denial(4, 0.0)
+    assert denial is not None
+    return denial.price
+
+
+class TestKeep:
+    async def test_what_is_spent_outlives_a_restart(self, tmp_path: Path) -> None:
+        clock, file = SimulatedClock(), LedgerFile(tmp_path / "spending.json")
+        spending = purse(file=file, clock=clock)
+        async with running(spending):
+            with spending.paid(TestPaid.asked):
+                count("http", sent=300, received=100)
+            await settled(clock)
+            await clock.advance(SAVE_EVERY_S)
+            await written(file)
+        (ledger,) = LedgerFile(tmp_path / "spending.json").read().ledgers.values()
+        assert ledger.spent == 400
+
+    async def test_nothing_is_written_while_nothing_is_spent(self, tmp_path: Path) -> None:
+        clock = SimulatedClock()
+        spending = purse(file=LedgerFile(tmp_path / "spending.json"), clock=clock)
+        async with running(spending):
+            await settled(clock)
+            await clock.advance(10 * SAVE_EVERY_S)
+        assert LedgerFile(tmp_path / "spending.json").read() == Books()
+
+    async def test_a_battery_makes_joules_dearer(self) -> None:
+        clock = SimulatedClock()
+        spending = purse(resource="joules/day", clock=clock)
+        spending._sense = lambda: Conditions(battery=0.05, charging=False)
+        async with running(spending):
+            await settled(clock)
+        assert spending.account.markup.joules == 8.0
+
+    async def test_a_driver_that_never_answers_does_not_stop_the_books(self, tmp_path: Path) -> None:
+        clock, file, answers = SimulatedClock(), LedgerFile(tmp_path / "spending.json"), threading.Event()
+        spending = purse(file=file, clock=clock)
+
+        def hang() -> Conditions:
+            answers.wait(30)
+            return Conditions()
+
+        spending._sense = hang
+        try:
+            async with running(spending):
+                with spending.paid(TestPaid.asked):
+                    count("http", sent=300)
+                await settled(clock)
+                await clock.advance(SAVE_EVERY_S)
+                await written(file)
+                answers.set()
+        finally:
+            answers.set()
+
+    async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
+        clock, file = SimulatedClock(), LedgerFile(tmp_path / "missing" / "spending.json")
+        spending = purse(file=file, clock=clock)
+        async with running(spending):
+            with spending.paid(TestPaid.asked):
+                count("http", sent=300)
+            await settled(clock)
+            await clock.advance(SAVE_EVERY_S)
+
+            async def told() -> bool:
+                return bool(spending.problem)
+
+            await until(told)
+            (tmp_path / "missing").mkdir()
+            await settled(clock)
+            await clock.advance(SAVE_EVERY_S)
+            await written(file)
+
+    def test_a_disk_that_refuses_is_told_and_tried_again(self, tmp_path: Path) -> None:
+        file = LedgerFile(tmp_path / "missing" / "spending.json")
+        spending = purse(file=file)
+        spending.save()
+        assert "a restart would forget it" in spending.problem
+        (tmp_path / "missing").mkdir()
+        spending.save()
+        assert spending.problem == ""
+
+
+@contextlib.asynccontextmanager
+async def running(spending: Spending):  # type: ignore[no-untyped-def]
+    task = asyncio.create_task(spending.keep())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(clock: SimulatedClock) -> None:
+    async def waits() -> bool:
+        return clock.sleepers > 0
+
+    await until(waits)
+
+
+async def written(file: LedgerFile) -> None:
+    async def there() -> bool:
+        return bool(file.read().ledgers)
+
+    await until(there)
