@@ -22,11 +22,13 @@ class ScoredRow(NamedTuple):
     Attributes:
         agree: 1 where edge and full model agree, else 0.
         weight: in proportion to one over the probability with which the row was drawn; 1 where the table has none.
+        certificate: under which a device drew it, "" where the table does not say.
     """
 
     score: float
     agree: int
     weight: float = 1.0
+    certificate: str = ""
 
 
 def read_table(source: str) -> list[ScoredRow]:
@@ -71,7 +73,9 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
             if None in row:  # such as 0,97 for 0.97, which would be read as a score of 0
                 raise ConfigError(f"{where} has more cells than line 1 has columns; write decimals with a point.")
             weight = _weight(row["weight"], where) if "weight" in names else 1.0
-            yield ScoredRow(_score(row["score"], where), _agree(row["agree"], where), weight)
+            yield ScoredRow(
+                _score(row["score"], where), _agree(row["agree"], where), weight, row.get("certificate") or ""
+            )
             count += 1
     except csv.Error as error:
         raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error

@@ -197,6 +197,7 @@ class Scene:
         chosen: policies.Policy = policies.CERTIFIED,
         spending: Spending | None = None,
     ) -> None:
+        self.clock = clock
         said = manifest(full=full, threshold=threshold)
         certificate = None
         if certified is not None:

@@ -20,8 +20,8 @@ The published step is proportional to 1 / sqrt(decisions). Here decisions are th
 factor is the usual value of a unit: both are learned from what is offered, so that no currency need be known.
 
 What the contract demands comes first. It has a price of its own, which demanded escalations alone move, while all move
-the other price, which is never lower. Spending that asks no price (promises kept, audits, the device's own runs) is
-forecast too, and set aside.
+the other price, which is never lower. Spending that asks no price (audits, the device's own runs) is forecast too, and
+set aside.
 
 Periods are hours or days of UTC, and the time is passed in. Nothing is carried over: what a period leaves unspent is
 gone, and none spends more than its amount.
@@ -37,9 +37,9 @@ from firstline_core.routing.demand import Demand, Forecast
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
-_STEP = 4.0
-_SMOOTH = 0.02  # weight of one more offer in the average value and cost
-_FAIR_MOST = 4.0  # a price falls no faster than this, however much is left
+_STEP = 4.0  # from 2 to 8 it hardly matters; at 1 the first day is learned too slowly
+_SMOOTH = 0.02  # weight of one more offer in the average value and cost: some fifty count
+_FAIR_MOST = 4.0  # of an offer: a price falls no faster than this, however much is left for however little
 _UNKNOWN, _KNOWN = 0.4, 0.5  # what a forecast is taken for before the first whole period, and after it
 _SPARE = 0.05  # of the budget
 _MOMENTS = 2000  # of a period: a forecast holds for one

@@ -1,7 +1,7 @@
 """How much demand is still to come in this hour or day: a forecast by earlier ones and by how it began. Pure.
 
-A forecast of when demand comes is worth much and may be wrong, so it is scaled by what has come today, capped, and
-mixed with "it goes on as it did on average today".
+What usually comes from now on is scaled by how much more or less than usual has come today. Where nothing is usual yet,
+demand is taken to go on evenly.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ SLOTS = 24
 
 _RECENT = 0.3  # weight of the last period against all earlier ones: one odd day is not yet a habit
 _SURPRISE = 0.1  # of a whole period: what a slot that was busier than ever is believed to have been busier by
-_EVEN = 0.2  # weight of "as it did on average today"
 _DOUBT = 0.1  # share of a whole period's demand that it takes to believe that today is different
-_BUSIEST = 3.0  # a burst at the beginning must not promise more than so many times the usual
 
 
 @dataclass(slots=True)
@@ -61,30 +59,28 @@ class Demand:
 
     def forecast(self, passed: float) -> Forecast:
         """What is known of the rest of the period, once this share of it has passed."""
-        watched = max(passed - self.since, 0.0) + 1 / SLOTS  # one slot more: a first request is no rate
-        even = (1 - passed) / watched
-        if not self.usual:
-            return Forecast(sum(self.today), even, 0.0, 0.0, 0.0)
+        seen, whole = sum(self.today), sum(self.usual)
+        if not whole:
+            watched = max(passed - self.since, 0.0) + 1 / SLOTS  # one slot more: a first request is no rate
+            return Forecast(seen, to_come=1 - passed, expected=watched, doubt=0.0)
         slot = int(passed * SLOTS)
-        whole = sum(self.usual)
         to_come = sum(self.usual[slot + 1 :]) + self.usual[slot] * (slot + 1 - passed * SLOTS)
         doubt = _DOUBT * whole
-        return Forecast(sum(self.today), even * _EVEN, to_come * (1 - _EVEN), whole - to_come + doubt, doubt)
+        return Forecast(seen, to_come, whole - to_come + doubt, doubt)
 
 
 @dataclass(slots=True)
 class Forecast:
-    """A forecast that holds for a moment and takes in what comes meanwhile.
+    """What usually comes from now on, scaled by what has come so far; it holds for a moment.
 
     Args:
         seen: demand of this period so far; to be raised by what comes.
-        even: demand to come for each unit of `seen`.
         to_come: what usually comes from now on.
-        expected, doubt: `to_come` is scaled by (seen + doubt) / expected.
+        expected: what usually has come by now, and `doubt`.
+        doubt: what is added to both, lest the first few requests say everything.
     """
 
     seen: float
-    even: float
     to_come: float
     expected: float
     doubt: float
@@ -92,7 +88,4 @@ class Forecast:
     @property
     def remaining(self) -> float:
         """Demand from now to the period's end."""
-        if not self.expected:
-            return self.even * self.seen
-        load = min((self.seen + self.doubt) / self.expected, _BUSIEST)
-        return self.even * self.seen + self.to_come * load
+        return self.to_come * (self.seen + self.doubt) / self.expected

@@ -201,7 +201,9 @@ class Groundlight:
     unsure, probably alike images from being escalated one by one.
 
     From groundlight/edge-endpoint, README and CONFIGURING-DETECTORS: `min_time_between_escalations` with its default
-    of 2 s; the confidence threshold is 0.9 where a request brings none.
+    of 2 s; the confidence threshold is 0.9 where a request brings none. There the pause bounds what is escalated in the
+    background, once the edge model's answer was returned; here a row outside the pause waits for the full model's, as
+    with every other policy.
 
     Args:
         threshold: of the confidence.

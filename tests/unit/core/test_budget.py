@@ -147,9 +147,15 @@ class TestForecast:
         demand = Demand()
         demand.add(100.0, 0.9)
         demand.begin()
-        assert demand.forecast(0.5).remaining == pytest.approx(100 * 0.8, rel=0.01)
+        assert demand.forecast(0.5).remaining == pytest.approx(100.0)
         demand.add(100.0, 0.9)
         assert demand.forecast(0.95).remaining < 15
+
+    def test_a_day_on_which_nobody_asked_says_nothing(self) -> None:
+        demand = Demand()
+        demand.begin()
+        demand.add(5.0, 0.5)
+        assert demand.forecast(0.5).remaining == pytest.approx(5.0, rel=0.1)
 
     def test_a_day_that_begins_busier_goes_on_busier_within_reason(self) -> None:
         demand = Demand()
@@ -213,6 +219,6 @@ class TestAccount:
         account = Account({"bytes/hour": Meter(Budget(100.0, HOUR_S), Ledger())})
         assert account.take(Cost(80.0), self.now_s)
         assert not account.take(Cost(80.0), self.now_s)
-        account.charge(Cost(-80.0), self.now_s, priced=True)
+        account.settle(Cost(80.0), Cost(), account.periods, self.now_s)
         assert account.take(Cost(80.0), self.now_s)
         assert account.refilled_in_s("bytes/hour", self.now_s) == HOUR_S

@@ -269,7 +269,7 @@ async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_sc
 async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:
     scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0))
     scene.cloud.agrees = lambda _: True
-    clock, drawn_at_s = scene.cascade._clock, []
+    clock, drawn_at_s = scene.clock, []
     for _ in range(24 * 120):
         clock._now_s += 30  # type: ignore[attr-defined]
         before = len(scene.findings)

@@ -81,7 +81,7 @@ class TestPaid:
         with spending.paid(self.asked):
             count("http", sent=300, received=200)
         with (
-            pytest.raises(BudgetExceededError, match="budget for bytes/day is spent") as refused,
+            pytest.raises(BudgetExceededError, match="budget for bytes/day") as refused,
             spending.paid(self.asked),
         ):
             pytest.fail("it was paid")

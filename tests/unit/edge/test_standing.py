@@ -75,7 +75,7 @@ def feed(scene: Scene, *results: tuple[float, int]) -> int:
 
 
 def elapse(scene: Scene, seconds: float) -> None:
-    scene.cascade._clock._now_s += seconds  # type: ignore[attr-defined]
+    scene.clock._now_s += seconds  # type: ignore[attr-defined]
 
 
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
@@ -261,7 +261,7 @@ async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_a
     (tmp_path / "standing.json.new").mkdir()  # where it would be written
     saving = asyncio.create_task(standings_of(scene).keep_saving())
     feed(scene, *[(SURE, 0)] * 20)
-    clock = scene.cascade._clock
+    clock = scene.clock
     assert isinstance(clock, SimulatedClock)
     async with asyncio.timeout(5):
         while not clock.sleepers:  # noqa: ASYNC110 (a thread writes it)

@@ -13,6 +13,7 @@ from firstline.cli.app import app
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.routing.certificate import certify
+from firstline_edge.audits.records import key_of
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
 _BUNDLE = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--delta", 0.1)
@@ -203,6 +204,33 @@ def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> No
     assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
 
 
+def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
+    manifest = open_bundle(first).manifest
+    alarmed = valid_certificate(manifest, manifest.edge[0])
+    assert alarmed is not None and alarmed.audit_epsilon is not None
+    key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
+    rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + number % 2},1,{key}" for number in range(1000)]
+    table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
+    field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)
+    result = _run(*field, "--out", second, table=table)
+    assert f"digits version {manifest.version + 1}, edge-onnx certified." in result.stdout
+    after = open_bundle(second).manifest
+    renewed = valid_certificate(after, after.edge[0])
+    assert renewed is not None and 0.62 < renewed.threshold < 0.651
+    assert renewed.threshold > alarmed.threshold
+    assert (renewed.n, renewed.contract, renewed.audit_epsilon) == (1000, "disagreement", 0.05)
+    assert renewed.histogram is not None
+    assert after.policy.score == manifest.policy.score
+
+    assert "no bundle was written" in _run(*field, table=table).stdout.lower()
+    refused = _run(second, *field[1:], table=table, code=2).stderr  # another version than the device ran
+    assert "names none of this bundle's" in " ".join(refused.split())
+    assert "names none" in _run(*field, table=_table(1000), code=2).stderr
+    assert "go with a bundle and --data" in _run(*field, "--loss", "harm", table=table, code=2).stderr
+
+
 def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     result = _run(*_BUNDLE, "--epsilon", 0.001, "--out", out)
@@ -219,7 +247,8 @@ def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path, monkeypatch: 
 
     assert "Name either a bundle" in says("--delta", 0.1)
     assert "Name either a bundle" in says(*_BUNDLE, "--scores", "-")
-    assert "name a folder with --data" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "Name either a bundle" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "Name either a bundle" in says(*_BUNDLE[1:])
     assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
     assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
