@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from firstline.cli.contracts import ByOption, ContractOption, GroupsOption, Scope, Wish, print_groups, sentence
-from firstline.cli.output import Output, OutputOption, print_json, warn
+from firstline.cli.output import Output, OutputOption, confidence, percent, print_json, warn
 from firstline.cli.paths import require_bundle
 from firstline.cli.rows import (
     FromAgentOption,
@@ -27,7 +27,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.field import certify_field
 from firstline.workbench.placing import refuse_overwriting
 from firstline.workbench.scores import can_learn
-from firstline.workbench.selection import Selection
+from firstline.workbench.selection import Selection, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -133,6 +133,9 @@ def certify_command(
         dataset = open_dataset(data, labelled=labelled)
         if labelled:
             dataset.check_labels(opened.manifest.labels)
+        share = default_fraction(len(dataset)) if select is None else select
+        near = [model for model in opened.manifest.edge if edge in ("", model.id)]
+        check_score(score.value, share, logits=from_agent is None and any(model.shows_logits for model in near))
         evidence = gathered(opened, dataset, edge, Server(from_agent, token_file), Server(full_from, full_token_file))
         prove = (
             partial(certify_bundle, opened, evidence) if wish.plain else partial(wish.prove, opened, evidence, dataset)
@@ -208,15 +211,14 @@ def _chosen_json(chosen: Selection) -> dict[str, object]:
 def _chosen_sentence(chosen: Selection) -> str:
     best_first = sorted(chosen.aurocs.items(), key=lambda item: -item[1])
     compared = ", ".join(f"{name} {area:.3f}" for name, area in best_first) or "too few losses to compare scores"
-    return (
-        f"{chosen.used} other rows decided on the score: {chosen.score.kind} at temperature "
-        f"{chosen.score.temperature:g} (AUROC: {compared})."
-    )
+    # A learned score does not look at the temperature.
+    heated = "" if chosen.score.learned is not None else f" at temperature {chosen.score.temperature:g}"
+    return f"{chosen.used} other rows decided on the score: {chosen.score.kind}{heated} (AUROC: {compared})."
 
 
 def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> str:
     what = "disagree" if loss is Loss.DISAGREEMENT else "are wrong where the full model is right"
-    promise = f"at most {_percent(epsilon)} of the kept answers {what}, with confidence {_percent(1 - delta)}"
+    promise = f"at most {percent(epsilon)} of the kept answers {what}, with confidence {confidence(delta)}"
     if found.threshold is None or found.risk_upper is None:
         return (
             f"Not certified on {found.n} rows that {promise}; escalate everything. Some threshold would have to keep "
@@ -224,10 +226,6 @@ def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> s
         )
     return (
         f"Certified on {found.n} rows: {promise}, when an answer is kept at a score of at least "
-        f"{found.threshold:.15g}. That keeps {_percent(found.kept)}; the upper bound of their risk is "
-        f"{_percent(found.risk_upper)}."
+        f"{found.threshold:.15g}. That keeps {percent(found.kept)}; the upper bound of their risk is "
+        f"{percent(found.risk_upper)}."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
