@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support.broker import Broker, find_mosquitto
+
+settings.register_profile("any machine", deadline=None)  # a busy one is slow at times
+settings.load_profile("any machine")
 
 BrokerStarter = Callable[..., Broker]
 

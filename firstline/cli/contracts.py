@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.output import print_table, table
+from firstline.cli.output import confidence, percent, print_table, table
 from firstline.workbench.certify import Certification
 from firstline.workbench.contracts import (
     GroupsProof,
@@ -26,6 +26,8 @@ from firstline.workbench.selection import ScoreName
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
+
+_UNPROVED_SHOWN = 20
 
 
 class Scope(StrEnum):
@@ -102,12 +104,12 @@ class Wish:
 
 def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:
     """What was proved."""
-    most, sure = f"at most {_percent(epsilon)}", f"with confidence {_percent(1 - delta)}"
+    most, sure = f"at most {percent(epsilon)}", f"with confidence {confidence(delta)}"
     if not isinstance(proof, GroupsProof):
         return _of_stream(proof, f"the tiered accuracy is {most} below the full model's, {sure}")
     what = "disagree" if contract == "disagreement" else "are wrong where the full model is right"
     certified = sum(found.certified for found in proof.groups.values())
-    kept = f"That keeps {_percent(proof.kept)} of all." if certified else "Escalate everything."
+    kept = f"That keeps {percent(proof.kept)} of all." if certified else "Escalate everything."
     return (
         f"Certified {certified} of {len(proof.groups)} by {proof.by} on {proof.n} rows: in each, {most} of the kept "
         f"answers {what}, {sure} for all of them together. {kept}"
@@ -115,11 +117,15 @@ def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContra
 
 
 def print_groups(proof: Proof) -> None:
-    """A line for each group, where there are groups."""
+    """A line for each group, where there are groups; of those that nothing is proved of, the nearest to it."""
     if not isinstance(proof, GroupsProof):
         return
-    made = table(proof.by, ">rows", ">threshold", ">kept %", ">risk at most %", ">more rows needed")
+    unproved = sorted((found.n_needed, name) for name, found in proof.groups.items() if not found.certified)
+    hidden = {name for _, name in unproved[_UNPROVED_SHOWN:]}
+    made = table(proof.by, ">rows", ">threshold", ">kept %", ">risk at most %", ">kept rows missing, at least")
     for name, found in proof.groups.items():
+        if name in hidden:
+            continue
         made.add_row(
             name,
             str(found.n),
@@ -129,6 +135,8 @@ def print_groups(proof: Proof) -> None:
             str(found.n_needed or ""),
         )
     print_table(made)
+    if hidden:
+        typer.echo(f"Nothing is proved of {len(hidden)} more, which miss more kept rows; -o json has them all.")
 
 
 def _of_stream(proof: Proof, promise: str) -> str:
@@ -139,10 +147,6 @@ def _of_stream(proof: Proof, promise: str) -> str:
         )
     return (
         f"Certified on {proof.n} rows: {promise}, when an answer is kept at a score of at least "
-        f"{proof.threshold:.15g}. That keeps {_percent(proof.kept)}; the upper bound of the accuracy given up is "
-        f"{_percent(proof.risk_upper)}."
+        f"{proof.threshold:.15g}. That keeps {percent(proof.kept)}; the upper bound of the accuracy given up is "
+        f"{percent(proof.risk_upper)}."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"

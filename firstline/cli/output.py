@@ -37,6 +37,15 @@ def print_json(value: object) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def confidence(delta: float) -> str:
+    """1 - delta, with digits enough that it never reads 100 %."""
+    return f"{100 - 100 * delta:.10g} %"
+
+
 def table(*columns: str) -> Table:
     """A plain table; columns whose names start with '>' are right-aligned."""
     made = Table(box=box.SIMPLE, pad_edge=False)

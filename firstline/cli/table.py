@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from firstline_core.errors import ConfigError
 
 _STDIN = "-"
+_CELL_SHOWN = 40
 
 
 class ScoredRow(NamedTuple):
@@ -20,11 +22,13 @@ class ScoredRow(NamedTuple):
     Attributes:
         agree: 1 where edge and full model agree, else 0.
         weight: in proportion to one over the probability with which the row was drawn; 1 where the table has none.
+        certificate: under which a device drew it, "" where the table does not say.
     """
 
     score: float
     agree: int
     weight: float = 1.0
+    certificate: str = ""
 
 
 def read_table(source: str) -> list[ScoredRow]:
@@ -38,30 +42,40 @@ def read_table(source: str) -> list[ScoredRow]:
     """
     try:
         if source == _STDIN:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict", newline="")  # as files, in any locale
             return list(_rows(sys.stdin, "standard input"))
         with Path(source).open(newline="", encoding="utf-8-sig") as stream:
             return list(_rows(stream, source))
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not a CSV file in UTF-8: {error}.") from error
+        named = "standard input" if source == _STDIN else source
+        raise ConfigError(f"{named} is not CSV in UTF-8: {error}.") from error
 
 
 def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
     reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     try:
-        names = [name.strip().removeprefix("\ufeff") for name in reader.fieldnames or ()]
+        names = [name.strip() for name in reader.fieldnames or ()]
         missing = [name for name in ("score", "agree") if name not in names]
         if missing:
             raise ConfigError(
                 f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
             )
+        twice = [name for name in ("score", "agree", "weight") if names.count(name) > 1]
+        if twice:
+            raise ConfigError(f"{source}:1 has the column {twice[0]} more than once; keep the one that counts.")
         reader.fieldnames = names
         count = 0
         for row in reader:
             where = f"{source}:{reader.line_num}"
+            if None in row:  # such as 0,97 for 0.97, which would be read as a score of 0
+                raise ConfigError(f"{where} has more cells than line 1 has columns; write decimals with a point.")
             weight = _weight(row["weight"], where) if "weight" in names else 1.0
-            yield ScoredRow(_score(row["score"], where), _agree(row["agree"], where), weight)
+            yield ScoredRow(
+                _score(row["score"], where), _agree(row["agree"], where), weight, row.get("certificate") or ""
+            )
             count += 1
     except csv.Error as error:
         raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
@@ -75,7 +89,7 @@ def _score(text: str | None, where: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise ConfigError(f"{where} has the score '{text or ''}'; a score is a finite number.")
+        raise ConfigError(f"{where} has the score {_shown(text)}; a score is a finite number.")
     return found
 
 
@@ -86,7 +100,7 @@ def _weight(text: str | None, where: str) -> float:
         found = math.nan
     if not (math.isfinite(found) and found > 0):
         raise ConfigError(
-            f"{where} has the weight '{text or ''}'; it is a number above 0, one over the probability with which the "
+            f"{where} has the weight {_shown(text)}; it is a number above 0, one over the probability with which the "
             "row was drawn."
         )
     return found
@@ -94,5 +108,11 @@ def _weight(text: str | None, where: str) -> float:
 
 def _agree(text: str | None, where: str) -> int:
     if (text or "").strip() not in ("0", "1"):
-        raise ConfigError(f"{where} has '{text or ''}' under agree; it is 1 where edge and full model agree, else 0.")
+        raise ConfigError(f"{where} has {_shown(text)} under agree; it is 1 where edge and full model agree, else 0.")
     return int(text or "")
+
+
+def _shown(text: str | None) -> str:
+    """A cell in quotes, cut short, with nothing in it that a terminal would obey."""
+    found = text or ""
+    return ascii(found if len(found) <= _CELL_SHOWN else found[: _CELL_SHOWN - 3] + "...")

@@ -13,6 +13,7 @@ Making a bundle
 
 Certifying
     certify         certifies an edge variant, and writes the bundle with its certificate
+    field           certifies anew on what a device audited
     evidence        what both models said of a data set
     device          the same, as a real device computes it
     selection       what part of the data decides before the rest certifies

@@ -57,12 +57,13 @@ def accuracy(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
     return _png(draw, theme)
 
 
-def risk(tiers: Tiers, epsilon: float | None, theme: Theme) -> bytes:
+def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
     """Disagreement among kept answers against the share that is escalated.
 
     Args:
         tiers: what is drawn.
         epsilon: what a certificate promises of it; None where none does.
+        by: of what groups it does, each by itself; "" for all answers together.
         theme: colours.
     """
 
@@ -70,7 +71,7 @@ def risk(tiers: Tiers, epsilon: float | None, theme: Theme) -> bytes:
         axes = figure.subplots()
         axes.plot(tiers.curve.escalated, tiers.curve.disagreement, color=theme.first, label="by threshold of the score")
         if epsilon is not None:
-            promised = f"certified: at most {100 * epsilon:.4g} %"
+            promised = f"certified{', in each ' + by if by else ''}: at most {100 * epsilon:.4g} %"
             axes.axhline(epsilon, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=promised)
         if tiers.disagreement.rows:
             _point(axes, tiers.escalated, tiers.disagreement, theme, "this bundle, with its 95 % interval")
@@ -194,7 +195,10 @@ def _png(draw: Callable[[Figure], None], theme: Theme) -> bytes:
         "grid.color": theme.faint,
         "grid.alpha": 0.4,
         "legend.fontsize": 9,
-        "legend.frameon": False,
+        # Words that a line crosses stay legible.
+        "legend.facecolor": theme.paper,
+        "legend.edgecolor": "none",
+        "legend.framealpha": 0.85,
         "xtick.color": theme.ink,
         "ytick.color": theme.ink,
     }

@@ -91,7 +91,7 @@ def _reliability(found: Sheet) -> Plot:
 def _of_tiers(found: Sheet, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
     plots = _plots()
     promised = found.certificate if found.certificate and found.certificate.contract == "disagreement" else None
-    epsilon = promised.epsilon if promised is not None else None
+    epsilon, by = (promised.epsilon, promised.by) if promised is not None else (None, "")
     escalated = f"{page.percent(tiers.escalated.value)} %"
     accuracy = Plot(
         "accuracy",
@@ -108,8 +108,8 @@ def _of_tiers(found: Sheet, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
         "Kept answers that the full model contradicts",
         f"Of the answers that this bundle keeps, {page.percent(tiers.disagreement.value)} % disagree with the full "
         f"model, 95 % interval {page.interval(tiers.disagreement)} %; it escalates {escalated}.",
-        plots.risk(tiers, epsilon, plots.LIGHT),
-        plots.risk(tiers, epsilon, plots.DARK),
+        plots.risk(tiers, epsilon, by, plots.LIGHT),
+        plots.risk(tiers, epsilon, by, plots.DARK),
         page.curve_table(tiers),
     )
     scores = Plot(

@@ -200,7 +200,12 @@ def _folds(losses: NDArray[np.bool_], seed: int) -> NDArray[np.intp] | None:
     return fold_of
 
 
-def _sklearn(module: str) -> Any:
+def require_learning() -> None:
+    """Raises ConfigError where scikit-learn is not installed."""
     if not can_learn():
         raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.")
+
+
+def _sklearn(module: str) -> Any:
+    require_learning()
     return import_module(f"sklearn.{module}")

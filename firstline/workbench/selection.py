@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.calibrate import fit_temperature
-from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_logistic, fit_value
+from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_logistic, fit_value, require_learning
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
@@ -62,6 +62,25 @@ def default_fraction(rows: int) -> float:
     return SELECT_FRACTION if rows >= SELECTS_FROM_ROWS else 0.0
 
 
+def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
+    """What a score takes, so that it can be refused before models run for minutes.
+
+    Args:
+        name: of the score.
+        share: of the rows that decides; 0 for none.
+        logits: whether the edge model shows them.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    if name == "energy" and not logits:
+        raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
+    if name == LEARNED and not share:
+        raise ConfigError("A learned score is fitted on a part of the rows; set one aside with --select 0.1.")
+    if name == LEARNED:
+        require_learning()
+
+
 def select(
     probabilities: Probabilities,
     losses: NDArray[np.bool_],
@@ -92,9 +111,8 @@ def select(
     Raises:
         ConfigError: a fraction out of range, or a score that these rows cannot have.
     """
-    if name == "energy" and logits is None:
-        raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
     share = default_fraction(len(losses)) if fraction is None else fraction
+    check_score(name, share, logits=logits is not None)
     if share:
         check_share("the selection fraction", share)
     part, rest = split(len(losses), share, seed)
@@ -130,8 +148,6 @@ def _named(name: ScoreName, own: Score, temperature: float) -> Score:
     match name:
         case "best" | "bundle":
             return own
-        case "learned":
-            raise ConfigError("A learned score is fitted on a part of the rows; set one aside with --select 0.1.")
         case "graph":
             if own.kind != "graph":
                 raise ConfigError("The bundle has no score graph.")

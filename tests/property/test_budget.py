@@ -46,6 +46,27 @@ def test_a_budget_also_holds_for_what_asks_no_price(
     assert spent <= 100.0 * (1 + 1e-9)
 
 
+# Seconds since the one before, what is set aside, the share of it that is spent, and how many calls begin meanwhile.
+waits_s, sizes = st.sampled_from([0.0, 700.0, 1800.0]), st.sampled_from([20.0, 60.0, 100.0])
+calls = st.lists(st.tuples(waits_s, sizes, st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 3)), max_size=30)
+
+
+@given(calls)
+def test_what_is_on_its_way_when_a_period_ends_is_not_given_to_the_next(stream: list[tuple[float, ...]]) -> None:
+    account, now_s, spent = Account({"bytes": Meter(Budget(100.0, HOUR_S), Ledger())}), START_S, dict[int, float]()
+    under_way: list[tuple[float, float, float, list[int]]] = []
+    for number, (wait_s, reserved, share, others) in enumerate(stream):
+        now_s += wait_s
+        for call in [call for call in under_way if call[0] <= number]:
+            under_way.remove(call)
+            account.settle(Cost(call[1]), Cost(call[1] * call[2]), call[3], now_s)
+        if account.take(Cost(reserved), now_s):
+            under_way.append((number + others, reserved, share, account.periods))
+            period = int(now_s // HOUR_S)
+            spent[period] = spent.get(period, 0.0) + reserved * share
+    assert all(sum_spent <= 100.0 * (1 + 1e-9) for sum_spent in spent.values())
+
+
 @given(offers, shares, shares, costs, st.booleans())
 def test_a_higher_value_is_never_denied_where_a_lower_one_is_paid(
     stream: list[tuple[float, ...]], one: float, other: float, cost: float, demanded: bool

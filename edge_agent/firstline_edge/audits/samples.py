@@ -96,12 +96,13 @@ def read(path: Path) -> Iterator[Sample]:
             continue
 
 
-def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int]]:
-    """Rows for `firstline certify --scores`: `score,agree,weight`, and whether the answer was kept."""
+def table(samples: Iterable[Sample]) -> Iterator[dict[str, float | int | str]]:
+    """Rows for `firstline certify --scores`: `score,agree,weight`, whether the answer was kept, and under what."""
     for sample in samples:
         yield {
             "score": sample.score,
             "agree": sample.agree,
             "weight": 1 / sample.propensity,
             "kept": int(sample.kept),
+            "certificate": sample.key,
         }

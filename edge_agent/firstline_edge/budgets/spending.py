@@ -140,13 +140,16 @@ class Spending:
                 retry_after_s=account.refilled_in_s(short, now_s) or None,
             )
         self._changed = True
-        answered = False
+        answered, periods = False, account.periods
         with counted() as traffic:
             try:
                 yield
                 answered = True
             finally:
-                self._settle(reserved, traffic, size_bytes + around_rows_bytes, answered=answered)
+                if not answered or traffic.crossed:  # a link that counts nothing is taken at the estimate
+                    spent = self._spent(traffic, size_bytes + around_rows_bytes, answered=answered)
+                    account.settle(reserved, spent, periods, self._clock.wall_s())
+                    self._changed = True
 
     def ran(self, rows: int) -> None:
         """The edge model ran on so many rows."""
@@ -157,19 +160,15 @@ class Spending:
     def _estimate(self, size_bytes: float, link: str) -> Cost:
         return self._tariff.of_link(link).cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
-    def _settle(self, reserved: Cost, traffic: Traffic, size_bytes: int, *, answered: bool) -> None:
-        """Puts what was really spent in the place of the estimate; a link that counts nothing is taken at that."""
-        if answered and not traffic.crossed:
-            return
+    def _spent(self, traffic: Traffic, size_bytes: int, *, answered: bool) -> Cost:
+        """What a try took, by what the links counted; the next estimate learns from it."""
         spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
-        total = Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
         if answered:
             # A link may have sent it twice (over a connection that turned out to be closed): that is no habit.
             around_bytes = traffic.last_bytes - size_bytes
             self._around_bytes = max(around_bytes, self._around_bytes + _FORGET * (around_bytes - self._around_bytes))
-        difference = Cost(*(real - estimate for real, estimate in zip(total, reserved, strict=True)))
-        self.account.charge(difference, self._clock.wall_s())
+        return Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
 
     def _take_up(self, conditions: Conditions) -> None:
         self.conditions = conditions

@@ -57,6 +57,10 @@ class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
     kept: _Share
     risk_upper: _Share | None
 
+    def __post_init__(self) -> None:
+        if (self.threshold is None) != (self.risk_upper is None):
+            raise ValueError("a group has both a threshold and an upper bound of its risk, or neither")
+
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the answers kept at `threshold`, at most `epsilon` break the contract, with confidence 1 - `delta`.
@@ -97,6 +101,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if bool(self.by) != bool(self.groups):
             raise ValueError("a certificate has groups if and only if it says by what they are formed")
+        if self.by and self.contract == "stream":
+            raise ValueError("a contract on the stream is on all answers; it has no groups")
         if self.risk_upper > self.epsilon:
             raise ValueError(f"a risk of up to {self.risk_upper:g} does not certify an epsilon of {self.epsilon:g}")
         kept = [group.threshold for group in self.groups.values() if group.threshold is not None]
@@ -108,7 +114,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def promise(self) -> str:
         """What it says, in words."""
-        most, sure = f"at most {100 * self.epsilon:.4g} %", f"with confidence {100 - 100 * self.delta:.4g} %"
+        most, sure = f"at most {100 * self.epsilon:.4g} %", f"with confidence {100 - 100 * self.delta:.10g} %"
         if self.contract == "stream":
             return f"the tiered accuracy is {most} below the full model's, {sure}"
         what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"

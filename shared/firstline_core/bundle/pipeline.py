@@ -27,6 +27,8 @@ from firstline_core.types import Array, Tensor
 
 Probabilities = NDArray[np.float32]
 
+_HIGHEST = np.finfo(np.float32).max
+
 log = logger(__name__)
 
 
@@ -248,7 +250,8 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
         found = step(probabilities)
         if found.size != len(probabilities):
             raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")
-        return found.reshape(-1).astype(np.float32, copy=False)
+        # Infinity, the log-odds of a probability of 1, would not pass through JSON, as score or as threshold.
+        return np.clip(found.reshape(-1).astype(np.float32, copy=False), -_HIGHEST, _HIGHEST)
 
     classes = len(bundle.manifest.labels)
     try:

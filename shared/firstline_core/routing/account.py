@@ -12,7 +12,7 @@ it may be too dear although no budget is short.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from firstline_core.routing.budget import Ledger, Meter
@@ -112,19 +112,43 @@ class Account:
         """Charges what is about to be spent; False, and nothing charged, where too little is left.
 
         Args:
-            cost: as far as it is known; `charge` corrects it later.
+            cost: as far as it is known; `settle` corrects it later.
             now_s: wall clock.
-            priced: whether `judge` was asked about it.
+            priced: whether `judge` was asked about it; an audit is not.
         """
         if self.short(cost, now_s):
             return False
+        if not priced:
+            for at, _, meter in self._metered:
+                meter.ledger.audited += cost[at]
         self.charge(cost, now_s, priced=priced)
         return True
 
     def charge(self, cost: Cost, now_s: float, *, priced: bool = True) -> None:
-        """Charges what is already spent, or gives back where it is below 0."""
+        """Charges what is already spent."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
+        self._look(now_s)
+
+    @property
+    def periods(self) -> list[int]:
+        """The number of each budget's hour or day, as of the last charge."""
+        return [meter.ledger.period for _, _, meter in self._metered]
+
+    def settle(self, reserved: Cost, spent: Cost, periods: Sequence[int], now_s: float) -> None:
+        """Puts what was spent in the place of what `take` charged.
+
+        Args:
+            reserved: what that was.
+            spent: in fact.
+            periods: as they were then. What one that is over had set aside is not given back to the next.
+            now_s: wall clock.
+        """
+        self._look(now_s)
+        for (at, _, meter), period in zip(self._metered, periods, strict=True):
+            difference = spent[at] - reserved[at]
+            if difference > 0 or period == meter.ledger.period:
+                meter.charge(difference, now_s, priced=True)
         self._look(now_s)
 
     def short(self, cost: Cost, now_s: float) -> str:

@@ -219,6 +219,6 @@ class TestAccount:
         account = Account({"bytes/hour": Meter(Budget(100.0, HOUR_S), Ledger())})
         assert account.take(Cost(80.0), self.now_s)
         assert not account.take(Cost(80.0), self.now_s)
-        account.charge(Cost(-80.0), self.now_s, priced=True)
+        account.settle(Cost(80.0), Cost(), account.periods, self.now_s)
         assert account.take(Cost(80.0), self.now_s)
         assert account.refilled_in_s("bytes/hour", self.now_s) == HOUR_S

@@ -59,6 +59,10 @@ def test_a_promise_by_class_has_a_threshold_for_each() -> None:
     assert "in each predicted class, with confidence" in by_class.promise
     with pytest.raises(ValueError, match="if and only if it says by what"):
         msgspec.structs.replace(by_class, by="")
+    with pytest.raises(ValueError, match="on all answers"):
+        msgspec.structs.replace(by_class, contract="stream")
+    with pytest.raises(ValueError, match="or neither"):
+        GroupCertificate(0.7, 100, 0.5, None)
 
 
 def test_a_promise_on_the_stream_is_about_accuracy() -> None:

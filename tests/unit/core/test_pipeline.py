@@ -244,6 +244,20 @@ def test_a_label_offset_holds_for_logits_too_and_a_graph_hides_them(tmp_path: Pa
     assert not msgspec.structs.replace(edge, postprocess=()).shows_logits
 
 
+def log_odds_graph(path: Path) -> Path:
+    """Log-odds of the first of two classes, infinite where it is certain."""
+    return write_graph(
+        path,
+        [
+            helper.make_node("Log", ["probabilities"], ["logs"]),
+            helper.make_node("MatMul", ["logs", "difference"], ["score"]),
+        ],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.array([[1], [-1]], np.float32), "difference")],
+    )
+
+
 def score_graph(path: Path, classes: int) -> Path:
     """The first class's probability as the score, (n, 1)."""
     return write_graph(
@@ -264,6 +278,16 @@ def test_the_bundles_own_score_graph(tmp_path: Path) -> None:
     graph.unlink()
     with pytest.raises(ModelLoadError, match="score graph is absent"):
         load_scorer(bundle, OPTIONS)
+
+
+def test_an_infinite_score_becomes_the_largest_number_that_json_can_say(tmp_path: Path) -> None:
+    graph = log_odds_graph(tmp_path / "score.onnx")
+    score = load_scorer(
+        number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path)))), OPTIONS
+    )
+    high, low, middle, none = score(np.array([[1, 0], [0, 1], [0.5, 0.5], [np.nan, 0.5]], np.float32))
+    assert (high, low, middle) == (np.finfo(np.float32).max, np.finfo(np.float32).min, 0)
+    assert np.isnan(none)  # never kept
 
 
 def test_a_score_graph_for_other_classes_is_refused_at_load(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_the_table_has_the_newest_certificates_rows_and_their_weights(
     assert run(tmp_path) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert rows == [
-        {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1"},
-        {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0"},
+        {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1", "certificate": "k"},
+        {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0", "certificate": "k"},
     ]
     assert run(tmp_path, "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -122,6 +122,7 @@ def test_a_spoilt_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
     written(tmp_path, sample())
     with samples_path(tmp_path).open("a") as stream:
         stream.write('{"key": 3}\n{"cut\n')
+    written(tmp_path, sample(propensity=0.0), sample(agree=2))
     written(tmp_path, sample(score=0.7))
     assert run(tmp_path, "-o", "json") == 0
     assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.9, 0.7]

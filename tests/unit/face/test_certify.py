@@ -13,12 +13,13 @@ from firstline.cli.app import app
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.routing.certificate import certify
+from firstline_edge.audits.records import key_of
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
 _BUNDLE = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--delta", 0.1)
 
 
-def _run(*arguments: object, table: str | None = None, code: int = 0) -> Any:
+def _run(*arguments: object, table: str | bytes | None = None, code: int = 0) -> Any:
     result = CliRunner().invoke(app, ["certify", *map(str, arguments)], input=table)
     assert result.exit_code == code, result.output
     return result
@@ -54,6 +55,17 @@ def test_what_is_not_certified_also_exits_0() -> None:
     assert "Certified on 299 rows" in _run(*promise, table="\ufeff" + _table(299)).stdout
 
 
+def test_a_spreadsheets_table_with_its_mark_quotes_and_line_ends() -> None:
+    table = "\ufeff" + "\r\n".join(['"score","agree"', *['"0.9","1"'] * 299, ""])
+    found = _run("--scores", "-", "--epsilon", 0.01, "--delta", 0.05, "-o", "json", table=table)
+    assert msgspec.json.decode(found.stdout)["certified"]
+
+
+def test_no_confidence_reads_100_percent() -> None:
+    text = _run("--scores", "-", "--epsilon", 0.05, "--delta", 1e-6, table=_table(999)).stdout
+    assert "with confidence 99.9999 %" in text
+
+
 def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
     promise = ("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, "-o", "json")
     rows = [(0.9, 1, 4.0)] * 300 + [(0.5, 0, 2.0)] * 100
@@ -76,9 +88,14 @@ def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
         ('score,agree\n"0.5,1\n', "is not CSV"),
         ("score,agree,weight\n0.5,1,0\n", "standard input:2 has the weight '0'"),
         ("score,agree,weight\n0.5,1\n", "standard input:2 has the weight ''"),
+        ("score,agree\n0,97,1\n", "standard input:2 has more cells than line 1 has columns"),
+        ("score,agree,score\n0.5,1,0.7\n", "standard input:1 has the column score more than once"),
+        ("score,agree\n\x1b[2J,1\n", r"standard input:2 has the score '\x1b[2J'"),
+        (f"score,agree\n{'9' * 500}x,1\n", f"has the score '{'9' * 37}...';"),
+        (b"score,agree\n\xff,1\n", "standard input is not CSV in UTF-8"),
     ],
 )
-def test_a_bad_table_gets_a_sentence_with_its_line(table: str, says: str) -> None:
+def test_a_bad_table_gets_a_sentence_with_its_line(table: str | bytes, says: str) -> None:
     result = _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, table=table, code=2)
     assert says in result.stderr
     assert "Traceback" not in result.stderr
@@ -187,6 +204,33 @@ def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> No
     assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
 
 
+def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
+    manifest = open_bundle(first).manifest
+    alarmed = valid_certificate(manifest, manifest.edge[0])
+    assert alarmed is not None and alarmed.audit_epsilon is not None
+    key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
+    rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + number % 2},1,{key}" for number in range(1000)]
+    table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
+    field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)
+    result = _run(*field, "--out", second, table=table)
+    assert f"digits version {manifest.version + 1}, edge-onnx certified." in result.stdout
+    after = open_bundle(second).manifest
+    renewed = valid_certificate(after, after.edge[0])
+    assert renewed is not None and 0.62 < renewed.threshold < 0.651
+    assert renewed.threshold > alarmed.threshold
+    assert (renewed.n, renewed.contract, renewed.audit_epsilon) == (1000, "disagreement", 0.05)
+    assert renewed.histogram is not None
+    assert after.policy.score == manifest.policy.score
+
+    assert "no bundle was written" in _run(*field, table=table).stdout.lower()
+    refused = _run(second, *field[1:], table=table, code=2).stderr  # another version than the device ran
+    assert "names none of this bundle's" in " ".join(refused.split())
+    assert "names none" in _run(*field, table=_table(1000), code=2).stderr
+    assert "go with a bundle and --data" in _run(*field, "--loss", "harm", table=table, code=2).stderr
+
+
 def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     result = _run(*_BUNDLE, "--epsilon", 0.001, "--out", out)
@@ -197,17 +241,21 @@ def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
     assert found["n_needed"] > 0
 
 
-def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path) -> None:
+def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def says(*arguments: object) -> str:
         return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
 
     assert "Name either a bundle" in says("--delta", 0.1)
     assert "Name either a bundle" in says(*_BUNDLE, "--scores", "-")
-    assert "name a folder with --data" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "Name either a bundle" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "Name either a bundle" in says(*_BUNDLE[1:])
     assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
     assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
-    assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
+    with monkeypatch.context() as patch:  # before the models run for minutes
+        patch.setattr("firstline.cli.certify.gathered", None)
+        assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
+        assert "needs the edge model's logits" in says(*_BUNDLE, "--score", "energy", "--from-agent", "http://x")
     assert "--score" in says("--scores", "-", "--delta", 0.1, "--score", "margin")
     assert "has no edge variant 'other'" in says(*_BUNDLE, "--edge", "other")
     assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.cli.contracts import print_groups
 from firstline.workbench.contracts import GroupsProof, Terms, certify_by, certify_classes, certify_stream_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evidence import Evidence
@@ -17,6 +18,7 @@ from firstline.workbench.groups import read_groups
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import Certificate as Proof
 from firstline_core.routing.certificate import certify, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
 
@@ -167,6 +169,15 @@ def test_the_command_tells_of_each_class_and_group(tmp_path: Path) -> None:
     file.write_text("file,group\n" + "".join(f"{name},{'ab'[at % 2]}\n" for at, name in enumerate(names)))
     text = _run("--epsilon", 0.08, "--groups", file).stdout
     assert "Certified 2 of 2 by group on 599 rows" in text and "\n a " in text
+
+
+def test_of_hundreds_of_groups_those_without_proof_do_not_fill_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {f"class-{at}": Proof(False, None, 0.0, None, 1, 500 - at) for at in range(467)}
+    groups["good"] = Proof(True, 0.5, 1.0, 0.04, 99, 0)
+    print_groups(GroupsProof(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups))
+    text = capsys.readouterr().out
+    assert text.count("\n class-") == 20 and "class-466 " in text and "\n good" in text
+    assert "Nothing is proved of 447 more" in text
 
 
 def test_what_does_not_go_together_gets_a_sentence(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
+_COMMAND = ("evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"))
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,13 @@ def measured() -> Measured:
 
 
 @pytest.fixture(scope="module")
-def drawn(measured: Measured, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(measured, tmp_path_factory.mktemp("drawn") / "new" / "plots")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command writes of the same images; it takes a second, and so is done once."""
+    page = tmp_path_factory.mktemp("drawn") / "new" / "plots" / PAGE_NAME
+    result = CliRunner().invoke(app, [*_COMMAND, "--limit", "200", "--plots", str(page.parent)])
+    assert result.exit_code == 0, result.output
+    assert f"Drawn: {page}" in result.stdout
+    return page
 
 
 class _Page(HTMLParser):
@@ -120,14 +126,9 @@ def test_an_edge_model_alone_has_its_reliability(measured: Measured, tmp_path: P
         write_report(_replaced(measured, edges=()), tmp_path)
 
 
-def test_the_command_draws(tmp_path: Path) -> None:
-    out = tmp_path / "plots"
-    command = ["evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "50"]
-    result = CliRunner().invoke(app, [*command, "--plots", str(out)])
-    assert result.exit_code == 0, result.output
-    assert f"Drawn: {out / PAGE_NAME}" in result.stdout
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(app, [*command, "--plots", str(tmp_path / "file" / "in")])
+    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "file" / "in")])
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
 
@@ -143,8 +144,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, "firstline.workbench.plots", raising=False)
     monkeypatch.delattr("firstline.workbench.plots", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    command = ["evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--plots", str(tmp_path / "x")]
-    result = CliRunner().invoke(app, command)
+    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "x")])
     assert result.exit_code == 2
     assert "pip install 'firstline[analysis]'" in result.stderr
     assert not (tmp_path / "x").exists()
