@@ -34,6 +34,16 @@ def certified_digits(folder: Path, version: int = 1) -> Path:
     return target
 
 
+def uncertified_digits(folder: Path) -> Path:
+    """The digits bundle without its certificates."""
+    target = folder / "uncertified"
+    shutil.copytree(DIGITS, target)
+    manifest = parse_manifest((target / MANIFEST_NAME).read_bytes())
+    bare = tuple(msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge)
+    (target / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, edge=bare)))
+    return target
+
+
 def certificate_of(served: ServedModel, variant: int = 0) -> Certificate:
     found = served.manifest.edge[variant].certificate
     assert found is not None
