@@ -24,7 +24,7 @@ _MIB = 1 << 20
 
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
-Amount = Annotated[float, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 # A name in MQTT topics: no slash, no wildcard.
@@ -130,7 +130,7 @@ class CostsSection(Section, frozen=True, kw_only=True):
     """What a joule is worth to you, for which nobody sends a bill."""
     joules_per_run: Amount = 0.0
     """What running the edge model on one row takes."""
-    metered_factor: Annotated[float, Meta(ge=1)] = 4.0
+    metered_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """How many times as dear bytes and money are over a metered link."""
     heat_limit_c: float = 80.0
     """Degrees Celsius that the device should stay below; from 5 below, joules become dearer."""

@@ -20,6 +20,7 @@ from firstline_core.routing.audit import AuditState
 from firstline_core.routing.tightening import EVERYTHING
 
 FORMAT = 1
+_ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
 _RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes back brings its alarm with it
 
 
@@ -28,6 +29,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         model, version: of the bundle, for people.
+        proof: sha256 of the certificate itself.
         test: of the threshold in use: a tightened one has a test of its own.
         alarmed: the promise was broken, here or in the fleet's eyes, or what was known of it is lost.
         cause: of the alarm, in a sentence.
@@ -41,6 +43,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     version: str
+    proof: str = ""
     test: AuditState
     alarmed: bool = False
     cause: str = ""
@@ -83,6 +86,26 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
         *(certificate.threshold, epsilon),
     )
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+
+
+def begun(known: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
+    """A record with a test of its own; an alarm stays with the certificate, whichever version carries it.
+
+    A version is a number that anybody can raise. What ends an alarm is another proof.
+
+    Args:
+        known: those there are, the newest last.
+        model: the bundle's name.
+        version: the bundle's.
+        certificate: what was proved.
+        epsilon: what the audits test.
+    """
+    proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
+    record = Record(model=model, version=version, proof=proof, test=audit.begin(epsilon))
+    alarmed = [old for old in known.values() if (old.model, old.proof) == (model, proof) and old.alarmed]
+    for field in _ALARM if alarmed else ():
+        setattr(record, field, getattr(alarmed[-1], field))
+    return record
 
 
 def read(path: Path) -> dict[str, Record]:

@@ -18,7 +18,7 @@ from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import Record, key_of
+from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.watched import CLEAR, Standing, Watched
 from firstline_edge.models import HeldModel
@@ -167,7 +167,7 @@ class Standings:
             return
         name, epsilon = model.manifest.name, certificate.audit_epsilon
         key = key_of(name, model.version, certificate, epsilon)
-        record = self._records.pop(key, None) or Record(model=name, version=model.version, test=audit.begin(epsilon))
+        record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate, epsilon)
         self._records[key] = record  # the last ones are the newest
         if self._lost and not record.alarmed:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()

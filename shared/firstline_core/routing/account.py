@@ -114,10 +114,13 @@ class Account:
         Args:
             cost: as far as it is known; `settle` corrects it later.
             now_s: wall clock.
-            priced: whether `judge` was asked about it.
+            priced: whether `judge` was asked about it; an audit is not.
         """
         if self.short(cost, now_s):
             return False
+        if not priced:
+            for at, _, meter in self._metered:
+                meter.ledger.audited += cost[at]
         self.charge(cost, now_s, priced=priced)
         return True
 

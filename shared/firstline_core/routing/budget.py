@@ -66,6 +66,7 @@ class Ledger:
     Args:
         period: number of the current one, counted from the epoch; -1 before the first.
         spent: in it.
+        audited: of that, by audits.
         value: average value of an offer, in worth.
         cost: average cost of an offer; 0 before the first.
         prices: worth of a unit, for what the contract demands and for everything.
@@ -74,6 +75,7 @@ class Ledger:
 
     period: int = -1
     spent: float = 0.0
+    audited: float = 0.0
     value: float = 0.0
     cost: float = 0.0
     prices: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -129,7 +131,7 @@ class Meter:
         """
         if amount > self.left(now_s):
             return False
-        spare = _SPARE * self.budget.amount - sum(self.ledger.demands[_UNPRICED].today)
+        spare = _SPARE * self.budget.amount - self.ledger.audited
         return self.price(now_s, demanded=True) == 0 or amount <= spare
 
     def offered(self, value: float, cost: float, taken: float, now_s: float, *, demanded: bool, count: int = 1) -> None:
@@ -187,7 +189,7 @@ class Meter:
         elif period > ledger.period:
             for demand in ledger.demands:
                 demand.begin()
-            ledger.period, ledger.spent = period, 0.0
+            ledger.period, ledger.spent, ledger.audited = period, 0.0, 0.0
         elif ledger.period - period > _LONGEST_AHEAD and now_s >= EARLIEST_PLAUSIBLE_WALL_S:
             ledger.period = period
         elif ledger.period > period:

@@ -140,6 +140,16 @@ class TestPaid:
         with purse(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
             pass
 
+    def test_runs_do_not_use_up_what_audits_may_spend(self) -> None:
+        audit, tariff = replace(self.asked, audit=AUDIT), Tariff({"http": LinkTariff(0.01, 0.01)}, joules_per_run=1.0)
+        spending = purse(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
+        spending.ran(900)
+        for _ in range(2):  # of 20 joules, and 50 are theirs
+            with spending.paid(audit):
+                count("http", sent=2000)
+        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
+            pytest.fail("it was paid")
+
     def test_only_an_ample_budget_pays_for_what_may_not_be_needed(self) -> None:
         assert purse().ample
         assert not purse(prices=(0.0, 0.01)).ample

@@ -314,6 +314,18 @@ async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
     assert sum("cannot keep what the audits found" in line for line in caplog.messages) == 1
 
 
+async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
+    certificate = watched_of(make_scene()).certificate
+    old = records.begun({}, "m", "3", certificate, 0.05)
+    assert not old.alarmed
+    old.alarmed, old.cause, old.tightened, old.drawn = True, "broken", 0.9, 7
+    new = records.begun({"3": old}, "m", "4", certificate, 0.05)
+    assert (new.version, new.alarmed, new.cause, new.tightened, new.drawn) == ("4", True, "broken", 0.9, 0)
+    renewed = msgspec.structs.replace(certificate, n=certificate.n + 1)
+    assert not records.begun({"3": old}, "m", "4", renewed, 0.05).alarmed
+    assert not records.begun({"3": old}, "other", "4", certificate, 0.05).alarmed
+
+
 def test_only_the_latest_records_are_kept() -> None:
     many = {f"{number}": records.Record(model="m", version="1", test=audit.begin(0.05)) for number in range(100)}
     kept = msgspec.json.decode(records.encode(many))["records"]
