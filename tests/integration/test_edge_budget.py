@@ -160,3 +160,15 @@ async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, 
         assert {answer.tier for answer in answers} == {Tier.EDGE}
         [line] = find(agent.parts.state.decisions_path, answers[0].request_id)
         assert "would have had to be worth 0.9" in "\n".join(describe(line))
+
+
+async def test_a_link_that_cannot_be_afforded_is_passed_by_for_one_that_is_free(
+    gateway_url: str, tmp_path: Path
+) -> None:
+    dear, free = {"kind": "http", "url": gateway_url, "metered": True}, {"kind": "http", "url": gateway_url}
+    settings = edge_settings(
+        tmp_path, links=[dear, free], budget__money_per_day=1e-6, costs__money_per_mib=1.0, audit__per_hour=0
+    )
+    async with EdgeAgent(settings) as agent:
+        assert (await ask(agent, pictures(1)[0], route="cloud")).tier is Tier.CLOUD
+        assert budget_of(agent)["spent"] == 0

@@ -121,7 +121,7 @@ class Meter:
         if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
         least, price = self.ledger.prices
-        return least if demanded or least > price else price
+        return least if demanded else max(least, price)
 
     def spares(self, amount: float, now_s: float) -> bool:
         """Whether this may go to what comes after all that the contract demands, such as an audit.
