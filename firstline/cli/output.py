@@ -71,7 +71,9 @@ def print_summary(path: Path, summary: Summary) -> None:
     )
     for model in summary.models:
         if model.certificate is not None and not model.uncertified:
-            typer.echo(f"{model.id} is certified at {model.certificate.threshold:g}: {model.certificate.promise}.")
+            lowest = f" and up, by {model.certificate.by}" if model.certificate.by else ""
+            at = f"{model.certificate.threshold:g}{lowest}"
+            typer.echo(f"{model.id} is certified at {at}: {model.certificate.promise}.")
         elif model.certificate is not None:
             typer.echo(f"{model.id} is not certified: {model.uncertified}.")
     made = table("tier", "model", "file", ">bytes", "precision", "digest", "before", "after")

@@ -127,12 +127,14 @@ def policy_of(policy: Policy, found: Certification) -> Policy:
     """The bundle's policy with what was decided.
 
     The declared threshold is in the score's own units: with another score it becomes the certified one, which is the
-    best that is known for variants without a certificate of their own.
+    best that is known for variants without a certificate of their own; of a promise by class, the strictest, for none
+    of the looser ones speaks of the other classes.
     """
     value = found.selection.value or policy.value
     if found.certificate is None or found.selection.score == policy.score:
         return msgspec.structs.replace(policy, value=value)
-    return Policy(found.selection.score, found.certificate.threshold, value)
+    by_class = [group.threshold for group in found.certificate.groups.values() if group.threshold is not None]
+    return Policy(found.selection.score, max(by_class, default=found.certificate.threshold), value)
 
 
 def voided(manifest: Manifest, found: Certification) -> tuple[str, ...]:

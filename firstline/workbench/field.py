@@ -64,7 +64,7 @@ def certify_field(
             full_digest=manifest.full_digest,
             score_digest=score.digest,
             audit_epsilon=epsilon,
-            histogram=histogram(sure),
+            histogram=histogram(sure, weights=weights),
         )
     selection = Selection(score, None, {}, None, 0, np.arange(len(sure)), sure)
     return Certification(variant, selection, proof, certificate)

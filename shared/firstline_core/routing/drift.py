@@ -51,11 +51,17 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
     return float(np.sum((now - was) * np.log(now / was)))
 
 
-def histogram(scores: ArrayLike, bins: int = 20) -> Histogram | None:
-    """Bins of about equal shares; fewer where scores tie. None where no score is a number.
+def histogram(scores: ArrayLike, bins: int = 20, *, weights: ArrayLike | None = None) -> Histogram | None:
+    """Bins with about as many scores each; fewer where scores tie. None where no score is a number.
 
     Edges lie between scores that occur, so that a score's last digit, which differs between processors, decides
     nothing. NaN counts as lowest: such an answer is never kept.
+
+    Args:
+        scores: (n,)
+        bins: at most.
+        weights: (n,) above 0, where scores were drawn with different probabilities: one over those. The shares are
+            then those of the population.
     """
     found = np.asarray(scores, np.float64)
     known = np.unique(found[~np.isnan(found)])
@@ -66,8 +72,8 @@ def histogram(scores: ArrayLike, bins: int = 20) -> Histogram | None:
     edges = tuple(
         between(float(known[left]) if left >= 0 else None, float(edge)) for left, edge in zip(below, at, strict=True)
     )
-    counts = np.bincount(bins_of(found, edges), minlength=len(edges) + 1)
-    return Histogram(edges, tuple(float(count) / len(found) for count in counts))
+    counts = np.bincount(bins_of(found, edges), weights, minlength=len(edges) + 1)
+    return Histogram(edges, tuple((counts / counts.sum()).tolist()))
 
 
 def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:

@@ -40,6 +40,12 @@ def test_scores_that_differ_make_bins_of_equal_share_and_nan_counts_as_lowest() 
     assert half is not None and half.shares == (0.5, 0.5)
 
 
+def test_rows_drawn_with_different_probabilities_give_the_shares_of_the_population() -> None:
+    kept, escalated = np.full(10, 0.9), np.full(90, 0.1)  # of 100 each: a tenth of those kept was drawn
+    found = histogram([*kept, *escalated], weights=[10.0] * 10 + [1.0] * 90)
+    assert found is not None and found.shares[-1] == pytest.approx(100 / 190)
+
+
 def test_the_same_shares_have_not_drifted() -> None:
     assert population_stability_index([10, 20, 70], [10, 20, 70]) == 0
     assert population_stability_index([1e6, 2e6, 7e6], [1e5, 2e5, 7e5]) == pytest.approx(0, abs=1e-9)

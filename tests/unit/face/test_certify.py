@@ -13,6 +13,7 @@ from firstline.cli.app import app
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.routing.certificate import certify
+from firstline_core.routing.drift import histogram
 from firstline_edge.audits.records import key_of
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
@@ -211,7 +212,7 @@ def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: 
     alarmed = valid_certificate(manifest, manifest.edge[0])
     assert alarmed is not None and alarmed.audit_epsilon is not None
     key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
-    rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + number % 2},1,{key}" for number in range(1000)]
+    rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
     table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
     field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)
     result = _run(*field, "--out", second, table=table)
@@ -221,7 +222,11 @@ def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: 
     assert renewed is not None and 0.62 < renewed.threshold < 0.651
     assert renewed.threshold > alarmed.threshold
     assert (renewed.n, renewed.contract, renewed.audit_epsilon) == (1000, "disagreement", 0.05)
-    assert renewed.histogram is not None
+    scores, weights = (
+        [0.5 + number / 2000 for number in range(1000)],
+        [1 + int(number % 3 == 0) for number in range(1000)],
+    )
+    assert renewed.histogram == histogram(scores, weights=weights) != histogram(scores)  # of all that was asked
     assert after.policy.score == manifest.policy.score
 
     assert "no bundle was written" in _run(*field, table=table).stdout.lower()

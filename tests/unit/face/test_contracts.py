@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.contracts import print_groups
+from firstline.workbench.certify import policy_of
 from firstline.workbench.contracts import GroupsProof, Terms, certify_by, certify_classes, certify_stream_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
-from firstline_core.bundle.manifest import encode_manifest, parse_manifest
+from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
@@ -67,6 +69,9 @@ def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> No
     assert certificate.kept == pytest.approx(np.mean(kept))
     assert certificate.audit_epsilon == 0.08
     assert certificate.threshold_for("nine") == np.inf
+    other = replace(found, selection=replace(found.selection, score=Score("margin")))
+    strictest = max(limit for limit in thresholds.values() if limit is not None)
+    assert policy_of(_BUNDLE.manifest.policy, other).threshold == strictest  # of classes without a certificate
     model = msgspec.structs.replace(_BUNDLE.manifest.edge[0], certificate=certificate)
     manifest = msgspec.structs.replace(_BUNDLE.manifest, edge=(model,))
     assert parse_manifest(encode_manifest(manifest)) == manifest
