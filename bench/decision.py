@@ -72,7 +72,7 @@ def all_budgets() -> Spending:
         for name, period_s, share in (("hour", HOUR_S, 1.0), ("day", DAY_S, 8.0))
     }
     tariff = Tariff({"http": LinkTariff(1e-4, 1e-4, 1e-6, metered=True)}, money_per_request=1e-4, joules_per_run=1e-3)
-    return Spending(Account(meters), tariff, SYSTEM_CLOCK, link=lambda: "http")
+    return Spending(Account(meters), tariff, SYSTEM_CLOCK, links=lambda: ["http"])
 
 
 def decider(router: Router, held: HeldModel, spending: Spending | None) -> Callable[[Row], bool]:

@@ -101,7 +101,7 @@ async def open_parts(
             state.spending_path,
             clock,
             link_names=link_names(settings.links),
-            link=lambda: links.in_use,
+            links=lambda: links.usable,
         )
         if spending is not None:
             opened.callback(spending.save)

@@ -170,5 +170,9 @@ async def test_a_link_that_cannot_be_afforded_is_passed_by_for_one_that_is_free(
         tmp_path, links=[dear, free], budget__money_per_day=1e-6, costs__money_per_mib=1.0, audit__per_hour=0
     )
     async with EdgeAgent(settings) as agent:
-        assert (await ask(agent, pictures(1)[0], route="cloud")).tier is Tier.CLOUD
+        first, *others = pictures(40)
+        assert (await ask(agent, first, route="cloud")).tier is Tier.CLOUD
+        answers = [await ask(agent, picture) for picture in others]
+        assert Tier.CLOUD in {answer.tier for answer in answers}
+        assert Reason.BUDGET not in {answer.reason for answer in answers}
         assert budget_of(agent)["spent"] == 0

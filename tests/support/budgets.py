@@ -24,7 +24,7 @@ def purse(
 ) -> Spending:
     meter = Meter(Budget(amount, DAY_S), Ledger(prices=list(prices)))
     account = Account({resource: meter})
-    return Spending(account, tariff, clock or SimulatedClock(), file=file, link=lambda: link)
+    return Spending(account, tariff, clock or SimulatedClock(), file=file, links=lambda: [link])
 
 
 def spent(spending: Spending) -> float:

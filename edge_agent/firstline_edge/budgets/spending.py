@@ -11,7 +11,7 @@ last `SAVE_EVERY_S` of spending.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ class Spending:
         clock: budgets are of hours and days by the wall.
         file: keeps the books; None to forget them.
         around_bytes: what crosses the link with a payload, as far as is known.
-        link: name of the link that a request would take now, "" for none.
+        links: names of those that a request would try now, in that order.
         sense: finds out battery and heat; may take milliseconds.
         metered_factor: how much dearer a metered link is.
     """
@@ -80,7 +80,7 @@ class Spending:
         *,
         file: LedgerFile | None = None,
         around_bytes: float = AROUND_BYTES,
-        link: Callable[[], str] = lambda: "",
+        links: Callable[[], Sequence[str]] = tuple,
         sense: Callable[[], Conditions] = Conditions,
         metered_factor: float = 4.0,
     ) -> None:
@@ -89,7 +89,7 @@ class Spending:
         self._tariff = tariff
         self._clock = clock
         self._file = file
-        self._link = link
+        self._links = links
         self._sense = sense
         self._metered_factor = metered_factor
         self._around_bytes = around_bytes
@@ -103,11 +103,10 @@ class Spending:
             value: P(edge wrong and full right).
             demanded: the contract demands it.
         """
-        link = self._link()
+        link, cost = self._way(size_bytes)
         metered = self._tariff.of_link(link).metered
         if metered is not self.conditions.metered:
             self._take_up(replace(self.conditions, metered=metered))
-        cost = self._estimate(size_bytes, link)
         paid, price, short = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
         return None if paid else Denial(value, price, cost, short)
 
@@ -123,7 +122,7 @@ class Spending:
 
         Args:
             request: as it is sent.
-            link: its name; None for the one that would be taken now.
+            link: its name; None for the one that would be taken first.
 
         Raises:
             BudgetExceededError: too little is left; for an audit, too little beside what the contract demands.
@@ -131,7 +130,8 @@ class Spending:
         now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
-        reserved = self._estimate(size_bytes + around_rows_bytes, self._link() if link is None else link)
+        asked_bytes = size_bytes + around_rows_bytes
+        reserved = self._way(asked_bytes)[1] if link is None else self._estimate(asked_bytes, link)
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
@@ -147,7 +147,7 @@ class Spending:
                 answered = True
             finally:
                 if not answered or traffic.crossed:  # a link that counts nothing is taken at the estimate
-                    spent = self._spent(traffic, size_bytes + around_rows_bytes, answered=answered)
+                    spent = self._spent(traffic, asked_bytes, answered=answered)
                     account.settle(reserved, spent, periods, self._clock.wall_s())
                     self._changed = True
 
@@ -156,6 +156,18 @@ class Spending:
         if self._tariff.joules_per_run:
             self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
             self._changed = True
+
+    def _way(self, size_bytes: float) -> tuple[str, Cost]:
+        """The first link that can be afforded, as the chain has it; else the first of all, "" where there is none."""
+        links, now_s = self._links(), self._clock.wall_s()
+        first = links[0] if links else ""
+        cost = self._estimate(size_bytes, first)
+        if len(links) > 1 and not self.account.affords(cost, now_s):
+            for other in links[1:]:
+                others = self._estimate(size_bytes, other)
+                if self.account.affords(others, now_s):
+                    return other, others
+        return first, cost
 
     def _estimate(self, size_bytes: float, link: str) -> Cost:
         return self._tariff.of_link(link).cost(size_bytes, self._around_bytes, self._tariff.money_per_request)

@@ -21,7 +21,7 @@ def open_spending(
     clock: Clock,
     *,
     link_names: Sequence[str],
-    link: Callable[[], str],
+    links: Callable[[], Sequence[str]],
     sensors: Sensors | None = None,
 ) -> Spending | None:
     """Spending as it was left, or None where nothing is limited and nothing decides by price.
@@ -31,7 +31,7 @@ def open_spending(
         path: where ledgers are kept.
         clock: budgets are of hours and days by the wall.
         link_names: of the links, in the order of the settings.
-        link: name of the link that a request would take now, "" for none.
+        links: names of those that a request would try now, in that order.
         sensors: of battery and heat; None for this machine's.
     """
     budgets = budgets_of(settings.budget)
@@ -49,7 +49,7 @@ def open_spending(
         clock,
         file=file,
         around_bytes=books.around_bytes,
-        link=link,
+        links=links,
         sense=(sensors or Sensors(costs.heat_limit_c)).read,
         metered_factor=costs.metered_factor,
     )

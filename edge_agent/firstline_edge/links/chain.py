@@ -105,9 +105,9 @@ class LinkChain:
         return any(way.breaker.allows_requests for way in self._ways)
 
     @property
-    def in_use(self) -> str:
-        """The link that a request would try first, "" where none may be used."""
-        return next((way.link.name for way in self._ways if way.breaker.allows_requests), "")
+    def usable(self) -> list[str]:
+        """The links that a request would try, in that order."""
+        return [way.link.name for way in self._ways if way.breaker.allows_requests]
 
     @property
     def recoveries(self) -> int:

@@ -44,9 +44,9 @@ class Links:
     mqtt: tuple[MqttLink, ...] = ()
 
     @property
-    def in_use(self) -> str:
-        """Name of the link that a request would take, "" where there is none."""
-        return self.chain.in_use if self.chain is not None else ""
+    def usable(self) -> list[str]:
+        """Names of the links that a request would try, in that order."""
+        return self.chain.usable if self.chain is not None else []
 
     @property
     def available(self) -> bool:

@@ -41,13 +41,13 @@ def opened(tmp_path: Path) -> Path:
 
 
 def test_without_limits_and_prices_nobody_counts(opened: Path) -> None:
-    assert open_spending(EdgeSettings(), opened, SimulatedClock(), link_names=[], link=str) is None
+    assert open_spending(EdgeSettings(), opened, SimulatedClock(), link_names=[], links=list) is None
 
 
 def test_a_purse_goes_on_where_it_was_left(opened: Path) -> None:
     settings = EdgeSettings(budget=BudgetSection(bytes_per_day=5000))
     for expected in (400, 800):
-        spending = open_spending(settings, opened, SimulatedClock(), link_names=[], link=str)
+        spending = open_spending(settings, opened, SimulatedClock(), link_names=[], links=list)
         assert spending is not None
         with spending.paid(request(UNSURE)):
             count("http", sent=400)
