@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from itertools import islice
 
 from firstline_core.clock import Clock
 from firstline_core.types import InferResponse
@@ -36,15 +37,21 @@ class MemoryOutbox:
         return self._arrival
 
     async def pending(
-        self, limit: int, *, besides: Collection[str] = (), besides_models: Collection[tuple[str, str]] = ()
+        self,
+        limit: int,
+        *,
+        besides: Collection[str] = (),
+        besides_models: Collection[tuple[str, str]] = (),
+        besides_asked: bool = False,
     ) -> list[OutboxItem]:
-        found = []
-        for request_id, item in self._items.items():
-            if request_id not in besides and (item.request.model, item.request.version) not in besides_models:
-                found.append(item)
-                if len(found) == limit:
-                    break
-        return found
+        found = (
+            item
+            for request_id, item in self._items.items()
+            if request_id not in besides
+            and (item.request.model, item.request.version) not in besides_models
+            and not (besides_asked and item.asked)
+        )
+        return list(islice(found, limit))
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
         return [self._items[request_id] for request_id in self._ages.over(age_s, limit)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from firstline_core.routing.account import Denial
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
 from firstline_edge import keys
-from firstline_edge.budgets.spending import Denial
 from firstline_edge.hedge import Hedge
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row, respond

@@ -133,7 +133,7 @@ class Hedging:
         rate = self._rates.get(request.model)
         prospect = Prospect(
             left_s=until_s - now_s,
-            edge_s=edge.expected_ms(request, len(rows)) / 1000,
+            edge_s=edge.workers.wait_s + edge.expected_ms(request, len(rows)) / 1000,
             cloud_s=self._gateway.predicted_s(request, len(rows)),
             escalation_rate=rate.value if rate is not None else None,
         )

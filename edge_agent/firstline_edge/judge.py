@@ -52,7 +52,9 @@ class Judge:
             return False
         if self._denied(case, row, verdict):
             instead = self._router.instead(model, row, verdict)
-            row.keep(instead.reason, edge.loaded.digest, certified=self._router.covers(model, row, instead))
+            certified = self._router.covers(model, row, instead)
+            unreachable = instead.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
+            row.keep(Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified)
             return True
         if not self._router.grants(model, row, verdict):
             row.keep(Reason.BUDGET, edge.loaded.digest)

@@ -26,7 +26,7 @@ from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
-from firstline_edge.samples import median_ms
+from firstline_edge.samples import quickest_ms
 from firstline_edge.workers import Workers
 
 log = logger(__name__)
@@ -89,14 +89,16 @@ class EdgeModel:
             for row, score, value in zip(probabilities, scores, values, strict=True)
         ]
 
-    async def run_in_thread(self, tensor: Tensor, deadline_s: float = math.inf) -> list[ModelOutput]:
-        """As `run`, off the event loop; not at all where the deadline comes before its turn.
+    async def run_in_thread(
+        self, tensor: Tensor, deadline_s: float = math.inf, expected_s: float = 0.0
+    ) -> list[ModelOutput]:
+        """As `run`, off the event loop; not at all where the deadline comes before its turn. See `Workers.run`.
 
         Raises:
             QueueFullError: too many runs wait already.
             DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(self.run, tensor, deadline_s)
+        return await self.workers.run(self.run, tensor, deadline_s, expected_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +243,7 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
     try:
         loaded = load_edge(bundle, options)
         score = load_scorer(bundle, options)
-        measured = median_ms(
+        measured = quickest_ms(
             bundle.manifest, loaded, lambda tensor: score(*loaded.predict_with_logits(tensor)), _MEASURED_RUNS
         )
         row_ms, sample_bytes = measured or (math.inf, 1)

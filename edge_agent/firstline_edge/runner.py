@@ -94,7 +94,8 @@ class Runner:
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
             tensor = case.tensor.take([rows[seat].position for seat in seats])
-            return await edge.run_in_thread(tensor, case.deadline_s)
+            expected_s = edge.expected_ms(case.request, len(seats)) / 1000
+            return await edge.run_in_thread(tensor, case.deadline_s, expected_s)
 
         async def run(until_s: float) -> list[ModelOutput]:
             return await within(self._clock, until_s, self._flights.run(row_keys, compute), _LATE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import DeadlineExceededError, QueueFullError
@@ -28,26 +28,42 @@ class Workers:
         self._clock = clock
         self._limit = threads + queue_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="model")
-        self._pending = 0
+        self._threads = threads
+        self._expected_s: dict[Future[Any], float] = {}  # of what runs and what waits
 
-    async def run(self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf) -> R:
+    @property
+    def wait_s(self) -> float:
+        """Seconds until a thread is free for one more call, at most, by what was expected of those before it."""
+        free = len(self._expected_s) < self._threads
+        return 0.0 if free else sum(self._expected_s.values()) / self._threads
+
+    async def run(
+        self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
+    ) -> R:
         """Calls in a thread, unless the deadline has passed by the time that one is free.
+
+        Args:
+            call: takes long.
+            argument: of the call.
+            deadline_s: on the clock.
+            expected_s: what the call will take, for `wait_s`.
 
         Raises:
             QueueFullError: too many wait already.
             DeadlineExceededError: its turn came too late; it was not called.
         """
-        if self._pending >= self._limit:
+        pending = len(self._expected_s)
+        if pending >= self._limit:
             raise QueueFullError(
-                f"{self._pending} runs wait for this device's model, its limit; try again, or raise "
+                f"{pending} runs wait for this device's model, its limit; try again, or raise "
                 "models.workers or models.queue_limit.",
                 retry_after_s=1.0,
             )
-        self._pending += 1
         future = self._pool.submit(self._call, call, argument, deadline_s)
+        self._expected_s[future] = expected_s
         loop = asyncio.get_running_loop()
         # A caller who leaves does not end a run that has begun: it counts until its thread is free.
-        future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(self._done))
+        future.add_done_callback(lambda done: None if loop.is_closed() else loop.call_soon_threadsafe(self._done, done))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
@@ -59,5 +75,5 @@ class Workers:
             raise DeadlineExceededError("The request's deadline passed before this device's model was free for it.")
         return call(argument)
 
-    def _done(self) -> None:
-        self._pending -= 1
+    def _done(self, future: Future[Any]) -> None:
+        del self._expected_s[future]

@@ -1,10 +1,14 @@
-"""Waiting for whichever of several things comes first."""
+"""Waiting: for whichever of several things comes first, and for what may never come."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 
 async def first_of(*waits: Awaitable[Any]) -> None:
@@ -19,3 +23,21 @@ async def first_of(*waits: Awaitable[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_daemon_thread(call: Callable[[], R]) -> R:
+    """What the call returns or raises, from a thread that a process does not wait for at its end.
+
+    For a call that may never return; `asyncio.to_thread` would hold the process up for as long.
+    """
+    outcome: Future[R] = Future()
+    outcome.set_running_or_notify_cancel()  # so that a caller who leaves does not take the thread by surprise
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="daemon-call", daemon=True).start()
+    return await asyncio.wrap_future(outcome)

@@ -14,16 +14,17 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
-from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.account import Account, Cost, Denial
 from firstline_core.routing.conditions import Conditions, markup
-from firstline_core.routing.tariff import Tariff
+from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import InferRequest
+from firstline_core.waiting import in_daemon_thread
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
@@ -31,22 +32,6 @@ SAVE_EVERY_S = 5.0
 
 _ROW_BYTES = 256  # what an answer says of each further row
 _FORGET = 0.05  # how fast a call that was larger than usual is forgotten
-
-
-class Denial(NamedTuple):
-    """Why the budgets denied an escalation, for `explain`.
-
-    Args:
-        value: what it would have been worth: P(edge wrong and full right).
-        price: what it would have had to be worth.
-        cost: what it would have taken.
-        short: the budget that had not enough left for it, "" where only its price was too high.
-    """
-
-    value: float
-    price: float
-    cost: Cost
-    short: str
 
 
 def denied(denials: Mapping[int, Denial]) -> dict[str, Any]:
@@ -103,12 +88,16 @@ class Spending:
             value: P(edge wrong and full right).
             demanded: the contract demands it.
         """
-        link, cost = self._way(size_bytes)
-        metered = self._tariff.of_link(link).metered
-        if metered is not self.conditions.metered:
-            self._take_up(replace(self.conditions, metered=metered))
-        paid, price, short = self.account.judge(value, cost, self._clock.wall_s(), demanded=demanded)
-        return None if paid else Denial(value, price, cost, short)
+        now_s = self._clock.wall_s()
+        tariff, cost = self._way(size_bytes, now_s)
+        if tariff.metered is not self.conditions.metered:
+            self._take_up(replace(self.conditions, metered=tariff.metered))
+        return self.account.judge(value, cost, now_s, demanded=demanded)
+
+    @property
+    def linked(self) -> bool:
+        """Whether a request would be tried now, by any link."""
+        return bool(self._links())
 
     @property
     def ample(self) -> bool:
@@ -131,7 +120,10 @@ class Spending:
         size_bytes = request.size_bytes
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         asked_bytes = size_bytes + around_rows_bytes
-        reserved = self._way(asked_bytes)[1] if link is None else self._estimate(asked_bytes, link)
+        if link is None:
+            _, reserved = self._way(asked_bytes, now_s)
+        else:
+            reserved = self._estimate(asked_bytes, self._tariff.of_link(link))
         if (audit and not account.spares(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
@@ -157,20 +149,20 @@ class Spending:
             self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
             self._changed = True
 
-    def _way(self, size_bytes: float) -> tuple[str, Cost]:
-        """The first link that can be afforded, as the chain has it; else the first of all, "" where there is none."""
-        links, now_s = self._links(), self._clock.wall_s()
-        first = links[0] if links else ""
+    def _way(self, size_bytes: float, now_s: float) -> tuple[LinkTariff, Cost]:
+        """Of the first link that can be afforded, as the chain has it; else of the first of all, if there is one."""
+        links, of_link = self._links(), self._tariff.of_link
+        first = of_link(links[0] if links else "")
         cost = self._estimate(size_bytes, first)
         if len(links) > 1 and not self.account.affords(cost, now_s):
-            for other in links[1:]:
+            for other in map(of_link, links[1:]):
                 others = self._estimate(size_bytes, other)
                 if self.account.affords(others, now_s):
                     return other, others
         return first, cost
 
-    def _estimate(self, size_bytes: float, link: str) -> Cost:
-        return self._tariff.of_link(link).cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
+    def _estimate(self, size_bytes: float, link: LinkTariff) -> Cost:
+        return link.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _spent(self, traffic: Traffic, size_bytes: int, *, answered: bool) -> Cost:
         """What a try took, by what the links counted; the next estimate learns from it."""
@@ -194,7 +186,7 @@ class Spending:
 
     async def _keep_sensing(self) -> None:
         while True:
-            sensed = await asyncio.to_thread(self._sense)
+            sensed = await in_daemon_thread(self._sense)  # a driver may hang, and must not hold up the end
             self._take_up(replace(sensed, metered=self.conditions.metered))
             await self._clock.sleep(SAVE_EVERY_S)
 

@@ -12,7 +12,7 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.models import bundle_paths
-from firstline_edge.samples import median_ms
+from firstline_edge.samples import quickest_ms
 from firstline_edge.settings import EdgeSettings
 
 _RUNS = 20
@@ -101,10 +101,10 @@ def _proved(manifest: Manifest, model: Model) -> str:
 
 
 def _pace(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:
-    """Median milliseconds of one row (None where no row is typical), and what runs it."""
+    """Milliseconds of one row (None where no row is typical), and what runs it."""
     loaded = load_model(bundle, model, options)
     try:
-        measured = median_ms(bundle.manifest, loaded, loaded.predict, _RUNS)
+        measured = quickest_ms(bundle.manifest, loaded, loaded.predict, _RUNS)
         return measured and measured[0], loaded.runtime.provider
     finally:
         loaded.close()

@@ -94,7 +94,7 @@ class LinkChain:
         self._settings = settings
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._toll = toll
-        self._usable = self.available
+        self._usable = self._names_usable()
         self._recoveries = 0
         self._recovered = asyncio.Event()
         self._probers: list[asyncio.Task[None]] = []
@@ -105,9 +105,9 @@ class LinkChain:
         return any(way.breaker.allows_requests for way in self._ways)
 
     @property
-    def usable(self) -> list[str]:
-        """The links that a request would try, in that order."""
-        return [way.link.name for way in self._ways if way.breaker.allows_requests]
+    def usable(self) -> Sequence[str]:
+        """The links that a request would try, in that order; asked for each row, so noted where it changes."""
+        return self._usable
 
     @property
     def recoveries(self) -> int:
@@ -287,12 +287,14 @@ class LinkChain:
                     log.info("link up", link=way.link.name, address=way.link.address)
                 else:
                     log.warning("link down", link=way.link.name, address=way.link.address, error=way.problem)
-        usable, before = self.available, self._usable
-        self._usable = usable
-        if usable and not before:
+        before, self._usable = self._usable, self._names_usable()
+        if self._usable and not before:
             self._recoveries += 1
             self._recovered.set()
             self._recovered = asyncio.Event()
+
+    def _names_usable(self) -> tuple[str, ...]:
+        return tuple(way.link.name for way in self._ways if way.breaker.allows_requests)
 
     async def _keep_probing(self, way: Way) -> None:
         while True:

@@ -44,9 +44,9 @@ class Links:
     mqtt: tuple[MqttLink, ...] = ()
 
     @property
-    def usable(self) -> list[str]:
+    def usable(self) -> Sequence[str]:
         """Names of the links that a request would try, in that order."""
-        return self.chain.usable if self.chain is not None else []
+        return self.chain.usable if self.chain is not None else ()
 
     @property
     def available(self) -> bool:

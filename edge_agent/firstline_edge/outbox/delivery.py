@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkDownError
+from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferResponse, Reason, Tier
+from firstline_core.types import InferResponse, Reason
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
@@ -134,7 +134,6 @@ class Delivery:
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
-        self._over_budget: set[str] = set()  # request ids that wait for the budget
         self._express = Express(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
@@ -186,10 +185,12 @@ class Delivery:
             await self._wait()
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        found = await self._choose({*items_waiting, *self._express.lately}, models_waiting)
+        retry_wait_s = self._retries.wait_s
+        passed_by = {*items_waiting, *self._express.lately}
+        found = await self._choose(passed_by, models_waiting, over_budget=retry_wait_s > 0)
         items = self._express.left_alone(found)
         if not items:
-            waits_s = (*items_waiting.values(), *models_waiting.values())
+            waits_s = filter(None, (*items_waiting.values(), *models_waiting.values(), retry_wait_s))
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
         await self._send([item for item in items if not self._is_early(item) and self._may_ask(item)])
@@ -210,17 +211,25 @@ class Delivery:
                 self._models.succeeded(model)
 
     async def _choose(
-        self, items_waiting: Collection[str], models_waiting: Collection[tuple[str, str]]
+        self, items_waiting: Collection[str], models_waiting: Collection[tuple[str, str]], *, over_budget: bool
     ) -> list[OutboxItem]:
-        """A few to send, of those that need not wait: first what never failed, last what failed by itself."""
+        """A few to send, of those that need not wait: first what never failed, last what failed by itself.
+
+        While nothing may be asked again, nothing is read that would have to be: there may be thousands.
+        """
         items_failing, models_failing = self._items.failing(), self._models.failing()
         spared = items_failing.union(items_waiting)
-        choices = [(items_waiting, models_waiting)]
+        choices: list[tuple[Collection[str], Collection[tuple[str, str]]]] = []
         if items_failing or models_failing:
-            choices = [(spared, models_failing), (spared, models_waiting), *choices]
+            choices = [(spared, models_failing), (spared, models_waiting)]
+        if not over_budget or not choices:
+            choices.append((items_waiting, models_waiting))
         for besides, besides_models in choices:
             found = await self._outbox.pending(
-                self._settings.concurrency, besides=besides, besides_models=besides_models
+                self._settings.concurrency,
+                besides=besides,
+                besides_models=besides_models,
+                besides_asked=over_budget,
             )
             if found:
                 return found
@@ -241,7 +250,7 @@ class Delivery:
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway is still to be left alone with the request that this promise stands for."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        late = answer is not None and answer.reason is Reason.DEADLINE and _was_asked(item)
+        late = answer is not None and answer.reason is Reason.DEADLINE and item.asked
         if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
@@ -251,16 +260,9 @@ class Delivery:
         return True
 
     def _may_ask(self, item: OutboxItem) -> bool:
-        """Whether the budget allows to ask what was asked in vain before; if not, it waits."""
-        request_id = item.request.request_id
-        again = _was_asked(item) or request_id in self._items.failing()
-        if not again or self._retries.may_retry():
-            self._over_budget.discard(request_id)
-            return True
-        # One after the other: were they all to wait for the same moment, all but one would be read for nothing.
-        self._over_budget.add(request_id)
-        self._items.hold(request_id, max(_SHORTEST_WAIT_S, self._retries.wait_s) * len(self._over_budget))
-        return False
+        """Whether the budget allows to ask what was asked in vain before; if not, no such item is looked up for now."""
+        again = item.asked or item.request.request_id in self._items.failing()
+        return not again or self._retries.may_retry()
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
@@ -289,13 +291,4 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._items.succeeded(request_id)
         self._corrector.forget(request_id)
-        self._over_budget.discard(request_id)
         self._on_correction(final, cause)
-
-
-def _was_asked(item: OutboxItem) -> bool:
-    """Whether the gateway heard of the request itself, before its promise was made; a link that was down says no."""
-    answer = item.provisional.answer
-    return answer is not None and any(
-        tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
-    )

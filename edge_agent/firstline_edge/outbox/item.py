@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from firstline_core.errors import ProtocolError
+from firstline_core.errors import LinkDownError, ProtocolError
 from firstline_core.protocol.oip import (
     Encoded,
     Limits,
@@ -16,7 +16,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.types import InferRequest, InferResponse, Reason, Status
+from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 
 # What this agent accepted and wrote is read back whatever limits hold by then.
 _ANY = 1 << 62
@@ -43,6 +43,14 @@ class OutboxItem:
     provisional: InferResponse
     created_wall_s: float
 
+    @property
+    def asked(self) -> bool:
+        """Whether the gateway heard of the request itself, before the promise was made."""
+        answer = self.provisional.answer
+        return answer is not None and any(
+            tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
@@ -57,6 +65,7 @@ class StoredItem:
     request_header: int | None
     provisional: bytes
     provisional_header: int | None
+    asked: bool
 
     @property
     def size_bytes(self) -> int:
@@ -81,6 +90,7 @@ def pack(item: OutboxItem) -> StoredItem:
         request_header=request.header_length,
         provisional=provisional.body,
         provisional_header=provisional.header_length,
+        asked=item.asked,
     )
 
 

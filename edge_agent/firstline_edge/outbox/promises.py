@@ -11,7 +11,9 @@ from firstline_core.errors import QueueFullError
 from firstline_edge.outbox.item import StoredItem
 from firstline_edge.outbox.writer import Totals
 
-_COLUMNS = "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header"
+_COLUMNS = (
+    "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header, asked"
+)
 
 
 def insert(
@@ -42,7 +44,7 @@ def insert(
         )
     values = (getattr(stored, name) for name in _COLUMNS.split(", "))
     connection.execute(
-        f"INSERT INTO items ({_COLUMNS}, created_wall_s, size_bytes) VALUES (?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
+        f"INSERT INTO items ({_COLUMNS}, created_wall_s, size_bytes) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
         (*values, created_wall_s, stored.size_bytes),
     )
     totals.items += 1
@@ -63,13 +65,19 @@ def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> s
 
 
 def oldest(
-    connection: sqlite3.Connection, limit: int, besides: Collection[str], besides_models: Collection[tuple[str, str]]
+    connection: sqlite3.Connection,
+    limit: int,
+    besides: Collection[str],
+    besides_models: Collection[tuple[str, str]],
+    *,
+    besides_asked: bool,
 ) -> list[tuple[StoredItem, float]]:
-    """The oldest promises with the wall time of each, passing over some ids, and models of some version."""
+    """The oldest promises with the wall time of each, passing over some ids, models of some version, what was asked."""
+    of_these = "asked = 0 AND" if besides_asked else ""  # as in the index, or it would not be used
     models = [f"{model}\x1f{version}" for model, version in besides_models]
     rows = connection.execute(
         f"SELECT {_COLUMNS}, created_wall_s FROM items "  # noqa: S608
-        "WHERE request_id NOT IN (SELECT value FROM json_each(?)) "
+        f"WHERE {of_these} request_id NOT IN (SELECT value FROM json_each(?)) "
         "AND model || char(31) || version NOT IN (SELECT value FROM json_each(?)) ORDER BY sequence LIMIT ?",
         (_json(besides), _json(models), limit),
     )

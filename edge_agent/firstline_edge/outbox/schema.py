@@ -44,6 +44,11 @@ _MIGRATIONS = (
     ALTER TABLE answers ADD COLUMN announced INTEGER NOT NULL DEFAULT 1;
     CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
     """,
+    # Of what waits already it is not known: it may draw on the budget for retries.
+    """
+    ALTER TABLE items ADD COLUMN asked INTEGER NOT NULL DEFAULT 1;
+    CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
+    """,
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

@@ -131,7 +131,12 @@ class Outbox:
         return self._arrival
 
     async def pending(
-        self, limit: int, *, besides: Collection[str] = (), besides_models: Collection[tuple[str, str]] = ()
+        self,
+        limit: int,
+        *,
+        besides: Collection[str] = (),
+        besides_models: Collection[tuple[str, str]] = (),
+        besides_asked: bool = False,
     ) -> list[OutboxItem]:
         """The oldest promises.
 
@@ -139,11 +144,20 @@ class Outbox:
             limit: of promises.
             besides: ids to pass over.
             besides_models: names and versions to pass over.
+            besides_asked: pass over what the gateway heard of before it was promised.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        found = await self._read(lambda reader: promises.oldest(reader, limit, besides, besides_models))
+        found = await self._read(
+            partial(
+                promises.oldest,
+                limit=limit,
+                besides=besides,
+                besides_models=besides_models,
+                besides_asked=besides_asked,
+            )
+        )
         return await self._unpacked(found)
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:

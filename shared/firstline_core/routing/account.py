@@ -12,7 +12,7 @@ it may be too dear although no budget is short.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from firstline_core.routing.budget import Ledger, Meter
@@ -32,17 +32,19 @@ A_COIN_A_COIN = Cost(money=1.0)
 """Worths where nothing but money has a worth of its own."""
 
 
-class Verdict(NamedTuple):
-    """What the budgets say of one escalation.
+class Denial(NamedTuple):
+    """Why the budgets denied an escalation.
 
     Args:
-        paid: it may be made.
-        price: what it had to be worth, as a value: 0 while all budgets are ample.
-        short: the resource that has not enough left whatever the value, "" where there is none.
+        value: what it would have been worth: P(edge wrong and full right).
+        price: what it would have had to be worth.
+        cost: what it would have taken.
+        short: the budget that had not enough left for it, "" where only its price was too high.
     """
 
-    paid: bool
+    value: float
     price: float
+    cost: Cost
     short: str = ""
 
 
@@ -88,8 +90,8 @@ class Account:
         per_byte, per_joule, per_coin = self._prices[demanded]
         return per_byte * cost[0] + per_joule * cost[1] + per_coin * cost[2]
 
-    def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Verdict:
-        """Decides one escalation. Nothing is charged: `take` does that once something is sent.
+    def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
+        """Why one escalation is not bought; None where it is. Nothing is charged: `take` does that once it is sent.
 
         Args:
             value: P(edge wrong and full right), 0 to 1.
@@ -106,7 +108,7 @@ class Account:
         enough = size <= left[0] and energy <= left[1] and money <= left[2]
         paid = enough and value >= price
         self._decided.append((demanded, value, cost, paid))
-        return Verdict(paid, price, "" if enough else self.short(cost, now_s))
+        return None if paid else Denial(value, price, cost, "" if enough else self.short(cost, now_s))
 
     def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
         """Charges what is about to be spent; False, and nothing charged, where too little is left.
@@ -186,10 +188,10 @@ class Account:
             found = [(value, cost, paid) for was, value, cost, paid in self._decided if was is demanded]
             if found:
                 value = sum(value for value, _, _ in found) * self.worth
+                offered = _total(cost for _, cost, _ in found)
+                taken = _total(cost for _, cost, paid in found if paid)
                 for at, _, meter in self._metered:
-                    offered = sum(cost[at] for _, cost, _ in found)
-                    taken = sum(cost[at] for _, cost, paid in found if paid)
-                    meter.offered(value, offered, taken, now_s, demanded=demanded, count=len(found))
+                    meter.offered(value, offered[at], taken[at], now_s, demanded=demanded, count=len(found))
         self._decided.clear()
         self._left = [math.inf] * len(_NOTHING)
         for demanded, prices in self._prices.items():
@@ -200,3 +202,7 @@ class Account:
             prices[:] = [price * dearer / self.worth for price, dearer in zip(prices, self._markup, strict=True)]
         self._since_s = max((meter.since_s for meter in self.meters.values()), default=-math.inf)
         self._until_s = min((meter.until_s for meter in self.meters.values()), default=math.inf)
+
+
+def _total(costs: Iterable[Cost]) -> Cost:
+    return Cost(*map(sum, zip(_NOTHING, *costs, strict=True)))

@@ -20,7 +20,7 @@ class Prospect:
 
     Args:
         left_s: until the full model's answer is worth nothing.
-        edge_s: what the edge model will take; infinite where that was never measured.
+        edge_s: what the edge model will take, its turn waited for; infinite where that was never measured.
         cloud_s: within which most such requests are answered by the gateway; None where nobody can tell.
         escalation_rate: of this model's requests of late, the share that the gateway had to answer; None while few were
             seen.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from firstline_core.routing.account import Account, Cost, Verdict
+from firstline_core.routing.account import Account, Cost, Denial
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.demand import SLOTS, Demand
 
@@ -48,7 +48,7 @@ def simulate(
         for at_s, value, cost in zip(times.tolist(), values.tolist(), costs.tolist(), strict=True):
             came += cost
             now_s = (START_DAY + day) * DAY_S + at_s
-            if account.judge(value, Cost(cost), now_s, demanded=True).paid and account.take(Cost(cost), now_s):
+            if account.judge(value, Cost(cost), now_s, demanded=True) is None and account.take(Cost(cost), now_s):
                 gained, spent, last = gained + value, spent + cost, came
         order = np.argsort(-values / costs)
         best = values[order][np.cumsum(costs[order]) <= amount].sum()
@@ -119,8 +119,8 @@ class TestClock:
         account = Account({"bytes/day": meter})
         assert account.take(Cost(9.0), self.now_s + 4 * 365 * DAY_S)
         assert not account.take(Cost(9.0), self.now_s)
-        assert not account.judge(1.0, Cost(9.0), self.now_s, demanded=True).paid
-        assert account.judge(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True).paid
+        assert account.judge(1.0, Cost(9.0), self.now_s, demanded=True) is not None
+        assert account.judge(1.0, Cost(9.0), self.now_s + DAY_S, demanded=True) is None
         assert meter.left(self.now_s + DAY_S) == 10.0
 
     def test_what_a_device_spends_before_its_clock_is_set_is_spent(self) -> None:
@@ -188,9 +188,9 @@ class TestAccount:
     def test_what_the_contract_demands_is_not_too_dear_for_a_coin(self) -> None:
         account = Account({}, worth=1.0)
         cost = Cost(money=0.5)
-        assert account.judge(0.1, cost, self.now_s, demanded=True).paid
-        assert not account.judge(0.1, cost, self.now_s, demanded=False).paid
-        assert account.judge(0.6, cost, self.now_s, demanded=False).paid
+        assert account.judge(0.1, cost, self.now_s, demanded=True) is None
+        assert account.judge(0.1, cost, self.now_s, demanded=False) is not None
+        assert account.judge(0.6, cost, self.now_s, demanded=False) is None
 
     def test_worth_scales_all_prices(self) -> None:
         assert Account({}, worth=10.0).price(Cost(money=0.5), self.now_s, demanded=False) == pytest.approx(0.05)
@@ -203,15 +203,16 @@ class TestAccount:
 
     def test_a_price_above_the_value_denies_what_there_would_be_enough_for(self) -> None:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})
-        assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Verdict(False, 540.0)
-        assert account.judge(1.0, Cost(160.0), self.now_s, demanded=True).short == "bytes/day"
+        assert account.judge(1.0, Cost(60.0), self.now_s, demanded=True) == Denial(1.0, 540.0, Cost(60.0))
+        denial = account.judge(1.0, Cost(160.0), self.now_s, demanded=True)
+        assert denial is not None and denial.short == "bytes/day"
         assert account.take(Cost(60.0), self.now_s) and not account.take(Cost(60.0), self.now_s)
 
     def test_what_costs_nothing_is_never_short(self) -> None:
         account = Account({"money/day": Meter(Budget(1.0, DAY_S), Ledger())})
         account.charge(Cost(money=3.0), self.now_s)  # more than was set aside
         assert account.meters["money/day"].left(self.now_s) == 0.0
-        assert account.judge(0.0, Cost(bytes=1e9), self.now_s, demanded=True) == Verdict(True, 0.0)
+        assert account.judge(0.0, Cost(bytes=1e9), self.now_s, demanded=True) is None
         assert account.take(Cost(bytes=1e9), self.now_s)
         assert not account.take(Cost(money=1e-9), self.now_s)
 

@@ -8,10 +8,11 @@ from support.edge import SURE, UNSURE, Scene, request, said
 
 from firstline_core.errors import BudgetExceededError
 from firstline_core.routing import policies
+from firstline_core.routing.account import Denial
 from firstline_core.routing.demand import SLOTS
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest, Privacy, Reason, Route, Status, Tier
-from firstline_edge.budgets.spending import Denial, Spending
+from firstline_edge.budgets.spending import Spending
 from firstline_edge.case import Trail
 
 
@@ -28,6 +29,16 @@ async def test_what_is_not_worth_its_price_is_answered_here_for_good(short: Spen
     scene = Scene(certified=0.8, spending=short)
     answer = said(await scene.infer(0.7))
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.BUDGET, Status.FINAL)
+    assert not answer.certified
+    assert scene.cloud.requests == [] and scene.promises.items == []
+    await scene.close()
+
+
+async def test_where_no_link_works_that_is_the_reason_and_not_the_price(short: Spending) -> None:
+    short._links = list
+    scene = Scene(certified=0.8, spending=short)
+    answer = said(await scene.infer(0.7))
+    assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.FINAL)
     assert not answer.certified
     assert scene.cloud.requests == [] and scene.promises.items == []
     await scene.close()

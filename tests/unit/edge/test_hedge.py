@@ -239,6 +239,24 @@ async def test_never_where_it_is_switched_off() -> None:
     await stage.scene.close()
 
 
+async def test_what_waits_for_the_models_threads_counts_as_its_time() -> None:
+    clock = SimulatedClock()
+    scene = Scene(clock=clock, row_ms=50.0, hedge=OFTEN)
+    for value in (0.51, 0.52, 0.53, 0.54, 0.55):
+        await scene.infer(value, deadline_s=100.0)
+    scene.cloud.p95_s = 0.5
+    scene.cloud.requests.clear()
+    scene.echo.gate.clear()
+    asked = []
+    for value in (0.61, 0.62, 0.63, 0.64):  # with 0.05 s each, and 0.2 s for all that comes before the full model
+        asked.append(asyncio.create_task(scene.infer(value, **SHORT)))
+        await settle()
+        assert scene.sent_rows == ([[0.64]] if value == 0.64 else [])
+    scene.echo.gate.set()
+    await asyncio.gather(*asked)
+    await scene.close()
+
+
 async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start() -> None:
     clock = SimulatedClock()
     scene = Scene(clock=clock, row_ms=50.0)

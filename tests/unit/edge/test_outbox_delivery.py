@@ -496,6 +496,25 @@ async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: Hou
     assert house.outbox.depth == 0
 
 
+async def test_a_long_backlog_that_must_wait_is_not_read_meanwhile(house: House) -> None:
+    for _ in range(200):
+        await house.promise(Reason.LINK_DOWN, tried="remote_timeout")
+    read = 0
+    pending = house.outbox.pending
+
+    async def counted(limit: int, **besides: Any) -> list[OutboxItem]:
+        nonlocal read
+        found = await pending(limit, **besides)
+        read += len(found) + len(besides["besides"])
+        return found
+
+    house.outbox.pending = counted  # type: ignore[method-assign]
+    await house.pass_time(20.0)
+    assert 20 <= len(house.link.calls) <= 60
+    assert read <= 5 * len(house.link.calls)
+    assert not await pending(1, besides_asked=True)
+
+
 async def test_what_was_promised_while_the_link_was_down_is_not_asked_again(house: House) -> None:
     promised = [await house.promise(tried="link_down") for _ in range(30)]
     await house.pass_time(1, step_s=0.1)

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from support.escalations import request, response
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, Privacy, Status
+from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
+from firstline_edge.outbox import promises
 from firstline_edge.outbox.item import pack_response
 from firstline_edge.outbox.schema import _MIGRATIONS, SCHEMA_VERSION
 from firstline_edge.outbox.store import Outbox, OutboxItem
@@ -301,6 +303,41 @@ async def test_some_can_be_passed_over(outbox: Outbox) -> None:
     assert await found(besides_models={("a", "1")}) == [1, 2]
     assert await found(besides=ids[:1], besides_models={("b", "1")}) == [1]
     assert await found(besides=ids) == []
+
+
+async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(outbox: Outbox) -> None:
+    for tried in ("remote_timeout", "link_down", "remote_timeout"):
+        one = item()
+        assert one.provisional.answer is not None
+        attempts = (Attempt(Tier.EDGE, "ok", 1.0), Attempt(Tier.CLOUD, tried, 9.0))
+        answer = replace(one.provisional.answer, attempts=attempts)
+        await outbox.put(replace(one, provisional=replace(one.provisional, answer=answer)))
+    assert [one.asked for one in await outbox.pending(9)] == [True, False, True]
+    assert [one.asked for one in await outbox.pending(9, besides_asked=True)] == [False]
+    with sqlite3.connect("file::memory:") as connection:
+        connection.executescript("".join(_MIGRATIONS))
+        asked: list[str] = []
+        connection.set_trace_callback(asked.append)
+        promises.oldest(connection, 4, (), (), besides_asked=True)
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
+    connection.close()
+    assert any("items_not_asked" in step[-1] for step in plan)
+
+
+async def test_of_what_an_earlier_format_kept_it_is_not_known_whether_it_was_asked(path: Path) -> None:
+    outbox = Outbox(path)
+    await outbox.put(one := item())
+    outbox.close()
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "DROP INDEX items_not_asked; ALTER TABLE items DROP COLUMN asked; PRAGMA user_version = 2;"
+    )
+    connection.close()
+    outbox = Outbox(path)
+    (kept,) = await outbox.pending(9)
+    assert kept.request.request_id == one.request.request_id
+    assert await outbox.pending(9, besides_asked=True) == []
+    outbox.close()
 
 
 async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None:

@@ -1,0 +1,55 @@
+"""Waiting for what may never come."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from firstline_core.waiting import in_daemon_thread
+
+_ENDS = """
+import asyncio, threading
+from firstline_core.waiting import in_daemon_thread
+
+async def main():
+    begun = threading.Event()
+    def hang():
+        begun.set()
+        threading.Event().wait()
+    hanging = asyncio.create_task(in_daemon_thread(hang))
+    await asyncio.to_thread(begun.wait)
+    hanging.cancel()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_call_gives_or_raises_is_passed_on() -> None:
+    assert await in_daemon_thread(lambda: threading.current_thread().daemon)
+    with pytest.raises(ZeroDivisionError):
+        await in_daemon_thread(lambda: 1 / 0)
+
+
+async def test_a_caller_may_leave_before_the_call_returns() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        go.wait()
+
+    waiting = asyncio.create_task(in_daemon_thread(call))
+    await asyncio.to_thread(begun.wait)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "daemon-call"]
+    go.set()
+    await asyncio.to_thread(thread.join)  # an error in it would be a warning
+
+
+def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
+    subprocess.run([sys.executable, "-c", _ENDS], check=True, timeout=30)
