@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from firstline.workbench.calibrate import calibrate
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, evaluate
 from firstline.workbench.recipe import read_recipe
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.store import Bundle, open_bundle
 
 _MODELS = Path(__file__).parents[1] / "models"
 _PAIRS = ("imagenet-cascade", "cifar10-cascade")
@@ -32,7 +33,14 @@ _TARGET_DISAGREEMENT = 0.05
 _SEED = 20261121
 
 
-def figures_of(found: Evaluation) -> Iterator[Figure]:
+def promises(bundle: Bundle) -> dict[str, float]:
+    """The disagreement that is certified, by variant."""
+    manifest = bundle.manifest
+    certificates = {model.id: valid_certificate(manifest, model) for model in manifest.edge}
+    return {name: c.epsilon for name, c in certificates.items() if c is not None and c.contract == "disagreement"}
+
+
+def figures_of(found: Evaluation, promised: Mapping[str, float]) -> Iterator[Figure]:
     """The figures of one bundle. The digits have aims: they are ours, and their threshold is committed."""
     if found.full is None:
         raise ValueError(f"{found.bundle} has no full model to compare with")
@@ -62,7 +70,14 @@ def figures_of(found: Evaluation) -> Iterator[Figure]:
             ">= 0.7" if aims else None,
             tiered.edge_share >= 0.7 if aims else None,
         )
-        yield Figure(f"{both}: kept answers that differ from the full model's", tiered.disagreement, "share")
+        epsilon = promised.get(edge.id)
+        yield Figure(
+            f"{both}: kept answers that differ from the full model's",
+            tiered.disagreement,
+            "share",
+            f"<= {epsilon:g}, as certified" if epsilon is not None else None,
+            (tiered.disagreement or 0) <= epsilon if epsilon is not None else None,
+        )
         yield Figure(f"{both}: image bytes sent", tiered.bytes_sent, "bytes")
         yield Figure(f"{both}: image bytes, if all were sent", tiered.bytes_all, "bytes")
         yield from _latency(both, tiered.latency_ms)
@@ -102,15 +117,16 @@ def main() -> int:
     arguments = parser.parse_args()
 
     digits = _MODELS / "digits"
-    found = [evaluate(open_bundle(digits / "bundle"), open_dataset(digits / "heldout"), variants=["all"])]
+    bundle = open_bundle(digits / "bundle")
+    found = [(evaluate(bundle, open_dataset(digits / "heldout"), variants=["all"]), promises(bundle))]
     with tempfile.TemporaryDirectory() as folder:
         for pair in _PAIRS:
             if (arguments.data / pair).is_dir():
-                found.append(evaluate_pair(pair, arguments.data, Path(folder), arguments.limit))
+                found.append((evaluate_pair(pair, arguments.data, Path(folder), arguments.limit), {}))
             else:
                 print(f"{pair} is left out: {arguments.data} does not have it.", file=sys.stderr)
 
-    return report("evaluate", [figure for evaluation in found for figure in figures_of(evaluation)])
+    return report("evaluate", [figure for evaluation in found for figure in figures_of(*evaluation)])
 
 
 if __name__ == "__main__":

@@ -114,8 +114,19 @@ def _sentences(summary: dict[str, Any]) -> str:
         f"Accuracy: edge only {right['edge_only']:.2%}, full only {right['cloud_only']:.2%}, "
         f"tiered {right['tiered']:.2%}.\n"
         f"While the link was cut: {offline['answered']} answered, of which {offline['corrected']} were provisional "
-        "and corrected once it was back."
+        f"and corrected once it was back.\n{_certified(summary)}"
     )
+
+
+def _certified(summary: dict[str, Any]) -> str:
+    found, requests = summary["certified"], summary["requests"]
+    said = (
+        f"Certified: {found['at_first']} of {requests} answers as they came, {found['at_last']} with the corrections."
+    )
+    if not found["promise"]:
+        return f"{said} Kept answers are not: the bundle carries no valid certificate for this device's model."
+    images = found["images"]
+    return f"{said}\nThe promise: {found['promise']}. Here, {images['disagreeing']} of {images['kept']} kept images do."
 
 
 def _ms(value: float | None) -> str:

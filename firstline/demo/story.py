@@ -13,9 +13,11 @@ from typing import Any
 
 from firstline.demo import processes
 from firstline.demo.house import Device, house
-from firstline.demo.summary import Record, summarise
+from firstline.demo.summary import Promise, Record, summarise
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import evaluate
+from firstline.workbench.evaluate import Variant, evaluate
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Status
@@ -72,8 +74,24 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
                 async with running.device(transport) as device:
                     await _visit(device, job, records, show)
                     bytes_sent += device.wire.bytes_sent
-    full = alone.full.accuracy if alone.full is not None else 0.0
-    return summarise(records, edge_only=alone.variants[0].edge.accuracy, cloud_only=full, bytes_sent=bytes_sent)
+    edge = alone.variants[0]
+    return summarise(
+        records,
+        edge_only=edge.edge.accuracy,
+        cloud_only=alone.full.accuracy if alone.full is not None else 0.0,
+        promise=_promise(bundle.manifest, edge),
+        bytes_sent=bytes_sent,
+    )
+
+
+def _promise(manifest: Manifest, variant: Variant) -> Promise:
+    """What is certified of the variant, and what it gave on the images."""
+    model = next(model for model in manifest.edge if model.id == variant.edge.id)
+    certificate, tiered = valid_certificate(manifest, model), variant.tiered
+    if tiered is None:
+        return Promise("", 0, 0)
+    disagreeing = round((tiered.disagreement or 0) * tiered.kept)
+    return Promise(certificate.promise if certificate is not None else "", tiered.kept, disagreeing)
 
 
 async def _visit(device: Device, job: Job, records: list[Record], show: Show) -> None:
@@ -121,6 +139,7 @@ async def _send(
             record.label, record.request_id = said.label, said.answer.request_id
             record.tier, record.status = said.answer.tier, said.answer.status
             record.settled = record.status is Status.FINAL
+            record.certified = record.last_certified = said.answer.certified
             records.append(record)
             tell()
 
@@ -135,4 +154,5 @@ async def _correct(device: Device, record: Record, labels: Sequence[str]) -> Non
         return
     if corrected.answer is not None and corrected.answer.status is Status.FINAL:
         record.last_label = labels[int(corrected.output("probabilities")[0].argmax())]
+        record.last_certified = corrected.answer.certified
         record.settled = True

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from firstline_core.types import Status, Tier
 
 KINDS = ("edge", "cache", "cloud", "provisional")
+
+
+class Promise(NamedTuple):
+    """What the device's model promises of the answers that it keeps, and what the demo's images show of it.
+
+    Attributes:
+        says: the certificate in words; "" where there is none.
+        kept: of the images, each asked once, how many are kept.
+        disagreeing: of these, for how many the full model says another label.
+    """
+
+    says: str
+    kept: int
+    disagreeing: int
 
 
 @dataclass(slots=True)
@@ -24,6 +38,8 @@ class Record:
         ms: time to the first answer, measured at the caller.
         last_label: of the correction, once it came.
         settled: nothing better will come: the first answer was final, or its correction arrived.
+        certified: the first answer was.
+        last_certified: the last one is.
     """
 
     truth: str
@@ -35,6 +51,8 @@ class Record:
     ms: float = 0.0
     last_label: str | None = None
     settled: bool = False
+    certified: bool = False
+    last_certified: bool = False
 
     @property
     def kind(self) -> str:
@@ -59,13 +77,16 @@ def accuracy(records: Iterable[Record]) -> float:
     return sum(right) / len(right) if right else 0.0
 
 
-def summarise(records: list[Record], *, edge_only: float, cloud_only: float, bytes_sent: int) -> dict[str, Any]:
+def summarise(
+    records: list[Record], *, edge_only: float, cloud_only: float, promise: Promise, bytes_sent: int
+) -> dict[str, Any]:
     """The summary, also the demo's JSON.
 
     Args:
         records: every request.
         edge_only: accuracy of the edge model alone, measured on the same images.
         cloud_only: accuracy of the full model alone, likewise.
+        promise: what is certified.
         bytes_sent: what the device sent over the link.
 
     Returns:
@@ -81,6 +102,12 @@ def summarise(records: list[Record], *, edge_only: float, cloud_only: float, byt
             "tiered": round(accuracy(records), 4),
         },
         "latency_ms": {kind: percentiles_ms(record.ms for record in records if record.kind == kind) for kind in KINDS},
+        "certified": {
+            "at_first": sum(record.certified for record in records),
+            "at_last": sum(record.last_certified for record in records),
+            "promise": promise.says,
+            "images": {"kept": promise.kept, "disagreeing": promise.disagreeing},
+        },
         "bytes_sent": bytes_sent,
         "offline": {
             "answered": sum(record.offline and record.tier is not None for record in records),

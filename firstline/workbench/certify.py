@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certificate import Start, certify
 from firstline_core.routing.drift import histogram
 
 _NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
@@ -53,6 +54,7 @@ def certify_bundle(
     score: ScoreName = "best",
     seed: int = 0,
     select_fraction: float | None = None,
+    starts: Sequence[Start] | None = None,
 ) -> Certification:
     """Lets a part of the rows decide on score, temperature, value and starts, and certifies on the rest.
 
@@ -66,6 +68,7 @@ def certify_bundle(
         score: which one.
         seed: of the split.
         select_fraction: share of the data that decides; None takes `selection.default_fraction`.
+        starts: where testing starts, as scores of other data have it; None leaves that to the part that decides.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be had.
@@ -85,7 +88,9 @@ def certify_bundle(
     )
     rows = selection.rest
     scores = selection.scores[rows]
-    proof = certify(scores, losses[rows], epsilon, delta, starts=selection.starts, seed=seed)
+    proof = certify(
+        scores, losses[rows], epsilon, delta, starts=selection.starts if starts is None else starts, seed=seed
+    )
     certificate = None
     if proof.threshold is not None and proof.risk_upper is not None:
         kept = scores >= proof.threshold
@@ -144,6 +149,18 @@ def voided(manifest: Manifest, found: Certification) -> tuple[str, ...]:
     return tuple(m.id for m in manifest.edge if m.id != found.variant.id and valid_certificate(manifest, m) is not None)
 
 
+def with_certificate(manifest: Manifest, found: Certification) -> Manifest:
+    """The manifest with the variant's new certificate and what was decided; its version is the caller's to count."""
+    return msgspec.structs.replace(
+        manifest,
+        policy=policy_of(manifest.policy, found),
+        edge=tuple(
+            msgspec.structs.replace(model, certificate=found.certificate) if model.id == found.variant.id else model
+            for model in manifest.edge
+        ),
+    )
+
+
 def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: bool = False) -> Bundle:
     """Writes the bundle with the variant's new certificate and its score, as the next version.
 
@@ -160,15 +177,7 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
     """
     manifest = bundle.manifest
     refuse_overwriting(out, force)
-    certified = msgspec.structs.replace(
-        manifest,
-        version=manifest.version + 1,
-        policy=policy_of(manifest.policy, found),
-        edge=tuple(
-            msgspec.structs.replace(model, certificate=found.certificate) if model.id == found.variant.id else model
-            for model in manifest.edge
-        ),
-    )
+    certified = msgspec.structs.replace(with_certificate(manifest, found), version=manifest.version + 1)
     staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
     try:
         staged.mkdir(parents=True)

@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 class Split(NamedTuple):
     train: Part
-    calibration: Part  # chooses temperature and threshold, and nothing else
+    calibration: Part  # certifies, and nothing else
     heldout: Part  # measures, and nothing else
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
 
 CLASSES = 10
 EDGE_INVERSE_REGULARISATION = 10.0
@@ -71,6 +72,17 @@ def fit_full(pixels: NDArray[np.uint8], digits: NDArray[np.int64]) -> KernelMach
     targets = np.tile(np.eye(CLASSES)[digits], (len(shifted) // len(pixels), 1)) - 1 / CLASSES
     dual = cho_solve(cho_factor(kernel, overwrite_a=True), targets)
     return KernelMachine(shifted.reshape(-1, 64), dual, KERNEL_GAMMA)
+
+
+def full_out_of_fold(pixels: NDArray[np.uint8], digits: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(n, classes) logits of each scan by a full model that was fitted without it, in three folds.
+
+    What a temperature is fitted to, so that it takes no scans but those that train.
+    """
+    logits = np.empty((len(digits), CLASSES))
+    for others, fold in StratifiedKFold(3, shuffle=True, random_state=0).split(pixels, digits):
+        logits[fold] = fit_full(pixels[others], digits[others]).logits(pixels[fold])
+    return logits
 
 
 def rbf_kernel(a: NDArray[np.float64], b: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:

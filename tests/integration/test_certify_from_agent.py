@@ -96,7 +96,7 @@ def test_the_cache_does_not_matter(running: Line, scans: Dataset) -> None:
     [
         ({"version": 7}, r"holds 'digits' in version 1, not 7"),
         ({"name": "letters"}, r"holds no model 'letters'"),
-        ({"policy__score__temperature": 1.0}, r"with another score; certify the bundle that it runs"),
+        ({"policy__score__temperature": 2.0}, r"with another score; certify the bundle that it runs"),
         (
             {"edge__0__postprocess": [], "full__postprocess": []},
             r"another edge model or processing and another full model",

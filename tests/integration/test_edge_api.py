@@ -315,7 +315,7 @@ class TestWithGateway:
         response = await infer(http, unsure, sure, unsure)
         assert response.answer is not None
         assert [row.tier.value for row in response.answer.rows] == ["cloud", "edge", "cloud"]
-        assert [row.certified for row in response.answer.rows] == [True, False, True]
+        assert [row.certified for row in response.answer.rows] == [True, True, True]
         full = agent.parts.models.all[0].manifest.full_digest
         assert response.answer.model_digest == full
         again = await infer(http, unsure)

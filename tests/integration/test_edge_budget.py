@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.agent import CHECKOUT, DIGITS, edge_settings
+from support.audits import uncertified_digits
 from support.gateway import serving
 
 from firstline_core.clock import SimulatedClock
@@ -149,6 +150,7 @@ async def test_what_only_the_gateway_can_answer_is_refused_until_the_budget_is_a
 async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, tmp_path: Path) -> None:
     settings = edge_settings(
         tmp_path,
+        models__directories=[str(uncertified_digits(tmp_path))],  # a promise is kept at any price
         links=[{"kind": "http", "url": gateway_url}],
         policy__kind="value",
         costs__money_per_request=0.9,

@@ -71,7 +71,7 @@ async def test_a_changed_score_voids_it(certified: Path, tmp_path: Path) -> None
     settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
     await ask(settings)  # fills the cache
     manifest = json.loads((certified / MANIFEST_NAME).read_text())
-    manifest["policy"]["score"]["temperature"] = 1.0
+    manifest["policy"]["score"]["temperature"] = 0.5
     (certified / MANIFEST_NAME).write_text(json.dumps(manifest))
     answers, status, story = await ask(settings)
     assert answers and not any(answer.certified for answer in answers)

@@ -84,10 +84,11 @@ def repository() -> Repository:
 
 
 @pytest.fixture
-def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
+def gated(repository: Repository, tmp_path: Path) -> tuple[Gateway, GatedExecutor]:
     """A gateway without authentication whose batches end when the test says so."""
     executor = GatedExecutor()
-    overrides = {"auth.mode": "off", "execution.queue_requests": 2}
+    state_file = str(tmp_path / "contracts.db")
+    overrides = {"auth.mode": "off", "execution.queue_requests": 2, "contracts.state_file": state_file}
     return Gateway(load(None, overrides=overrides), repository, executor), executor
 
 

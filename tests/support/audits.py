@@ -23,14 +23,25 @@ EPSILON = 0.05
 
 
 def certified_digits(folder: Path, version: int = 1) -> Path:
-    """The digits bundle with a certificate for its first two edge variants."""
+    """The digits bundle with another certificate for its first two edge variants, and none for the third."""
     target = folder / f"digits-{version}"
     shutil.copytree(DIGITS, target)
     manifest = msgspec.structs.replace(parse_manifest((target / MANIFEST_NAME).read_bytes()), version=version)
     promise = {"contract": "harm", "epsilon": 0.045, "audit_epsilon": EPSILON}
     edge = [with_certificate(variant, manifest, THRESHOLD, **promise) for variant in manifest.edge[:2]]
-    manifest = msgspec.structs.replace(manifest, edge=(*edge, *manifest.edge[2:]))
+    bare = (msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge[2:])
+    manifest = msgspec.structs.replace(manifest, edge=(*edge, *bare))
     (target / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return target
+
+
+def uncertified_digits(folder: Path) -> Path:
+    """The digits bundle without its certificates."""
+    target = folder / "uncertified"
+    shutil.copytree(DIGITS, target)
+    manifest = parse_manifest((target / MANIFEST_NAME).read_bytes())
+    bare = tuple(msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge)
+    (target / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, edge=bare)))
     return target
 
 

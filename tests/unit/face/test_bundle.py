@@ -13,6 +13,7 @@ from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import InputSpec, Policy
 from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -80,8 +81,9 @@ def test_the_committed_digits_bundle_is_what_the_recipe_declares() -> None:
     artefacts = {path.read_bytes() for path in (_DIGITS / "artefacts").iterdir()}
     assert artefacts == {bundle.file(model.artefact).read_bytes() for model in bundle.manifest.models}
     routing = msgspec.json.decode((_DIGITS / "routing.json").read_bytes())
-    policy = bundle.manifest.policy
-    assert (policy.score.temperature, policy.threshold) == (routing["temperature"], routing["threshold"])
+    score = bundle.manifest.policy.score
+    assert (score.kind, score.temperature) == (routing["score"], routing["temperature"])
+    assert [valid_certificate(bundle.manifest, model) is not None for model in bundle.manifest.edge] == [True] * 3
 
 
 def test_a_bundle_is_replaced_only_by_force(digits: BundleSpec, tmp_path: Path) -> None:

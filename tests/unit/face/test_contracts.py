@@ -69,7 +69,7 @@ def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> No
     assert certificate.kept == pytest.approx(np.mean(kept))
     assert certificate.audit_epsilon == 0.08
     assert certificate.threshold_for("nine") == np.inf
-    other = replace(found, selection=replace(found.selection, score=Score("margin")))
+    other = replace(found, selection=replace(found.selection, score=Score("entropy")))
     strictest = max(limit for limit in thresholds.values() if limit is not None)
     assert policy_of(_BUNDLE.manifest.policy, other).threshold == strictest  # of classes without a certificate
     model = msgspec.structs.replace(_BUNDLE.manifest.edge[0], certificate=certificate)

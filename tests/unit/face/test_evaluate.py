@@ -33,7 +33,7 @@ def test_figures_are_those_of_the_parts() -> None:
     edge = load_edge(bundle, RuntimeOptions()).predict(batch)
     full = load_model(bundle, bundle.manifest.full, RuntimeOptions()).predict(batch)
     policy = bundle.manifest.policy
-    kept = score("max_probability", edge, policy.score.temperature) >= policy.threshold
+    kept = score("margin", edge, policy.score.temperature) >= policy.threshold
     sizes = np.array([len(image) for image in images])
     answers = np.where(kept, edge.argmax(axis=1), full.argmax(axis=1))
 

@@ -31,7 +31,8 @@ def measured() -> Measured:
 
 def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None:
     (edge,) = measured.edges
-    assert standing(sheet(measured, edge)).startswith("Not certified: its bundle carries no certificate for it.")
+    bare = _replaced(edge, model=msgspec.structs.replace(edge.model, certificate=None))
+    assert standing(sheet(measured, bare)).startswith("Not certified: its bundle carries no certificate for it.")
     for fields, says in (({}, "Certified: at most 5 % of kept answers disagree"), ({"score_digest": "0" * 64}, "void")):
         model = with_certificate(edge.model, measured.manifest, **fields)
         certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
