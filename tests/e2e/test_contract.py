@@ -148,7 +148,7 @@ async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, 
                 assert answer.reason is not Reason.CONFIDENT
             assert "an alarm voids a certificate" in (folder / "agent-http.log").read_text()
     table = told(folder, "audits")
-    assert table.splitlines()[0] == "score,agree,weight,kept"
+    assert table.splitlines()[0] == "score,agree,weight,kept,certificate"
     anew = CliRunner().invoke(
         app, ["certify", "--scores", "-", "--epsilon", "0.05", "--delta", "0.1", "-o", "json"], input=table
     )
