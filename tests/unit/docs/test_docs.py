@@ -123,4 +123,6 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
 
 def _told(figure: dict[str, object]) -> str:
     value, unit = figure["value"], figure["unit"]
-    return f"{value:.2%}".replace("%", " %") if unit == "share" else f"{value} {unit}".strip()
+    if unit == "share":
+        return f"{value:.2%}".replace("%", " %")
+    return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value} {unit}".strip()
