@@ -140,12 +140,25 @@ class _OneCore(Workers):
         super().__init__(1, 0, clock)
         self._run_ms = run_ms
         self._core = asyncio.Lock()
+        self._here = 0
 
-    async def run(self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf) -> R:
-        async with self._core:
-            if self._clock.monotonic_s() >= deadline_s:
-                raise DeadlineExceededError("The request's deadline passed before this device's model was free for it.")
-            await self._clock.sleep(self._run_ms / 1000)
+    @property
+    def wait_s(self) -> float:
+        return self._here * self._run_ms / 1000
+
+    async def run(
+        self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
+    ) -> R:
+        self._here += 1
+        try:
+            async with self._core:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise DeadlineExceededError(
+                        "The request's deadline passed before this device's model was free for it."
+                    )
+                await self._clock.sleep(self._run_ms / 1000)
+        finally:
+            self._here -= 1
         return call(argument)
 
 
