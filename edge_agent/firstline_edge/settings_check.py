@@ -18,8 +18,8 @@ def check(settings: EdgeSettings) -> None:
     """What one key alone cannot say.
 
     Raises:
-        ConfigError: an open address without tokens, a threshold that is no number, a link without an address, a certificate without TLS, or a policy
-            by price where nothing has one.
+        ConfigError: an open address without tokens, a threshold that is no number, a link without an address, a
+            certificate without TLS, or a policy by price where nothing has one.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
