@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,9 +79,11 @@ class TestSedna:
         assert make("sedna", threshold=certainty - 1e-4).decide(row, State()) == KEPT
         assert make("sedna", threshold=certainty + 1e-4).decide(row, State()) == ESCALATED
 
+    @pytest.mark.parametrize("classes", [3, 32, 33, 1000])
     @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
-    def test_what_is_no_probability_is_not_hard(self, odd: float) -> None:
-        row = seen()
+    def test_what_is_no_probability_is_not_hard(self, odd: float, classes: int) -> None:
+        row = replace(seen(), probabilities=np.full(classes, 1 / classes, np.float32))
+        assert make("sedna").decide(row, State()) == ESCALATED
         row.probabilities[1] = odd
         assert make("sedna").decide(row, State()) == KEPT
 
