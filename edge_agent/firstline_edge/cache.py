@@ -29,7 +29,7 @@ class ModelOutput:
 
     Args:
         probabilities: (classes,) float32.
-        score: the edge model's confidence in [0, 1]; None for the full model.
+        score: the edge model's confidence; None for the full model.
         value: P(edge wrong and full right), what asking the full model is worth; None where the bundle learned none.
     """
 

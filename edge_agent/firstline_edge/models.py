@@ -16,7 +16,7 @@ import msgspec
 
 from firstline_core.bundle.certificate import Certificate, certificate_problem, valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
-from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
+from firstline_core.bundle.pipeline import LoadedModel, Probabilities, load_edge, load_scorer
 from firstline_core.bundle.scorer import Scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import FirstlineError, InvalidTensorError, UpdateError
@@ -50,6 +50,7 @@ class EdgeModel:
         certificate: the variant's, where it is valid for this bundle.
         uncertified: why there is none, as part of a sentence; "" where there is one.
         value: the bundle's learned value of asking the full model; None where it has none.
+        bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
     """
 
     loaded: LoadedModel
@@ -61,6 +62,7 @@ class EdgeModel:
     certificate: Certificate | None = None
     uncertified: str = "its bundle carries no certificate for it"
     value: Logistic | None = None
+    bounded_score: bool = True
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
         """What so many of the request's rows will take; infinite where nothing was measured.
@@ -83,11 +85,20 @@ class EdgeModel:
         """
         probabilities, logits = self.loaded.predict_with_logits(tensor)
         scores = self.score(probabilities, logits)
-        values = [None] * len(probabilities) if self.value is None else self.value.losses(probabilities).tolist()
         return [
             ModelOutput(row, float(score), value)
-            for row, score, value in zip(probabilities, scores, values, strict=True)
+            for row, score, value in zip(probabilities, scores, self._values(probabilities), strict=True)
         ]
+
+    def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
+        """What asking the full model is worth, as learned; else None, for the score tells it, if that can."""
+        if self.value is not None:
+            learned: list[float] = self.value.losses(probabilities).tolist()
+            return learned
+        if self.bounded_score:
+            return [None] * len(probabilities)
+        supposed: list[float] = (1 - probabilities.max(axis=1)).tolist()
+        return supposed
 
     async def run_in_thread(
         self, tensor: Tensor, deadline_s: float = math.inf, expected_s: float = 0.0
@@ -260,6 +271,7 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         certificate=valid_certificate(bundle.manifest, loaded.model),
         uncertified=certificate_problem(bundle.manifest, loaded.model),
         value=bundle.manifest.policy.value,
+        bounded_score=bundle.manifest.policy.score.kind not in ("energy", "graph"),
     )
     log.info(
         "model loaded",

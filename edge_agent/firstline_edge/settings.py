@@ -5,6 +5,7 @@ Secrets are named by file here, never written here, so a configuration can be sh
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ class PolicySection(Section, frozen=True, kw_only=True):
     """For groundlight: the pause after each escalation of a model."""
     limit_bytes: Positive = 8 * _MIB
     """Largest payload that this device takes on itself; a larger one is `heavy` and goes to the cloud."""
-    min_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    min_threshold: float = -math.inf
     """Raises a bundle's threshold where that is lower; it can only make this device more careful."""
     default_timeout_ms: Positive = 2_000
     """Deadline of a request that brings none."""

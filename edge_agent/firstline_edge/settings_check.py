@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,8 +18,8 @@ def check(settings: EdgeSettings) -> None:
     """What one key alone cannot say.
 
     Raises:
-        ConfigError: an open address without tokens, a link without an address, a certificate without TLS, or a policy
-            by price where nothing has one.
+        ConfigError: an open address without tokens, a threshold that is no number, a link without an address, a
+            certificate without TLS, or a policy by price where nothing has one.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
@@ -30,6 +31,8 @@ def check(settings: EdgeSettings) -> None:
             f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
             f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
         )
+    if math.isnan(settings.policy.min_threshold):
+        raise ConfigError("policy.min_threshold is not a number; name the least score that is kept, or leave it out.")
     if settings.policy.kind == "value" and not _has_prices(settings):
         raise ConfigError(
             "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "

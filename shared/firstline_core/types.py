@@ -249,7 +249,7 @@ class Answer:
         certified: covered by a valid certificate or computed by the full model; for a batch, every row.
         durable: the promise of a correction is fsynced.
         tier: of a batch, the farthest that answered a row.
-        confidence: the edge score in [0, 1], the lowest of a batch; None where the edge model did not run.
+        confidence: the edge score, the lowest of a batch; None where the edge model did not run.
         model_digest: of the model that answered (of a batch, the farthest tier's).
         changed: on a final answer that corrected a provisional one: whether any row's likeliest class is another now;
             None elsewhere.

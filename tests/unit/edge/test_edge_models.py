@@ -71,6 +71,22 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     models.close()
 
 
+def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path: Path, workers: Workers) -> None:
+    shutil.copytree(DIGITS, tmp_path / "digits")
+    found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
+    found = msgspec.structs.replace(found, version=2, policy=Policy(Score("energy"), 5.0))
+    (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
+    models = open_models([tmp_path], RuntimeOptions(), workers)
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    tensor = sample_input(held.manifest, held.edge.loaded)
+    assert tensor is not None
+    (output,) = held.edge.run(tensor)
+    assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
+    assert output.value == pytest.approx(1 - output.probabilities.max())
+    models.close()
+
+
 def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     models = open_models([DIGITS], RuntimeOptions(), workers)
     held = models.find("digits")

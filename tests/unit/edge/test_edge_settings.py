@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
         ),
         ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
         ({"agent.device_id": "a/b"}, "device_id"),
-        ({"policy.min_threshold": 1.5}, "min_threshold"),
+        ({"policy.min_threshold": math.nan}, "policy.min_threshold is not a number"),
         ({"policy.kind": "value"}, "policy.kind is value, but nothing has a price"),
         ({"policy.kind": "oracle"}, "oracle"),
         ({"budget.bytes_per_day": -1}, "bytes_per_day"),
