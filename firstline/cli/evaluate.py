@@ -90,6 +90,10 @@ def _print_text(found: Evaluation) -> None:
             *_ms(found.full.latency_ms),
         )
     print_table(made)
+    for variant in found.variants:
+        if (both := variant.tiered) is not None:
+            area = "n/a" if both.auroc is None else f"{both.auroc:.3f}"
+            typer.echo(f'{variant.edge.id}: AUROC {area} of the score for "edge disagrees with full".')
     typer.echo(
         "disagree: of the answers kept at the edge, those for which the full model says another label. KB sent: of "
         "encoded images. ms: of one image through the models on this machine, without the network."

@@ -16,6 +16,7 @@ from firstline.workbench.dataset import Dataset
 from firstline.workbench.measure import ALL_VARIANTS, EdgeRun, Measured, ModelRun, Progress, measure
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
+from firstline_core.routing.confidence import auroc
 from firstline_core.runtime.select import RuntimeOptions
 
 __all__ = ["ALL_VARIANTS", "Evaluation", "Latency", "ModelFigures", "Progress", "TieredFigures", "Variant", "evaluate"]
@@ -45,6 +46,8 @@ class TieredFigures(Struct, frozen=True):
         edge_share: answered at the edge, in 0..1.
         disagreement: of the answers kept at the edge, the share for which the full model says another label; None
             where none was kept.
+        auroc: how well the score tells the answers that disagree from the others, kept or not: the chance that one of
+            them scores below one of the others. None where none disagrees, or all do.
         bytes_sent: of the encoded images that travel.
         bytes_all: if every image travelled.
         latency_ms: of both models where both ran; the network's share comes on top.
@@ -55,6 +58,7 @@ class TieredFigures(Struct, frozen=True):
     kept: int
     escalated: int
     disagreement: float | None
+    auroc: float | None
     bytes_sent: int
     bytes_all: int
     latency_ms: Latency
@@ -141,6 +145,7 @@ def _tiered(edge: EdgeRun, full: ModelRun, truth: NDArray[np.int64], sizes: NDAr
         kept=int(kept.sum()),
         escalated=int((~kept).sum()),
         disagreement=float(differs[kept].mean()) if kept.any() else None,
+        auroc=auroc(edge.scores, differs),
         bytes_sent=int(sizes[~kept].sum()),
         bytes_all=int(sizes.sum()),
         latency_ms=_latency(edge.seconds + np.where(kept, 0.0, full.seconds)),

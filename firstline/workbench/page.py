@@ -164,6 +164,12 @@ def standing(sheet: Sheet) -> str:
     )
 
 
+def area(tiers: Tiers) -> str:
+    """How well the score tells answers that disagree from the others."""
+    found = "n/a" if tiers.auroc is None else f"{tiers.auroc:.3f}"
+    return f'AUROC of the score for "edge disagrees with full": {found}.'
+
+
 def percent(value: float) -> str:
     """Without its sign, which a column's head has; "-" for what cannot be counted."""
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
@@ -175,10 +181,11 @@ def interval(found: Share) -> str:
 
 def _section(sheet: Sheet, plots: Sequence[Plot]) -> str:
     drawn = "\n".join(_figure(plot) for plot in plots)
+    told = f"\n<p>{escape(area(sheet.tiers))}</p>" if sheet.tiers is not None else ""
     return f"""<section>
 <h2>{escape(sheet.variant)}</h2>
 <p class="standing">{escape(standing(sheet))}</p>
-{_table(figures(sheet))}
+{_table(figures(sheet))}{told}
 {drawn}
 </section>"""
 

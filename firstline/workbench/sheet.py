@@ -16,6 +16,7 @@ from firstline.workbench.curves import (
 )
 from firstline.workbench.measure import EdgeRun, Measured, ModelRun
 from firstline_core.bundle.certificate import Certificate, certificate_problem, valid_certificate
+from firstline_core.routing.confidence import auroc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,7 @@ class Tiers:
         accuracy: of all answers as the bundle's policy routes them.
         escalated: by that policy, of all rows.
         disagreement: of the answers that it keeps.
+        auroc: of the score, for "edge disagrees with full"; None where none disagrees, or all do.
         curve: what other thresholds would give.
         scores: of agreeing and disagreeing answers.
     """
@@ -35,6 +37,7 @@ class Tiers:
     accuracy: Share
     escalated: Share
     disagreement: Share
+    auroc: float | None
     curve: Curve
     scores: Histograms
 
@@ -92,6 +95,7 @@ def _tiers(measured: Measured, edge: EdgeRun, full: ModelRun) -> Tiers:
         accuracy=share(right, rows),
         escalated=share(int((~kept).sum()), rows),
         disagreement=share(int((~agrees[kept]).sum()), int(kept.sum())),
+        auroc=auroc(edge.scores, ~agrees),
         curve=curve(edge.scores, edge_right, full_right, agrees),
         scores=histograms(edge.scores, agrees),
     )

@@ -61,6 +61,7 @@ def test_text_says_the_same(tmp_path: Path) -> None:
     text = _run("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 20).stdout
     assert "20 images of heldout" in text
     assert "without the network" in text
+    assert 'edge: AUROC 1.000 of the score for "edge disagrees with full".' in text
 
 
 def test_calibration_is_called_what_it_is(tmp_path: Path) -> None:

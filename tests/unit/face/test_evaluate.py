@@ -51,6 +51,10 @@ def test_figures_are_those_of_the_parts() -> None:
     assert (tiered.kept, tiered.escalated) == (kept.sum(), 300 - kept.sum())
     assert tiered.edge_share == kept.mean()
     assert tiered.disagreement == (edge.argmax(axis=1) != full.argmax(axis=1))[kept].mean()
+    certainty = score("margin", edge, policy.score.temperature).astype(np.float64)
+    differs = edge.argmax(axis=1) != full.argmax(axis=1)
+    below = certainty[differs][:, None] - certainty[~differs]
+    assert tiered.auroc == pytest.approx(((below < 0) + (below == 0) / 2).mean())
     assert (tiered.bytes_sent, tiered.bytes_all) == (sizes[~kept].sum(), sizes.sum())
     for latency in (found.full.latency_ms, variant.edge.latency_ms, tiered.latency_ms):
         assert 0 < latency.p50 <= latency.p99

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import figures
 from firstline.workbench.measure import Measured, measure
 from firstline.workbench.page import html, standing
 from firstline.workbench.report import write_report
 from firstline.workbench.sheet import sheet
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import auroc
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
 _COMMAND = ("evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"))
@@ -38,6 +40,21 @@ def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None
         certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
         found = sheet(_replaced(measured, manifest=certified), _replaced(edge, model=model))
         assert says in standing(found)
+
+
+def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> None:
+    """And of an edge model that never disagrees, that there is nothing to tell."""
+    (edge,) = measured.edges
+    assert measured.full is not None
+    expected = auroc(edge.scores, edge.labels != measured.full.labels)
+    assert expected is not None
+    same = _replaced(measured, full=_replaced(measured.full, labels=edge.labels))
+    for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
+        text = html("digits", "", [(sheet(one, edge), ())])
+        assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
+    tiered = figures(same).variants[0].tiered
+    assert tiered is not None and tiered.auroc is None
+    assert "AUROC" not in html("digits", "", [(sheet(_replaced(measured, full=None), edge), ())])
 
 
 def test_what_is_from_outside_cannot_write_html(measured: Measured) -> None:
