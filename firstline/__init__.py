@@ -6,7 +6,8 @@ This package is the face: the client, the command line, the workbench and the de
 from __future__ import annotations
 
 from firstline import errors
-from firstline.client import AsyncClient, Client
+from firstline.async_client import AsyncClient
+from firstline.client import Client
 from firstline.prediction import Prediction
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (

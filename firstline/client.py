@@ -1,10 +1,9 @@
-"""The application developer's way in: `Client` and `AsyncClient`, the same calls against either tier."""
+"""The application developer's way in: `Client`, against either tier. `async_client.py` has its twin for asyncio."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -23,7 +22,7 @@ Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
-_POLL_S = 0.1
+POLL_S = 0.1
 
 
 class Client:
@@ -134,8 +133,8 @@ class Client:
             found = self.answer(request_id)
             if found.answer is None or found.answer.status is not Status.PROVISIONAL:
                 return found
-            _check_time(request_id, end_s, timeout_s)
-            time.sleep(_POLL_S)
+            check_time(request_id, end_s, timeout_s)
+            time.sleep(POLL_S)
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
         """The answer under a `request_id` of yours as it stands, then its last word as soon as an agent has it.
@@ -191,111 +190,7 @@ class Client:
             raise connection.link_error(error, str(self._http.base_url)) from error
 
 
-class AsyncClient:
-    """`Client` for asyncio: the same calls, awaited."""
-
-    def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def url(self) -> str:
-        """The tier's address."""
-        return str(self._http.base_url).rstrip("/")
-
-    async def close(self) -> None:
-        await self._http.aclose()
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        version: str | int = "",
-        id: str = "",  # noqa: A002 (V2's own name)
-        outputs: Sequence[str] = (),
-        **wishes: Unpack[Wishes],
-    ) -> InferResponse:
-        """See `Client.infer`."""
-        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
-        return calls.read_infer(await self._send(call))
-
-    async def infer_file(
-        self,
-        model: str,
-        file: str | Path | bytes,
-        **wishes: Unpack[Wishes],
-    ) -> Prediction:
-        """See `Client.infer_file`."""
-        call = calls.infer_file(model, file, wishes)
-        return calls.read_prediction(await self._send(call))
-
-    async def answer(self, request_id: str) -> InferResponse:
-        """See `Client.answer`."""
-        return calls.read_infer(await self._send(calls.answer(request_id)))
-
-    async def prediction(self, request_id: str) -> Prediction:
-        """See `Client.prediction`."""
-        return calls.read_prediction(await self._send(calls.answer_in_words(request_id)))
-
-    async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """See `Client.wait_for_final`."""
-        end_s = time.monotonic() + timeout_s
-        while True:
-            found = await self.answer(request_id)
-            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
-                return found
-            _check_time(request_id, end_s, timeout_s)
-            await asyncio.sleep(_POLL_S)
-
-    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
-        """See `Client.events`."""
-        return following.follow_async(self._http, following.of_tensors(request_id, patience_s))
-
-    def stream_file(
-        self,
-        model: str,
-        file: str | Path | bytes,
-        *,
-        patience_s: float = DEFAULT_PATIENCE_S,
-        **wishes: Unpack[Wishes],
-    ) -> AsyncIterator[Prediction]:
-        """See `Client.stream_file`."""
-        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
-        return following.follow_async(self._http, following.of_words(call, patience_s))
-
-    async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
-        """See `Client.metadata`."""
-        return calls.read_metadata(await self._send(calls.metadata(model, version)))
-
-    async def status(self) -> dict[str, Any]:
-        """See `Client.status`."""
-        return calls.read_status(await self._send(calls.status()))
-
-    async def ready(self) -> bool:
-        """See `Client.ready`."""
-        return calls.read_ready(await self._send(calls.ready()))
-
-    async def _send(self, call: Call) -> httpx.Response:
-        try:
-            return await self._http.request(
-                call.method, call.path, content=call.content, headers=call.headers, params=call.params
-            )
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, str(self._http.base_url)) from error
-
-
-def _check_time(request_id: str, end_s: float, timeout_s: float) -> None:
+def check_time(request_id: str, end_s: float, timeout_s: float) -> None:
+    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
     if time.monotonic() >= end_s:
         raise RemoteTimeoutError(f"The answer {request_id} was still provisional after {timeout_s} s; ask again later.")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from firstline.client import AsyncClient
+from firstline.async_client import AsyncClient
 from firstline.demo import assets
 from firstline.demo.house import Device, House, Transport, house
 from firstline.workbench.dataset import open_dataset

@@ -1,0 +1,124 @@
+"""`AsyncClient`: `Client` for asyncio, the same calls against either tier."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx
+
+from firstline import calls, connection, following
+from firstline.calls import Call, Wishes
+from firstline.client import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, Inputs, check_time
+from firstline.following import DEFAULT_PATIENCE_S
+from firstline.prediction import Prediction
+from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same calls, awaited."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """The tier's address."""
+        return str(self._http.base_url).rstrip("/")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str | int = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> InferResponse:
+        """See `Client.infer`."""
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_infer(await self._send(call))
+
+    async def infer_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        **wishes: Unpack[Wishes],
+    ) -> Prediction:
+        """See `Client.infer_file`."""
+        call = calls.infer_file(model, file, wishes)
+        return calls.read_prediction(await self._send(call))
+
+    async def answer(self, request_id: str) -> InferResponse:
+        """See `Client.answer`."""
+        return calls.read_infer(await self._send(calls.answer(request_id)))
+
+    async def prediction(self, request_id: str) -> Prediction:
+        """See `Client.prediction`."""
+        return calls.read_prediction(await self._send(calls.answer_in_words(request_id)))
+
+    async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """See `Client.wait_for_final`."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            found = await self.answer(request_id)
+            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
+                return found
+            check_time(request_id, end_s, timeout_s)
+            await asyncio.sleep(POLL_S)
+
+    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
+        """See `Client.events`."""
+        return following.follow_async(self._http, following.of_tensors(request_id, patience_s))
+
+    def stream_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        *,
+        patience_s: float = DEFAULT_PATIENCE_S,
+        **wishes: Unpack[Wishes],
+    ) -> AsyncIterator[Prediction]:
+        """See `Client.stream_file`."""
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
+        return following.follow_async(self._http, following.of_words(call, patience_s))
+
+    async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
+        """See `Client.metadata`."""
+        return calls.read_metadata(await self._send(calls.metadata(model, version)))
+
+    async def status(self) -> dict[str, Any]:
+        """See `Client.status`."""
+        return calls.read_status(await self._send(calls.status()))
+
+    async def ready(self) -> bool:
+        """See `Client.ready`."""
+        return calls.read_ready(await self._send(calls.ready()))
+
+    async def _send(self, call: Call) -> httpx.Response:
+        try:
+            return await self._http.request(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            )
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, str(self._http.base_url)) from error
