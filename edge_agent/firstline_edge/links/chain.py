@@ -1,9 +1,4 @@
-"""The links in the order in which they are preferred: failover, circuit breakers, and the tasks that probe.
-
-Probes are sent by a task in the background and never by a request: a half-open breaker that lets the next user's
-request through makes that user pay for the finding, up to a whole deadline, again and again while the link stays
-dead. So a request only ever meets a breaker that is closed, or passes it by in no time.
-"""
+"""The links in the order in which they are preferred: failover, circuit breakers, and the budget for retries."""
 
 from __future__ import annotations
 
@@ -28,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.links.base import Link, LinkBusyError, LinkReport, is_link_fault
 from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.probing import keep_probing
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.links.way import Way
 
@@ -150,7 +146,8 @@ class LinkChain:
         for way in self._ways:
             await way.link.start(way.wake.set)
             way.wake.set()
-            self._probers.append(asyncio.create_task(self._keep_probing(way)))
+            probing = keep_probing(way, self._clock, self._settings.probe_timeout_s, self._note_states)
+            self._probers.append(asyncio.create_task(probing))
 
     async def close(self) -> None:
         for prober in self._probers:
@@ -295,37 +292,3 @@ class LinkChain:
 
     def _names_usable(self) -> tuple[str, ...]:
         return tuple(way.link.name for way in self._ways if way.breaker.allows_requests)
-
-    async def _keep_probing(self, way: Way) -> None:
-        while True:
-            if way.breaker.allows_requests:
-                await way.wake.wait()
-            way.wake.clear()
-            if not way.breaker.allows_requests:
-                await self._clock.sleep(way.breaker.retry_in_s)
-            if way.breaker.try_probe():
-                self._note_states()
-                await self._probe(way)
-
-    async def _probe(self, way: Way) -> None:
-        started_s = self._clock.monotonic_s()
-        try:
-            await way.link.probe(self._settings.probe_timeout_s)
-        except FirstlineError as error:
-            log.debug("link probe failed", link=way.link.name, error=error.message)
-            way.failed(error)
-            way.breaker.probe_failed()
-        except Exception:  # this task's outermost loop: without it the link would never come back
-            log.exception("link probe broke", link=way.link.name)
-            way.heard, way.problem = True, "Its probe broke; the agent's log has the trace."
-            way.breaker.probe_failed()
-        else:
-            # A gateway takes probes without credentials; where a probe was refused, the next one proves them.
-            if not way.refused or not way.breaker.allows_requests:
-                way.worked()
-            now_s = self._clock.monotonic_s()
-            way.timing.probed(now_s - started_s, now_s)
-            if not way.breaker.allows_requests:
-                way.timing.returned()
-            way.breaker.probe_succeeded()
-        self._note_states()
