@@ -24,10 +24,10 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway import __version__
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.scheduling.batcher import Batcher
 
 _RETRY_WHILE_DRAINING_S = 1.0
 

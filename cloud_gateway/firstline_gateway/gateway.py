@@ -9,7 +9,6 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Store, is_writable
 from firstline_gateway.dataplane import GatewayDataPlane
@@ -18,6 +17,8 @@ from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 from firstline_gateway.tokens import TokenStore
 
@@ -54,13 +55,16 @@ class Gateway:
         batcher = Batcher(
             executor,
             clock=clock,
-            max_batch_rows=settings.execution.max_batch_rows,
-            queue_requests=settings.execution.queue_requests,
-            queue_bytes=settings.execution.queue_bytes,
+            bounds=Bounds(
+                requests=settings.execution.queue_requests,
+                size_bytes=settings.execution.queue_bytes,
+                seconds=settings.execution.queue_s,
+                batch_rows=settings.execution.max_batch_rows,
+            ),
             on_batch=self.metrics.batch,
-            on_expired=self.metrics.expired,
+            on_late=self.metrics.late,
         )
-        self.metrics.queue_depth(lambda: batcher.depth)
+        self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.contracts = ContractMonitor(
             Store(Path(settings.contracts.state_file)),
             repository,

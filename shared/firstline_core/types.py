@@ -122,6 +122,10 @@ class Reason(StrEnum):
     CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
 
 
+LOWEST_PRIORITY = 3
+"""Levels of `InferRequest.priority` go from 1, the highest, to this; 2 is the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
     """An output that the caller named; `binary` is None where the request's default holds."""
@@ -181,6 +185,7 @@ class InferRequest:
         full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
         principal: who asked, as the transport authenticated them.
         audit: on a device's request that audits a kept answer; None elsewhere.
+        priority: what it goes before where a gateway is short of room, 1 (first) to `LOWEST_PRIORITY`; 0 is the default.
     """
 
     model: str
@@ -197,6 +202,7 @@ class InferRequest:
     full_model_digest: str = ""
     principal: str = ""
     audit: AuditNote | None = None
+    priority: int = 0
 
     @property
     def rows(self) -> int:
