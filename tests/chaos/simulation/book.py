@@ -6,12 +6,12 @@ import hashlib
 import sqlite3
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+
 from chaos.simulation.models import MANIFESTS, THRESHOLD, edge_says, full_says
 from chaos.simulation.plan import CERTIFIED, Ask, Plan
-
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import (
@@ -32,8 +32,10 @@ from firstline_edge.outbox.store import Outbox
 _HONEST = (DeadlineExceededError, QueueFullError)
 _LATE_S = 0.25  # an answer after its deadline by more than its promise's fsyncs take
 
+_STILL_STEPS = 10_000
 
-class Violation(AssertionError):
+
+class Violation(AssertionError):  # noqa: N818 (it is what it is called)
     """What must hold did not: the seed, the simulated time and a sentence."""
 
 
@@ -75,6 +77,7 @@ class Book:
         self._epoch = 0
         self._restarts_s: list[float] = []
         self._trace = hashlib.blake2b(digest_size=16)
+        self._now_s, self._still = 0.0, 0
         self.failed = 0
         self.steps = 0
         self.counts = dict.fromkeys((*Fate, "corrected", "expired"), 0)
@@ -84,9 +87,13 @@ class Book:
         """A digest of all that happened, with its times."""
         return self._trace.hexdigest()
 
-    def holds(self, truth: bool, otherwise: str) -> None:
+    def holds(self, truth: bool, otherwise: str, *values: object) -> None:
+        """Raises `Violation` where it does not; `values` go into the braces of the sentence."""
         if not truth:
-            raise Violation(f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: {otherwise}")
+            self.violated(otherwise.format(*values))
+
+    def violated(self, sentence: str) -> NoReturn:
+        raise Violation(f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: {sentence}")
 
     def broke(self, error: BaseException | None) -> None:
         """Something raised what nobody expects."""
@@ -105,16 +112,16 @@ class Book:
         """The first answer."""
         story, answer = self._stories[request_id], _answer(response)
         self.note("answered", request_id, answer.status, answer.tier, answer.reason, answer.certified)
-        self.holds(story.fate is Fate.OPEN, f"{request_id} was answered twice")
-        self.holds(answer.request_id == request_id, f"{request_id} was answered as {answer.request_id}")
-        self.holds(answer.status is not Status.EXPIRED, f"{request_id} expired before it was promised")
+        self.holds(story.fate is Fate.OPEN, "{} was answered twice", request_id)
+        self.holds(answer.request_id == request_id, "{} was answered as {}", request_id, answer.request_id)
+        self.holds(answer.status is not Status.EXPIRED, "{} expired before it was promised", request_id)
         limit_s = 2.0 if story.ask.timeout_s is None else story.ask.timeout_s
         late_s = self._clock.monotonic_s() - story.asked_s - limit_s
-        self.holds(late_s <= _LATE_S, f"{request_id} was answered {late_s:.3f} s after its deadline")
+        self.holds(late_s <= _LATE_S, "{} was answered {:.3f} s after its deadline", request_id, late_s)
         promised = answer.status is Status.PROVISIONAL
-        self.holds(answer.durable is promised, f"{request_id} is {answer.status}, and durable: {answer.durable}")
+        self.holds(answer.durable is promised, "{} is {}, and durable: {}", request_id, answer.status, answer.durable)
         private = story.ask.privacy is Privacy.LOCAL_ONLY
-        self.holds(not (private and promised), f"{request_id} is local_only, and a correction was promised")
+        self.holds(not (private and promised), "{} is local_only, and a correction was promised", request_id)
         for position, row in enumerate(_rows(answer)):
             self._check_row(request_id, story, response, position, row)
         story.fate, story.first = (Fate.PROMISED if promised else Fate.FINAL), response
@@ -123,7 +130,9 @@ class Book:
 
     def refused(self, request_id: str, error: FirstlineError) -> None:
         self.note("refused", request_id, error.code)
-        self.holds(isinstance(error, _HONEST), f"{request_id} was refused, though this device could answer: {error!r}")
+        self.holds(
+            isinstance(error, _HONEST), "{} was refused, though this device could answer: {}", request_id, repr(error)
+        )
         self._stories[request_id].fate = Fate.REFUSED
         self.counts[Fate.REFUSED] += 1
 
@@ -140,17 +149,19 @@ class Book:
         self.note("announced", request_id, answer.status, answer.reason)
         story = self._stories.get(request_id)
         if story is None:
-            raise Violation(f"seed {self._plan.seed}: {request_id} was never asked, and is announced")
+            self.violated(f"{request_id} was never asked, and is announced")
         self.holds(
             story.fate in (Fate.PROMISED, Fate.CUT, Fate.OPEN),
-            f"{request_id} is announced, though its caller was told that it is {story.fate}",
+            "{} is announced, though its caller was told that it is {}",
+            request_id,
+            story.fate,
         )
-        self.holds(story.heard_in != self._epoch, f"{request_id} is announced twice, and nothing was lost meanwhile")
+        self.holds(story.heard_in != self._epoch, "{} is announced twice, and nothing was lost meanwhile", request_id)
         if story.end is None:
             self._check_end(request_id, story, correction, answer)
             self.counts["expired" if answer.status is Status.EXPIRED else "corrected"] += 1
         else:
-            self.holds(_same(story.end, correction), f"{request_id} was corrected twice, and not alike")
+            self.holds(_same(story.end, correction), "{} was corrected twice, and not alike", request_id)
         story.end, story.heard_in = correction, self._epoch
 
     def unacknowledged(self, correction: InferResponse) -> None:
@@ -163,7 +174,7 @@ class Book:
         self.note("sent", request.request_id)
         story = self._stories.get(request.request_id)
         private = request.privacy is Privacy.LOCAL_ONLY or (story and story.ask.privacy is Privacy.LOCAL_ONLY)
-        self.holds(not private, f"{request.request_id} is local_only, and was sent")
+        self.holds(not private, "{} is local_only, and was sent", request.request_id)
 
     def reached(self, request: InferRequest) -> None:
         """It came to the gateway."""
@@ -172,7 +183,7 @@ class Book:
     def committed(self, connection: sqlite3.Connection) -> None:
         (items,) = connection.execute("SELECT count(*) FROM items").fetchone()
         limit = self._plan.outbox_items
-        self.holds(items <= limit, f"the outbox holds {items} items, its limit is {limit}")
+        self.holds(items <= limit, "the outbox holds {} items, its limit is {}", items, limit)
 
     def killed(self) -> None:
         """The agent, now."""
@@ -190,18 +201,22 @@ class Book:
     def step(self, outbox: Outbox) -> None:
         """After every step."""
         self.steps += 1
-        self.holds(outbox.depth <= self._plan.outbox_items, f"the outbox counts {outbox.depth} items")
+        now_s = self._clock.monotonic_s()
+        self._still = self._still + 1 if now_s == self._now_s else 0
+        self._now_s = now_s
+        self.holds(self._still < _STILL_STEPS, "{} steps, and time stands still", self._still)
+        self.holds(outbox.depth <= self._plan.outbox_items, "the outbox counts {} items", outbox.depth)
 
     async def close(self, outbox: Outbox) -> None:
         """The end: every promise is kept, and nothing was promised that nobody heard of."""
-        self.holds(outbox.depth == 0, f"{outbox.depth} promises wait for ever")
+        self.holds(outbox.depth == 0, "{} promises wait for ever", outbox.depth)
         for request_id, story in self._stories.items():
-            self.holds(story.fate is not Fate.OPEN, f"{request_id} was never answered")
+            self.holds(story.fate is not Fate.OPEN, "{} was never answered", request_id)
             if story.fate is Fate.PROMISED:
-                self.holds(story.end is not None, f"{request_id} was promised, and its end never announced")
+                self.holds(story.end is not None, "{} was promised, and its end never announced", request_id)
                 stored = await self._stored(request_id, outbox)
                 self.holds(
-                    story.end is not None and _same(stored, story.end), f"{request_id} is stored as another answer"
+                    story.end is not None and _same(stored, story.end), "{} is stored as another answer", request_id
                 )
         self.note("closed")
 
@@ -209,22 +224,19 @@ class Book:
         try:
             return await outbox.answer(request_id, "local")
         except FirstlineError as error:
-            raise Violation(
-                f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: "
-                f"{request_id} was acknowledged, and is lost: {error.message}"
-            ) from error
+            self.violated(f"{request_id} was acknowledged, and is lost: {error.message}")
 
-    def _check_row(
-        self, request_id: str, story: Story, response: InferResponse, position: int, row: RowAnswer
-    ) -> None:
+    def _check_row(self, request_id: str, story: Story, response: InferResponse, position: int, row: RowAnswer) -> None:
         ask, full_digest = story.ask, MANIFESTS[story.ask.model].full_digest
         value = np.array(ask.values[position : position + 1], np.float32)
         by_full = row.model_digest == full_digest
         truth = (full_says if by_full else edge_says)(value)[0]
         given = response.output(PROBABILITIES)[position]
-        self.holds(np.array_equal(given, truth), f"{request_id} has {given} in row {position}, its model says {truth}")
+        self.holds(
+            np.array_equal(given, truth), "{} has {} in row {}, its model says {}", request_id, given, position, truth
+        )
         if by_full:
-            self.holds(ask.privacy is Privacy.ANY, f"{request_id} is local_only, and the full model answered it")
+            self.holds(ask.privacy is Privacy.ANY, "{} is local_only, and the full model answered it", request_id)
             return
         covered = (
             ask.model == CERTIFIED
@@ -233,10 +245,10 @@ class Book:
             and row.reason is Reason.CONFIDENT
             and bool(value[0] >= np.float32(THRESHOLD))
         )
-        self.holds(covered or not row.certified, f"{request_id} is kept as certified, and no certificate covers it")
+        self.holds(covered or not row.certified, "{} is kept as certified, and no certificate covers it", request_id)
 
     def _check_end(self, request_id: str, story: Story, end: InferResponse, answer: Answer) -> None:
-        self.holds(answer.status is not Status.PROVISIONAL, f"the end of {request_id} is provisional")
+        self.holds(answer.status is not Status.PROVISIONAL, "the end of {} is provisional", request_id)
         for position, row in enumerate(_rows(answer)):
             self._check_row(request_id, story, end, position, row)
         if story.first is not None:
@@ -244,23 +256,25 @@ class Book:
                 now = _rows(answer)[position]
                 waited = before.status is Status.PROVISIONAL
                 right = now.status is answer.status if waited else now == before
-                self.holds(right, f"row {position} of {request_id} was {before.status}, and ended as {now.status}")
+                self.holds(
+                    right, "row {} of {} was {}, and ended as {}", position, request_id, before.status, now.status
+                )
                 corrected = waited and answer.status is Status.FINAL
-                self.holds(not corrected or now.tier is Tier.CLOUD, f"{request_id} was corrected by the {now.tier}")
+                self.holds(not corrected or now.tier is Tier.CLOUD, "{} was corrected by the {}", request_id, now.tier)
         if answer.status is Status.EXPIRED:
             self._check_expiry(request_id, story, answer)
 
     def _check_expiry(self, request_id: str, story: Story, answer: Answer) -> None:
         """Too old by the time that passed, or by a wall clock that a restart had to believe; or refused for good."""
         if answer.reason is Reason.CLOUD_ERROR:
-            self.holds(self.failed > 0, f"{request_id} expired for the gateway's refusal, and nothing failed there")
+            self.holds(self.failed > 0, "{} expired for the gateway's refusal, and nothing failed there", request_id)
             return
         began_s = story.promised_s or story.asked_s
         age_s = self._clock.monotonic_s() - began_s
         last_restart_s = max(self._restarts_s, default=0.0)
         set_ahead = any(began_s <= jump.at_s <= last_restart_s and jump.by_s > 0 for jump in self._plan.jumps)
         old = age_s >= self._plan.max_age_s - 1e-6 or set_ahead
-        self.holds(old, f"{request_id} expired after {age_s:.1f} of {self._plan.max_age_s:.0f} s")
+        self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)
 
 
 def _answer(response: InferResponse) -> Answer:

@@ -1,4 +1,4 @@
-"""A gateway's own logic on simulated time: data plane, batcher, contracts; its model and its transport are simulated."""
+"""A gateway's own logic on simulated time: data plane, batcher, contracts. Model and transport are simulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
-
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
@@ -110,11 +109,11 @@ class Cloud:
 
     def check_bounds(self) -> None:
         """Raises where more waits or runs than may."""
-        if self._plane is None:
+        if not self._tasks:
             return
         most = self._plan.queue_requests * len(self._repository.models)
-        self._book.holds(self._batcher.depth <= most, f"{self._batcher.depth} requests wait at the gateway")
-        self._book.holds(self._executor.running <= self._plan.slots, f"{self._executor.running} batches run at once")
+        self._book.holds(self._batcher.depth <= most, "{} requests wait at the gateway", self._batcher.depth)
+        self._book.holds(self._executor.running <= self._plan.slots, "{} batches run at once", self._executor.running)
 
     async def answer(self, request: InferRequest) -> InferResponse:
         """As over a connection: who leaves does not end what was asked.

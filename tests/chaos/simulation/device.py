@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.edge import NoAudits
+
 from chaos.simulation import models
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.disk import Disk
 from chaos.simulation.plan import Plan
 from chaos.simulation.wire import GatewayLink, Voice
-from support.edge import NoAudits
-
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
@@ -63,7 +63,7 @@ class Device:
         cloud: at the far end of its link.
     """
 
-    def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, cloud: Cloud, book: Book) -> None:
+    def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, *, cloud: Cloud, book: Book) -> None:
         self._plan = plan
         self._folder = folder
         self._clock = clock

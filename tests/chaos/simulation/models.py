@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
 from simulation.core import OneCore
 from support.bundles import with_certificate
 
+from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy

@@ -99,16 +99,17 @@ def draw(seed: int) -> Plan:
         off=outages,
     )
     tiers = rng.choice((("agent",), ("gateway",), ("agent", "gateway"), ("agent", "agent"), ("gateway", "agent")))
-    restarts = [Restart(rng.uniform(15.0, 220.0), tier, rng.uniform(0.2, 8.0)) for tier in tiers]
+    asks = _asks(rng, outages[0])
+    restarts = [Restart(_moment(rng, asks), tier, rng.uniform(0.2, 8.0)) for tier in tiers]
     if rng.random() < 0.5:  # in the outage, where most promises wait
         restarts.append(Restart(rng.uniform(*outages[0]), "agent", rng.uniform(0.2, 3.0)))
     jumps = [
-        Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * _DAY_S, -3600.0, -1.0, 1.0, 3600.0, 3 * _DAY_S)))
+        Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * _DAY_S, -3600.0, -1.0, 1.0, 3600.0, 2 * _DAY_S)))
         for _ in range(rng.randint(1, 3))
     ]
     return Plan(
         seed=seed,
-        asks=_asks(rng, outages[0]),
+        asks=asks,
         weather=weather,
         restarts=tuple(sorted(restarts, key=lambda restart: restart.at_s)),
         jumps=tuple(jumps),
@@ -127,6 +128,14 @@ def draw(seed: int) -> Plan:
 def _stretch(rng: random.Random, earliest_s: float, latest_s: float, mean_s: float) -> tuple[float, float]:
     begins_s = rng.uniform(earliest_s, latest_s)
     return begins_s, min(latest_s + 10.0, begins_s + 0.5 + rng.expovariate(1 / mean_s))
+
+
+def _moment(rng: random.Random, asks: tuple[Ask, ...]) -> float:
+    """Anywhere, or in the middle of a request, down to the moment between a commit and its acknowledgement."""
+    if rng.random() < 0.3:
+        return rng.uniform(15.0, 220.0)
+    asked_s = rng.choice([ask.at_s for ask in asks if 10.0 < ask.at_s < 220.0])
+    return asked_s + rng.choice((0.0006, 0.005, 0.04, 0.3)) * rng.uniform(0.5, 1.5)
 
 
 def _asks(rng: random.Random, outage: tuple[float, float]) -> tuple[Ask, ...]:

@@ -18,14 +18,14 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
+from simulation.simulated_time import LoopClock, SimulatedLoop, simulate
+
 from chaos.simulation.book import Book, Violation
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.device import Device
 from chaos.simulation.models import INPUT
 from chaos.simulation.plan import LENGTH_S, Ask, Plan, Restart, draw
-from simulation.simulated_time import LoopClock, SimulatedLoop, simulate
-
-from firstline_core.types import InferRequest, Privacy, Tensor
+from firstline_core.types import InferRequest, Tensor
 
 _MEMORY = Path("/dev/shm")
 _BREAKER_S = 65.0
@@ -66,7 +66,7 @@ class _Simulation:
         # One for each tier: how long one waits must not change what the other does.
         tiers = [random.Random(f"{plan.seed} {tier}") for tier in ("device", "cloud")]
         self._cloud = Cloud(plan, folder, self._clock, tiers[1], self._book)
-        self._device = Device(plan, folder, self._clock, tiers[0], self._cloud, self._book)
+        self._device = Device(plan, folder, self._clock, tiers[0], cloud=self._cloud, book=self._book)
         self._ids = random.Random(f"{plan.seed} ids")
 
     async def run(self) -> Outcome:
@@ -147,7 +147,7 @@ class _Simulation:
         """The breaker's, once nothing goes wrong any more."""
         await self._until(self._plan.quiet_from_s + _BREAKER_S)
         available = self._device.chain.available
-        self._book.holds(available, f"the link has worked for {_BREAKER_S:.0f} s, and is not used")
+        self._book.holds(available, "the link has worked for {:.0f} s, and is not used", _BREAKER_S)
 
     async def _drained(self) -> None:
         ends_s = self._clock.monotonic_s() + _PATIENCE_S
