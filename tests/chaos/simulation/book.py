@@ -63,9 +63,10 @@ class Story:
 
 
 class Book:
-    """See the module. Every check raises `Violation`.
+    """See the module. Every check raises `Violation`, and keeps the first.
 
     Attributes:
+        found: the first violation, wherever it was raised: what is tested may catch it.
         failed: batches that the full model failed on.
         steps: of the simulation, each checked.
     """
@@ -78,6 +79,7 @@ class Book:
         self._restarts_s: list[float] = []
         self._trace = hashlib.blake2b(digest_size=16)
         self._now_s, self._still = 0.0, 0
+        self.found: Violation | None = None
         self.failed = 0
         self.steps = 0
         self.counts = dict.fromkeys((*Fate, "corrected", "expired"), 0)
@@ -93,11 +95,16 @@ class Book:
             self.violated(otherwise.format(*values))
 
     def violated(self, sentence: str) -> NoReturn:
-        raise Violation(f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: {sentence}")
+        raise self._note_found(sentence)
 
     def broke(self, error: BaseException | None) -> None:
         """Something raised what nobody expects."""
-        raise Violation(f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: {error!r}") from error
+        self._note_found(f"{error!r} was raised")
+
+    def _note_found(self, sentence: str) -> Violation:
+        violation = Violation(f"seed {self._plan.seed}, at {self._clock.monotonic_s():.3f} s: {sentence}")
+        self.found = self.found or violation
+        return violation
 
     def note(self, *facts: object) -> None:
         self._trace.update(f"{self._clock.monotonic_s():.6f} {facts}\n".encode())

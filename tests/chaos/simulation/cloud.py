@@ -95,12 +95,17 @@ class Cloud:
         self._executor, self._batcher, self._contracts = executor, batcher, contracts
 
     async def kill(self) -> None:
+        """What runs is never answered, and who asks is refused; harmless where it is dead already."""
+        if self._plane is None:
+            return
         self._plane = None
         running = list(self._tasks)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        self._contracts.close()
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            self._contracts.close()
 
     def check_up(self) -> None:
         """Raises LinkDownError where nobody listens."""

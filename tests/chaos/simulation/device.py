@@ -19,7 +19,7 @@ from chaos.simulation.wire import GatewayLink, Voice
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
-from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.complaints import Complaints
@@ -123,6 +123,8 @@ class Device:
 
     async def kill(self) -> None:
         """`kill -9`: nothing is written and nobody is told any more; the disk is as it was."""
+        if not self.up:
+            return
         self.up = False
         self.disk.dead = True
         before = self._state.parent
@@ -131,11 +133,12 @@ class Device:
         running = list(self._tasks)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        for close in self._closes:
-            await close()
-        self.outbox.close()
-        shutil.rmtree(before)
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+            for close in self._closes:
+                await close()
+        finally:
+            self.outbox.close()
 
     def ask(self, request: InferRequest) -> None:
         """As over a connection that ends with the process."""

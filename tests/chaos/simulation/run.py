@@ -70,12 +70,24 @@ class _Simulation:
         self._ids = random.Random(f"{plan.seed} ids")
 
     async def run(self) -> Outcome:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        assert isinstance(loop, SimulatedLoop) and main is not None
         loop.set_exception_handler(lambda _loop, context: self._book.broke(context.get("exception")))
         self._cloud.start()
         await self._device.start()
-        loop.watch(self._check_step)
+        loop.watch(lambda: self._check_step(main))
+        try:
+            return await self._five_minutes()
+        except (asyncio.CancelledError, ExceptionGroup, Violation):
+            if self._book.found is None:
+                raise
+            raise self._book.found from None
+        finally:
+            loop.watch(lambda: None)
+            await self._device.kill()
+            await self._cloud.kill()
+
+    async def _five_minutes(self) -> Outcome:
         async with asyncio.TaskGroup() as tasks:
             for restart in self._plan.restarts:
                 tasks.create_task(self._restart(restart))
@@ -83,17 +95,18 @@ class _Simulation:
             tasks.create_task(self._jumps())
             tasks.create_task(self._recovery())
         await self._drained()
-        loop.watch(lambda: None)
         await self._book.close(self._device.outbox)
-        simulated_s = self._clock.monotonic_s()
-        await self._device.kill()
-        await self._cloud.kill()
-        return Outcome(self._plan.seed, self._book.trace, self._book.steps, simulated_s, self._book.counts)
+        return Outcome(
+            self._plan.seed, self._book.trace, self._book.steps, self._clock.monotonic_s(), self._book.counts
+        )
 
-    def _check_step(self) -> None:
-        self._cloud.check_bounds()
-        if self._device.up:
-            self._book.step(self._device.outbox)
+    def _check_step(self, main: asyncio.Task[Outcome]) -> None:
+        with contextlib.suppress(Violation):  # kept by the book
+            self._cloud.check_bounds()
+            if self._device.up:
+                self._book.step(self._device.outbox)
+        if self._book.found is not None:
+            main.cancel()
 
     async def _until(self, when_s: float) -> None:
         await self._clock.sleep(max(0.0, when_s - self._clock.monotonic_s()))
@@ -184,8 +197,8 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
         began_s = time.process_time()
         try:
             outcome = run_seed(seed)
-        except (Violation, ExceptionGroup) as error:
-            tally.violations.append(f"{first_cause(error)!r}")
+        except Violation as error:
+            tally.violations.append(str(error))
         else:
             tally.steps += outcome.steps
             tally.simulated_s += outcome.simulated_s
@@ -204,13 +217,6 @@ def run_many(first: int, count: int, processes: int, tell: Callable[[Tally], Non
             total.add(part)
             tell(total)
     return total
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """What is inside groups of exceptions."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @contextlib.contextmanager
