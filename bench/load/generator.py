@@ -129,7 +129,7 @@ class Plan:
         self._start_s = time.monotonic()
         await asyncio.gather(*(self._send(stream) for stream in self._streams))
         end_s = self.now_s() + _PATIENCE_S
-        while len(self.idle) < len(self.connections) and self.now_s() < end_s:
+        while len(self.idle) < len(self.connections) and self.now_s() < end_s:  # noqa: ASYNC110 (for a moment, at the end)
             await asyncio.sleep(0.01)
         for connection in tuple(self.connections):
             connection.end(-1)

@@ -20,6 +20,8 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
+from firstline_gateway.store.database import open_database
+from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.tokens import TokenStore
 
 # A batch whose clients have left may run as long, before the process ends with it.
@@ -40,7 +42,7 @@ class Gateway:
         clock: what deadlines and durations are on.
 
     Raises:
-        ConfigError: the token file, the contracts' file, the broker's password or the topics are no good.
+        ConfigError: the token file, the store, the contracts' file, the broker's password or the topics are no good.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Gateway:
             on_late=self.metrics.late,
         )
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
+        self.database = open_database(settings.store)
+        self.writer = GroupWriter(self.database)
         self.contracts = ContractMonitor(
             Store(Path(settings.contracts.state_file)),
             repository,
@@ -119,6 +123,8 @@ class Gateway:
         if self._mqtt is not None:
             await self._mqtt.close()
         self.contracts.close()
+        self.writer.close()
+        self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
 
 

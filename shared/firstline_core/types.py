@@ -163,10 +163,12 @@ class ContractNotice:
         alarm: the audits of all devices together show that the contract is broken.
         escalations_per_hour: how many answers more an alarm may make this device escalate, which it would keep
             otherwise; None for no bound. What it escalates without an alarm is not counted.
+        devices: how many are known to audit the promise, this one among them.
     """
 
     alarm: bool
     escalations_per_hour: float | None
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,9 @@ class InferRequest:
         full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
         principal: who asked, as the transport authenticated them.
         audit: on a device's request that audits a kept answer; None elsewhere.
-        priority: what it goes before where a gateway is short of room, 1 (first) to `LOWEST_PRIORITY`; 0 is the default.
+        priority: 1 goes first where a gateway is short of room, `LOWEST_PRIORITY` last; 0 is the default.
+        alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
+            device's own audits broke; "" elsewhere.
     """
 
     model: str
@@ -203,6 +207,7 @@ class InferRequest:
     principal: str = ""
     audit: AuditNote | None = None
     priority: int = 0
+    alarm: str = ""
 
     @property
     def rows(self) -> int:

@@ -21,13 +21,13 @@ from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.scheduling.batch_times import BatchTimes
-from firstline_gateway.scheduling.shares import Shares, level_of
-from firstline_gateway.scheduling.waiting import Queue, Tally, Waiting
+from firstline_gateway.scheduling.shares import Shares
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, client_of, level_of
 
 _MARGIN_QUANTILE = 0.99
 _MARGIN_HALF_LIFE_COUNT, _MARGIN_HALF_LIFE_S = 200.0, 20.0
 _FIRST_RETRY_S = 1.0
-# What cannot be in time is run all the same after so many times its length in which nothing of the model ran.
+# On an idle machine a model that seems too slow is tried again after so many times what it takes.
 _PROBE_PAUSES = 10.0
 
 
@@ -52,7 +52,7 @@ class Admission:
     """Decides over newcomers. Belongs to one event loop.
 
     Args:
-        queue: what waits; read here, and changed by `let_in` alone.
+        queue: what waits; only read here.
         slots: batches that run at the same moment.
         bounds: how much may wait.
     """
@@ -71,11 +71,12 @@ class Admission:
         return self._overruns.quantile(_MARGIN_QUANTILE) or 0.0
 
     def learn(self, item: Waiting, now_s: float) -> None:
-        """A request is answered: how much later than was foreseen?"""
-        self._overruns.add(max(0.0, now_s - item.foreseen_s), now_s)
+        """A request is answered: how much later than was foreseen? Of audits nothing was."""
+        if item.level != AUDIT_LEVEL:
+            self._overruns.add(max(0.0, now_s - item.foreseen_s), now_s)
 
     def let_in(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float, *, idle: bool) -> Waiting:
-        """Gives the request its place.
+        """Finds the request's place.
 
         Args:
             key: its model.
@@ -88,92 +89,100 @@ class Admission:
             QueueFullError: there is no room; `retry_after_s` is when there should be.
             DeadlineExceededError: the model takes longer than the request allows.
         """
-        level = level_of(request)
-        self.shares.note(request.principal, level, now_s)
-        size_bytes = request.size_bytes
+        self.shares.note(request.principal, level_of(request), now_s)
         times = self.times[key]
-        alone_s = times.seconds(request.rows)
-        seconds = self._marginal_s(times, key, request.rows)
-        mine = self._queue.of(request.principal)
-        latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
-        due_s = latest_s
-        if request.deadline_s is None:
-            fair_s = self.shares.clients * (mine.seconds + seconds)
-            due_s = min(latest_s, now_s + (busy_s + fair_s) / self._slots)
-        ahead_s, spare_s = self._queue.place(due_s)
-        wait_s = 0.0 if idle else (busy_s + ahead_s) / self._slots
         if idle:
-            self._check_possible(times, request, alone_s, now_s)
-        else:
-            share = self.shares.of_level(level)
-            drained_s = (busy_s + self._queue.of().seconds) / self._slots if times.known else _FIRST_RETRY_S
-            self._check_size(key, mine, size_bytes, share, drained_s)
-            if times.known:
-                left_s = latest_s - now_s
-                if left_s < alone_s:
-                    raise _impossible(alone_s, left_s)
-                allowed_s = share * (left_s - alone_s - self.margin_s)
-                self._check_wait(wait_s, allowed_s, mine.seconds / self._slots, left_s)
-                if spare_s - self.margin_s < seconds / self._slots:
-                    raise QueueFullError(
-                        "Requests that came before this one would be late by it; come back later.",
-                        retry_after_s=max(wait_s, alone_s),
-                    )
-            elif request.deadline_s is not None and self._queue.of(key).rows >= self._bounds.batch_rows:
-                raise QueueFullError(
-                    f"Nothing has run on model '{key.name}' yet that would tell whether this request can be answered in "
-                    "time, and others wait already; come back later.",
-                    retry_after_s=_FIRST_RETRY_S,
-                )
+            item = self._at(now_s, key, request, now_s)
+            # What is run is measured: a wrong estimate must not shut a model out for good.
+            if now_s - times.ended_s <= _PROBE_PAUSES * item.alone_s:
+                _check_possible(item, now_s)
+            item.alone_s = 0.0  # it runs at once, whatever was thought of it
+            return item
+        waits_s = (busy_s + self._queue.of().seconds) / self._slots if times.known else _FIRST_RETRY_S
+        self._check_size(key, request, waits_s)
+        if not times.known:
+            self._check_unknown(key, request)
+        due_s = self._due_s(key, request, now_s, busy_s)
+        ahead_s, spare_s = self._queue.place(due_s, level_of(request))
+        begins_s = now_s + (busy_s + ahead_s) / self._slots
+        item = self._at(begins_s, key, request, now_s, due_s)
+        if times.known:
+            self._check_time(item, begins_s, spare_s, now_s)
+        return item
+
+    def _at(
+        self, begins_s: float, key: ModelKey, request: InferRequest, now_s: float, due_s: float | None = None
+    ) -> Waiting:
+        alone_s = self.times[key].seconds(request.rows)
+        latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
         return Waiting(
             key=key,
             request=request,
-            level=level,
-            size_bytes=size_bytes,
-            due_s=due_s,
+            level=level_of(request),
+            size_bytes=request.size_bytes,
+            due_s=latest_s if due_s is None else due_s,
             latest_s=latest_s,
-            seconds=seconds,
-            alone_s=0.0 if idle else alone_s,  # it runs at once, whatever is thought of it
-            foreseen_s=now_s + wait_s + alone_s,
+            seconds=self._marginal_s(key, request.rows),
+            alone_s=alone_s,
+            foreseen_s=begins_s + alone_s,
             answered=asyncio.get_running_loop().create_future(),
         )
 
-    def _marginal_s(self, times: BatchTimes, key: ModelKey, rows: int) -> float:
-        """What the request adds, in batches as they are likely to be made of what waits."""
+    def _due_s(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float) -> float:
+        if request.deadline_s is not None:
+            return request.deadline_s
+        mine_s = self._queue.of(client_of(request)).seconds + self._marginal_s(key, request.rows)
+        return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
+
+    def _marginal_s(self, key: ModelKey, rows: int) -> float:
+        """What so many rows add, in batches as they are likely to be made of what waits."""
+        times = self.times[key]
         batch_rows = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of(key).rows + rows)
         return rows * times.seconds(batch_rows) / batch_rows
 
-    def _check_possible(self, times: BatchTimes, request: InferRequest, alone_s: float, now_s: float) -> None:
-        """On an idle machine only what the model cannot do in time is refused, and now and then not even that.
-
-        What is run is measured: a wrong estimate must not shut a model out for good. A tenth of the idle time goes on it.
-        """
-        if request.deadline_s is None or now_s - times.ended_s > _PROBE_PAUSES * alone_s:
-            return
-        if (left_s := request.deadline_s - now_s) < alone_s:
-            raise _impossible(alone_s, left_s)
-
-    def _check_size(self, key: ModelKey, mine: Tally, size_bytes: int, share: float, drained_s: float) -> None:
-        of_model = self._queue.of(key).requests
-        if not self.shares.allows(mine.requests, of_model, self._bounds.requests * share):
+    def _check_size(self, key: ModelKey, request: InferRequest, waits_s: float) -> None:
+        share = self.shares.of_level(level_of(request))
+        mine, of_model = self._queue.of(client_of(request)), self._queue.of(key).requests
+        if not self.shares.allows(mine.requests + 1, of_model + 1, self._bounds.requests * share):
             raise QueueFullError(
-                f"{of_model} requests wait for model '{key.name}' already; come back later.", retry_after_s=drained_s
+                f"{of_model} requests wait for model '{key.name}' already; come back later.", retry_after_s=waits_s
             )
         taken = self._queue.of().size_bytes
-        if taken and not self.shares.allows(mine.size_bytes, taken + size_bytes - 1, self._bounds.size_bytes * share):
-            raise QueueFullError(f"{taken} bytes of requests wait already; come back later.", retry_after_s=drained_s)
+        more = taken + request.size_bytes
+        if taken and not self.shares.allows(mine.size_bytes, more, self._bounds.size_bytes * share):
+            raise QueueFullError(f"{taken} bytes of requests wait already; come back later.", retry_after_s=waits_s)
 
-    def _check_wait(self, wait_s: float, allowed_s: float, mine_s: float, left_s: float) -> None:
-        if not self.shares.allows(mine_s, wait_s, allowed_s):
-            alone = self.shares.clients == 1
+    def _check_unknown(self, key: ModelKey, request: InferRequest) -> None:
+        if request.deadline_s is not None and self._queue.of(key).rows >= self._bounds.batch_rows:
             raise QueueFullError(
-                f"There are {wait_s:.3g} s of work before this request, too much for the {left_s:.3g} s that it allows; "
+                f"Nothing has run on model '{key.name}' yet that would tell whether this request can be answered in "
+                "time, and others wait already; come back later.",
+                retry_after_s=_FIRST_RETRY_S,
+            )
+
+    def _check_time(self, item: Waiting, begins_s: float, spare_s: float, now_s: float) -> None:
+        """Whether it would be in time, within its client's and its level's share of the room, and nobody late by it."""
+        _check_possible(item, now_s)
+        wait_s = begins_s - now_s
+        room_s = self.shares.of_level(item.level) * (item.latest_s - now_s - item.alone_s - self.margin_s)
+        mine_s = self._queue.of(client_of(item.request)).seconds / self._slots
+        if not self.shares.allows(mine_s, wait_s, room_s):
+            excess_s = wait_s - max(0.0, room_s / self.shares.clients)
+            raise QueueFullError(
+                f"There are {wait_s:.3g} s of work before this request, which allows {item.latest_s - now_s:.3g} s; "
                 "come back later.",
-                retry_after_s=max(0.0, wait_s + (0.0 if alone else mine_s) - max(0.0, allowed_s)),
+                retry_after_s=max(0.0, excess_s),
+            )
+        if spare_s < item.seconds / self._slots + self.margin_s:
+            raise QueueFullError(
+                "Requests that came before this one would be late by it; come back later.",
+                retry_after_s=max(wait_s, item.alone_s),
             )
 
 
-def _impossible(alone_s: float, left_s: float) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"The model takes some {alone_s:.3g} s for this request, and it allows {max(0.0, left_s):.3g} s; allow more time."
-    )
+def _check_possible(item: Waiting, now_s: float) -> None:
+    if item.request.deadline_s is not None and item.request.deadline_s - now_s < item.alone_s:
+        raise DeadlineExceededError(
+            f"The model takes some {item.alone_s:.3g} s for this request, which allows "
+            f"{max(0.0, item.request.deadline_s - now_s):.3g} s; allow more time."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Weight of the newest batch in the running mean of its size; one hiccup counts as twice the mean at most.
 _SMOOTHING, _HICCUP = 0.2, 2.0
-# A batch twice as large has to bring so much more a second; below, it would only make everybody in it wait for the rest.
+# A batch twice as large has to bring so much more a second; below, it would only make everybody in it wait longer.
 _GAIN = 1.05
 # Sizes that nothing smaller recommends are tried again after so many batches: models and machines change.
 _RETRY_BATCHES = 500
@@ -14,8 +14,8 @@ class BatchTimes:
     """Seconds a row, for batches of 1, 2, 3-4, 5-8, ... rows.
 
     A table instead of a line through the points: real models have steps (caches, vector widths, several runs for one
-    large request), and a table is never wrong about a size because of another one. Where a size was never seen, nothing
-    is gained by batching: a batch takes no longer than its parts one after the other.
+    large request), and a table is never wrong about a size because of another one. Where a size was never seen,
+    nothing is taken to be gained by batching: a batch takes no longer than its parts one after the other.
     """
 
     __slots__ = ("_batches", "_seconds_per_row", "_tried", "ended_s")
@@ -58,12 +58,13 @@ class BatchTimes:
         while size < largest:
             each, doubled = self._seconds_per_row.get(size), self._seconds_per_row.get(size + 1)
             fresh = self._batches - self._tried.get(size + 1, 0) < _RETRY_BATCHES
-            if each is not None and doubled is not None and fresh and each < _GAIN * doubled:
+            if each is None or doubled is None or not fresh:
+                size += 1
+                break  # one step into the unknown at a time
+            if each < _GAIN * doubled:
                 break
             size += 1
-            if each is None or doubled is None:
-                break  # one step into the unknown at a time
-        return min(max_rows, 2**size)
+        return min(max_rows, 1 << size)
 
 
 def _size_of(rows: int) -> int:

@@ -1,11 +1,13 @@
 """Dynamic batching without waiting: what queued while every session was busy is the next batch.
 
-Nothing polls. A request that finds a free session starts at once, alone; under load batches grow by themselves, because
-more requests wait when a session frees. (Triton's and TorchServe's batchers hold requests back for a configured delay
-instead.) Here are the queue's comings and goings; `admission.py` decides who comes in, `batches.py` what runs next.
+Nothing polls. A request that finds a free session starts at once, alone; under load batches grow by themselves,
+because more requests wait when a session frees. (Triton's and TorchServe's batchers hold requests back for a configured
+delay instead.) Here are the queue's comings and goings; `admission.py` decides who comes in, `batches.py` what runs
+next.
 
-What is promised: a request that was let in is answered by its deadline, or told at that moment that it is not. The first
-is as good as the predictions are; the second holds always.
+What is promised: a request that was let in is answered by its deadline, or told at that moment that it is not. The
+first is as good as the predictions are; the second holds always. Audits alone are let in without a promise: nobody
+waits for them, and they give way to everything else.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.batches import choose
-from firstline_gateway.scheduling.waiting import Queue, Waiting
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Batcher:
         clock: what deadlines are on.
         bounds: how much may wait.
         on_batch: told each batch's rows, for the metrics.
-        on_late: told of each request that was let in and not answered by its deadline.
+        on_late: told of each request that was let in and not answered by its deadline, but for audits.
     """
 
     def __init__(
@@ -118,7 +120,8 @@ class Batcher:
     def _expire(self, item: Waiting) -> None:
         self._queue.remove(item)
         if not item.answered.done():
-            self._on_late()
+            if item.level != AUDIT_LEVEL:
+                self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
             _settle(item, _expired())
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.scheduling.batch_times import BatchTimes
-from firstline_gateway.scheduling.waiting import Queue, Waiting
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
 class Choice(NamedTuple):
@@ -37,7 +37,7 @@ def choose(
     if not candidates:
         return Choice([], hopeless)
     first = _first(candidates, times, margin_s)
-    return Choice(_filled(first, candidates, times[first.key], now_s, margin_s, max_rows), hopeless)
+    return Choice(_filled(first, candidates, times[first.key], now_s + margin_s, max_rows), hopeless)
 
 
 def _first(candidates: list[Waiting], times: Mapping[ModelKey, BatchTimes], margin_s: float) -> Waiting:
@@ -53,7 +53,7 @@ def _first(candidates: list[Waiting], times: Mapping[ModelKey, BatchTimes], marg
 
 
 def _filled(
-    first: Waiting, candidates: list[Waiting], times: BatchTimes, now_s: float, margin_s: float, max_rows: int
+    first: Waiting, candidates: list[Waiting], times: BatchTimes, begins_s: float, max_rows: int
 ) -> list[Waiting]:
     """The batch of `first`: as many rows as pay, as long as nobody in it or passed over for it becomes late."""
     batch, rows = [first], first.request.rows
@@ -71,11 +71,11 @@ def _filled(
             continue
         more_rows = rows + item.request.rows
         more_s = max(0.0, times.seconds(more_rows) - times.seconds(rows)) if passed else 0.0
-        latest_s = min(latest_s, item.latest_s)
+        latest_s = min(latest_s, item.latest_s if item.level != AUDIT_LEVEL else latest_s)
         if (
             more_rows > most_rows
-            or now_s + times.seconds(more_rows) + margin_s > latest_s
-            or (passed and put_off_s + more_s + margin_s > spare_s)
+            or begins_s + times.seconds(more_rows) > latest_s
+            or (passed and put_off_s + more_s > spare_s)
         ):
             break
         batch.append(item)

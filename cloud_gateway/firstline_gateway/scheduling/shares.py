@@ -1,14 +1,14 @@
 """How much of the room to wait one client, and one level of priority, may take from the others.
 
-Clients: dynamic thresholds (Choudhury and Hahne, 1998). A client's waiting work may take up as much room as is left free.
-However greedy it is, half of the room stays free for the next; n greedy clients get 1/(n+1) of it each, and as what waits
-is served by due time, equal room is an equal share of the machine. There is nothing to configure and no history to keep: a client
-that comes back owes nothing, and has saved nothing up.
+Clients: dynamic thresholds (Choudhury and Hahne, 1998). A client's waiting work may take up as much room as is left
+free, or its equal part of all room if that is more. So room stays for the next, however greedy one is, and greedy
+clients end up with equal parts; as what waits is served by due time, equal room is an equal share of the machine. There
+is nothing to configure and no history to keep: a client that comes back owes nothing, and has saved nothing up.
 
 Levels: each leaves a quarter of the room to those above it.
 
-Room is kept free only for whom there is reason to expect: clients and levels that asked within the last seconds. A client
-that is alone may use all of it.
+Room is kept free only for whom there is reason to expect: clients and levels that asked within the last seconds. A
+client that is alone may use all of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from firstline_core.types import LOWEST_PRIORITY, InferRequest
-
-DEFAULT_LEVEL = 2
-AUDIT_LEVEL = LOWEST_PRIORITY + 1
-"""Audits go below everything that somebody waits for."""
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL
 
 EXPECTED_S = 10.0
 """How long whoever asked is expected to ask again."""
@@ -79,16 +75,13 @@ class Shares:
         return min(share, _AUDITS_SHARE) if level == AUDIT_LEVEL else share
 
     def allows(self, mine: float, taken: float, room: float) -> bool:
-        """Whether a client may take more room.
+        """Whether a client may take room.
 
         Args:
-            mine: what it takes already.
+            mine: what it takes.
             taken: what all take together.
             room: what there is of it, in the same unit.
         """
-        return taken < room if self.clients == 1 else mine <= room - taken
-
-
-def level_of(request: InferRequest) -> int:
-    """The level of a request: 1 is the highest."""
-    return AUDIT_LEVEL if request.audit is not None else request.priority or DEFAULT_LEVEL
+        if self.clients == 1:
+            return taken <= room
+        return taken <= room and mine <= max(room - taken, room / self.clients)

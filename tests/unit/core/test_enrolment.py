@@ -1,0 +1,87 @@
+"""What the join token and the names of certificates look like, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import secrets
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from firstline_core.errors import ConfigError
+from firstline_core.protocol import enrolment
+from firstline_core.protocol.enrolment import EnrolAnswer, EnrolRequest, JoinToken
+
+TOKEN = JoinToken(enrolment.format_secret(bytes(range(32))), hashlib.sha256(b"key").digest())
+
+
+def test_a_token_is_read_as_it_was_written() -> None:
+    text = enrolment.format_join_token(*TOKEN)
+    assert text.startswith("flj_AAECAwQ")
+    assert enrolment.parse_join_token(f" {text}\n") == TOKEN
+
+
+@pytest.mark.parametrize(
+    "text", ["", "flt_abc", "flj_", "flj_.", "flj_AAEC.AAEC", "flj_" + TOKEN.secret, "flj_ä.ö", "flj_" + "A" * 5000]
+)
+def test_what_is_no_whole_token_is_refused_and_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError, match="join token") as refused:
+        enrolment.parse_join_token(text)
+    assert len(text) < 5 or text not in refused.value.message
+
+
+def test_a_second_spelling_of_the_same_bytes_is_refused() -> None:
+    # The last letter of 32 bytes in base64 has two bits that say nothing.
+    assert TOKEN.secret.endswith("8")
+    with pytest.raises(ConfigError, match="damaged"):
+        enrolment.parse_join_token(enrolment.format_join_token(TOKEN.secret[:-1] + "9", TOKEN.ca_hash))
+
+
+def test_the_hash_is_of_the_public_key_alone() -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    found = set()
+    for days in (1, 2):
+        made = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(start + datetime.timedelta(days))
+            .sign(key, hashes.SHA256())
+        )
+        found.add(enrolment.public_key_hash(made.public_bytes(Encoding.PEM).decode()))
+    encoded = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert found == {hashlib.sha256(encoded).digest()}
+    with pytest.raises(ValueError):
+        enrolment.public_key_hash("no certificate")
+
+
+def test_names_go_into_certificates_and_principals_and_back() -> None:
+    assert enrolment.device_urn("press-7") == "urn:firstline:device:press-7"
+    assert enrolment.device_of_urn("urn:firstline:device:press-7") == "press-7"
+    assert enrolment.device_principal("press-7") == "device:press-7"
+    assert enrolment.device_of_principal("device:press-7") == "press-7"
+    assert enrolment.application_principal("line") == "application:line"
+
+
+@pytest.mark.parametrize("text", ["", "press-7", "urn:firstline:device:", "urn:firstline:device:a/b", "x:device:a"])
+def test_no_other_text_names_a_device(text: str) -> None:
+    assert enrolment.device_of_urn(text) is None
+    assert enrolment.device_of_principal(text.removeprefix("urn:firstline:")) is None
+
+
+def test_messages_are_json() -> None:
+    secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    for message in (
+        EnrolRequest(secret, "pem"),
+        EnrolAnswer("press-7", "pem", "pem", enrolment.BrokerAddress("broker", 8883, "firstline/v1"), 1.5),
+        EnrolAnswer("press-7", "pem", "pem", None, 1.5),
+    ):
+        assert msgspec.json.decode(msgspec.json.encode(message), type=type(message)) == message
