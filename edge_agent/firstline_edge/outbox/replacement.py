@@ -18,7 +18,7 @@ from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import salvage
-from firstline_edge.outbox.item import StoredItem, unpack_answer, unpack_provisional
+from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 from firstline_edge.outbox.salvage import Row
 from firstline_edge.outbox.schema import DamagedError, accepted_frames, make_private, open_writer
 
@@ -79,7 +79,7 @@ def _replaced(path: Path, seal: Seal, why: str) -> Opened:
     make_private(fresh)
     try:
         with contextlib.closing(open_writer(fresh)) as connection:
-            promises, answers = _take_over(connection, salvage.rows(path), seal)
+            promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
     except (DamagedError, ConfigError) as error:  # an empty file cannot be that
         raise CapacityError(f"No outbox can be written beside {path}: {error}.") from error
     aside = set_aside(path)
@@ -127,19 +127,27 @@ def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> None
     known = dict.fromkeys(_ITEM_COLUMNS, counts["items"]) | dict.fromkeys(_ANSWER_COLUMNS, counts["answers"])
     new = [row for row in salvage.rows_beyond(path, frames) if row[0] > known.get(len(row), math.inf)]
     if new:
-        promises, answers = _take_over(connection, new, seal)
+        promises, answers = _take_over(connection, new, seal, whole=True)
         log.warning("the outbox's log is damaged; read on behind", path=str(path), promises=promises, answers=answers)
 
 
-def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal) -> tuple[int, int]:
-    """Adds what is whole; returns how many promises and answers that were."""
+def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal, *, whole: bool) -> tuple[int, int]:
+    """Adds what can be read; returns how many promises and answers that were.
+
+    Args:
+        connection: of the outbox that gains them.
+        rows: of any table.
+        seal: opens them.
+        whole: passes over promises whose request cannot be read: these may never have been acknowledged. Others are
+            taken, to end as expired, with the answer that was given.
+    """
     count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
     before = connection.execute(count).fetchone()
     connection.execute("BEGIN IMMEDIATE")
     try:
         for row in rows:
             if len(row) in _ITEM_COLUMNS:
-                _take_item(connection, row, seal)
+                _take_item(connection, row, seal, whole=whole)
             elif len(row) in _ANSWER_COLUMNS:
                 _take_answer(connection, row, seal)
         connection.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
@@ -152,8 +160,7 @@ def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal) 
     return after[0] - before[0], after[1] - before[1]
 
 
-def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
-    """One whose request alone is damaged is taken too: it ends as expired, with the answer that was given."""
+def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: bool) -> None:
     sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
     provisional, provisional_header, _size_bytes, *asked = rest
     try:
@@ -161,6 +168,8 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
             *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
             asked=asked != [0],
         )
+        if whole:
+            unpack(stored, float(created_wall_s), seal)
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
         values = (sequence, request_id, principal, model, version, float(created_wall_s), positions, request, header)
         more = (provisional, provisional_header, stored.size_bytes, stored.asked)
