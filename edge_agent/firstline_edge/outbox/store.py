@@ -62,6 +62,7 @@ class Outbox:
         endings: told of each promise that ends; None where nobody waits.
         seal: closes the bodies, and opens them again.
         clock: for ages.
+        writer: commits what is to be kept.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -77,6 +78,7 @@ class Outbox:
         endings: Endings | None = None,
         seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
+        writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
         self._limits = limits
         self._seal = seal
@@ -99,7 +101,7 @@ class Outbox:
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._writer = GroupWriter(opened.connection, totals, self._note_depth)
+        self._writer = writer(opened.connection, totals, self._note_depth)
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
