@@ -20,6 +20,7 @@ from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import open_spending
+from firstline_edge.bundle_copies import BundleCopies
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
@@ -82,10 +83,11 @@ async def open_parts(
         state = StateDirectory(settings.state_dir)
         opened.callback(state.close)
         workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
-        models = open_models([Path(directory) for directory in settings.models.directories], options, workers)
+        copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
+        models = open_models([Path(folder) for folder in settings.models.directories], options, workers, copies)
         opened.callback(models.close)
         opened.callback(workers.close)  # before the models, which its last runs use
-        cache = make_cache(settings.cache, state, clock)
+        cache = make_cache(settings, state, clock)
         opened.callback(cache.close)
         recorder = make_recorder(settings.log, state, metrics, clock)
         opened.callback(recorder.close)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, RequestError, UnknownAnswerError
+from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
@@ -80,6 +81,7 @@ class Outbox:
         clock: Clock = SYSTEM_CLOCK,
         writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
+        self._path = path
         self._limits = limits
         self._seal = seal
         self._unreadable = 0
@@ -288,6 +290,31 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
+
+    async def purge(self) -> int:
+        """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+
+        def forget(connection: sqlite3.Connection, totals: Totals) -> tuple[list[str], int]:
+            connection.execute("PRAGMA secure_delete = ON")
+            ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
+            count = len(ended) + connection.execute("DELETE FROM answers").rowcount
+            connection.execute("PRAGMA secure_delete = FAST")
+            totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
+            self._writer.compact()
+            return ended, count
+
+        ended, count = await self._writer.run(forget)
+        for request_id in ended:
+            self._ages.forget(request_id)
+            self._endings.tell(request_id, None)
+        erase(self._path.with_name(self._path.name + DAMAGED))
+        self._damage, self._unreadable = "", 0
+        found: int = count
+        return found
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
