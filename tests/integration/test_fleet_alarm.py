@@ -60,7 +60,7 @@ class Fleet:
             overrides: dict[str, object] = {
                 "auth.tokens_file": str(self._folder / "tokens.json"),
                 "models.directory": str(self._bundle),
-                "contracts.state_file": str(self._folder / "contracts.db"),
+                "store.url": f"sqlite:///{self._folder / 'gateway.db'}",
                 "contracts.escalations_per_hour": 100.0 * DEVICES,
             }
             if self._broker is not None:
@@ -128,7 +128,7 @@ async def hears_and_heeds(fleet: Fleet) -> None:
     await alarmed_fleet(fleet)
     (pool,) = fleet.gateway.contracts.pools()
     assert pool.alarmed_s is not None
-    assert fleet.gateway.contracts.devices(pool.key) == DEVICES
+    assert fleet.gateway.contracts.devices([pool.key]) == {pool.key: DEVICES}
     for agent in fleet.agents:
         described = fleet.contract(agent)
         assert described["cause"] == "the audits of all devices together show that the promise is broken"

@@ -54,7 +54,7 @@ class Line:
             overrides={
                 "auth.tokens_file": str(self.folder / "tokens.json"),
                 "models.directory": str(self.folder / "models"),
-                "contracts.state_file": str(self.folder / "contracts.db"),
+                "store.url": f"sqlite:///{self.folder / 'gateway.db'}",
                 "contracts.escalations_per_hour": 800,
             }
             | overrides,
@@ -241,7 +241,7 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0)
         await asyncio.wrap_future(gateway.contracts.settled())
         (pool,) = gateway.contracts.pools()
-        assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)
+        assert (pool.state.audits, gateway.contracts.devices([pool.key])[pool.key]) == (9, 8)
 
 
 async def ask_over_mqtt(broker: Broker, device: str, request: InferRequest) -> InferResponse:

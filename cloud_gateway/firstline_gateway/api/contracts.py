@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from asyncio import wrap_future
+from asyncio import to_thread, wrap_future
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -45,12 +46,12 @@ router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], depende
 @router.get("", summary="What devices' audits show of every contract, and the quotas that operators set.")
 async def list_contracts(request: Request) -> Response:
     gateway = gateway_of(request)
-    await wrap_future(gateway.contracts.settled())
+    await wrap_future(gateway.contracts.refresh())
     return response_of(
         http.json_reply(
             {
                 "delta": gateway.settings.contracts.delta,
-                "contracts": [_described(gateway, pool) for pool in gateway.contracts.pools()],
+                "contracts": await _described(gateway, gateway.contracts.pools()),
                 "quotas": [_quota(model, per_hour) for model, per_hour in sorted(gateway.contracts.quotas().items())],
             }
         )
@@ -60,12 +61,14 @@ async def list_contracts(request: Request) -> Response:
 @router.get("/{bundle}", summary="The contracts of a bundle, with the devices that contributed most disagreements.")
 async def read_contract(request: Request, bundle: str) -> Response:
     gateway = gateway_of(request)
-    await wrap_future(gateway.contracts.settled())
+    await wrap_future(gateway.contracts.refresh())
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         gateway.repository.versions(bundle)  # one that is served and was never audited is known
+    keys = [pool.key for pool in pools]
+    contributions = await to_thread(gateway.contracts.contributions, keys, _DEVICES_SHOWN)
     described = [
-        _described(gateway, pool)
+        one
         | {
             "contributions": [
                 {
@@ -74,10 +77,10 @@ async def read_contract(request: Request, bundle: str) -> Response:
                     "disagreements": one.disagreements,
                     "last_audit": _date(one.last_s),
                 }
-                for one in gateway.contracts.contributions(pool.key, _DEVICES_SHOWN)
+                for one in contributions[key]
             ]
         }
-        for pool in pools
+        for key, one in zip(keys, await _described(gateway, pools), strict=True)
     ]
     return response_of(http.json_reply({"bundle": bundle, "contracts": described}))
 
@@ -120,7 +123,12 @@ async def delete_quota(request: Request, bundle: str, version: str) -> Response:
     return response_of(http.json_reply(_quota(model, None)))
 
 
-def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
+async def _described(gateway: Gateway, pools: Sequence[Pool]) -> list[dict[str, Any]]:
+    devices = await to_thread(gateway.contracts.devices, [pool.key for pool in pools])
+    return [_description(gateway, pool, devices[pool.key]) for pool in pools]
+
+
+def _description(gateway: Gateway, pool: Pool, devices: int) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
     served = gateway.repository.models.get(model)
@@ -141,7 +149,7 @@ def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
         "alarmed_since": None if pool.alarmed_s is None else _date(pool.alarmed_s),
         "first_audit": _date(pool.first_s),
         "last_audit": _date(pool.last_s),
-        "devices": gateway.contracts.devices(key),
+        "devices": devices,
         "devices_last_hour": gateway.contracts.devices_last_hour(model),
         "escalations_per_hour": gateway.contracts.quota_per_device(model),
     }
