@@ -106,7 +106,7 @@ evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and 
 	$(BIN)/python bench/evaluate_pairs.py
 
 certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
-	$(BIN)/python bench/bench_routing.py --only contract --target certificate
+	$(BIN)/python bench/bench_routing.py --only contract
 
 bench-routing: .venv/test.stamp ## promises kept, alarms, value, on time, on budget: tables, plots and figures (minutes)
 	$(BIN)/python bench/bench_routing.py

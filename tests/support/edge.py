@@ -38,9 +38,9 @@ from firstline_core.types import (
 )
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
-from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
@@ -169,8 +169,14 @@ class NoAudits:
         pass
 
 
-def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
-    """For those who keep no contract."""
+class NoContracts:
+    """For those who keep none."""
+
+    def alarm_of(self, model: HeldModel) -> str:
+        return ""
+
+    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+        pass
 
 
 class Scene:
@@ -246,7 +252,7 @@ class Scene:
             self.cache,
             clock,
             Complaints(),
-            heed=self.standings.heed if self.standings is not None else ignore_notice,
+            contracts=self.standings if self.standings is not None else NoContracts(),
             traffic=traffic,
         )
         self.hedging = Hedging(self.gateway, clock, hedge)

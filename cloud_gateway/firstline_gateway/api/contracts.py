@@ -20,11 +20,12 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.auth import authenticate_operator
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
+from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.gateway import Gateway
 
-# Of a pool's devices, those with most disagreements; who wants all has the metrics of the devices.
+# Of a pool's devices, those with most disagreements, and of alarms the latest; the devices' metrics have all.
 _DEVICES_SHOWN = 100
 _PER_HOUR = "escalations_per_hour"
 _MOST_PER_HOUR = 1e12
@@ -51,8 +52,9 @@ async def list_contracts(request: Request) -> Response:
         http.json_reply(
             {
                 "delta": gateway.settings.contracts.delta,
-                "contracts": await _described(gateway, gateway.contracts.pools()),
+                "contracts": [_described(gateway, pool) for pool in gateway.contracts.pools()],
                 "quotas": [_quota(model, per_hour) for model, per_hour in sorted(gateway.contracts.quotas().items())],
+                "device_alarms": _device_alarms(gateway, gateway.contracts.device_alarms()),
             }
         )
     )
@@ -65,10 +67,9 @@ async def read_contract(request: Request, bundle: str) -> Response:
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         gateway.repository.versions(bundle)  # one that is served and was never audited is known
-    keys = [pool.key for pool in pools]
-    contributions = await to_thread(gateway.contracts.contributions, keys, _DEVICES_SHOWN)
+    contributions = await to_thread(gateway.contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
     described = [
-        one
+        _described(gateway, pool)
         | {
             "contributions": [
                 {
@@ -77,12 +78,14 @@ async def read_contract(request: Request, bundle: str) -> Response:
                     "disagreements": one.disagreements,
                     "last_audit": _date(one.last_s),
                 }
-                for one in contributions[key]
+                for one in contributions[pool.key]
             ]
         }
-        for key, one in zip(keys, await _described(gateway, pools), strict=True)
+        for pool in pools
     ]
-    return response_of(http.json_reply({"bundle": bundle, "contracts": described}))
+    alarms = [alarm for alarm in gateway.contracts.device_alarms() if alarm.model.name == bundle]
+    told = {"bundle": bundle, "contracts": described, "device_alarms": _device_alarms(gateway, alarms)}
+    return response_of(http.json_reply(told))
 
 
 @router.delete(
@@ -123,21 +126,14 @@ async def delete_quota(request: Request, bundle: str, version: str) -> Response:
     return response_of(http.json_reply(_quota(model, None)))
 
 
-async def _described(gateway: Gateway, pools: Sequence[Pool]) -> list[dict[str, Any]]:
-    devices = await to_thread(gateway.contracts.devices, [pool.key for pool in pools])
-    return [_description(gateway, pool, devices[pool.key]) for pool in pools]
-
-
-def _description(gateway: Gateway, pool: Pool, devices: int) -> dict[str, Any]:
+def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
-    served = gateway.repository.models.get(model)
-    variants = {variant.digest: variant.id for variant in served.manifest.edge} if served is not None else {}
     return {
         "bundle": key.bundle,
         "version": str(key.version),
-        "served": served is not None,
-        "variant": variants.get(key.edge_digest),
+        "served": model in gateway.repository.models,
+        "variant": _variant(gateway, model, key.edge_digest),
         "edge_digest": key.edge_digest,
         "threshold": key.threshold,
         "epsilon": key.epsilon,
@@ -149,10 +145,32 @@ def _description(gateway: Gateway, pool: Pool, devices: int) -> dict[str, Any]:
         "alarmed_since": None if pool.alarmed_s is None else _date(pool.alarmed_s),
         "first_audit": _date(pool.first_s),
         "last_audit": _date(pool.last_s),
-        "devices": devices,
+        "devices": gateway.contracts.devices(key),
         "devices_last_hour": gateway.contracts.devices_last_hour(model),
         "escalations_per_hour": gateway.contracts.quota_per_device(model),
     }
+
+
+def _device_alarms(gateway: Gateway, alarms: Sequence[DeviceAlarm]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bundle": alarm.model.name,
+            "version": str(alarm.model.version),
+            "variant": _variant(gateway, alarm.model, alarm.edge_digest),
+            "edge_digest": alarm.edge_digest,
+            "device": alarm.device,
+            "since": _date(alarm.since_s),
+            "last_said": _date(alarm.last_s),
+            "ended": None if alarm.ended_s is None else _date(alarm.ended_s),
+        }
+        for alarm in alarms[:_DEVICES_SHOWN]
+    ]
+
+
+def _variant(gateway: Gateway, model: ModelKey, edge_digest: str) -> str | None:
+    served = gateway.repository.models.get(model)
+    variants = served.manifest.edge if served is not None else ()
+    return next((variant.id for variant in variants if variant.digest == edge_digest), None)
 
 
 def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:

@@ -62,4 +62,4 @@ def count(connection: Connection, one: Audit, settings: Contracts, now_s: float)
     if not store.put(connection, after, one.device, one.request_id, disagrees=one.disagrees):
         return Skipped.REPEATED
     alarms = after.alarmed_s is not None and pool.alarmed_s is None
-    return Counted(after, store.devices(connection, one.key) if alarms else None)
+    return Counted(after, store.devices(connection)[one.key] if alarms else None)

@@ -23,7 +23,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, ContractNotice, InferRequest
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
-from firstline_gateway.contracts.pool import Pool, PoolKey, promise_of
+from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
+from firstline_gateway.contracts.pool import Pool, PoolKey, promise_of, promises
 from firstline_gateway.contracts.quota import Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
@@ -75,13 +76,17 @@ class ContractMonitor:
         with database.reading() as connection:
             self._pools = {pool.key: pool for pool in store.pools(connection)}
             self._quotas = store.quotas(connection)
+            self._contributors = store.devices(connection)
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._seen: dict[ModelKey, Seen] = {}
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
+        self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever did, by edge variant
+        self._device_alarms = DeviceAlarms()
+        self._promising: dict[ModelKey, bool] = {}  # whether audits can test anything of a version
         self._note_alarms()
         self._remember()
-        metrics.contracts(self.pools)
+        metrics.contracts(self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
 
@@ -95,20 +100,19 @@ class ContractMonitor:
 
     def refresh(self) -> Future[None]:
         """Takes up what other replicas counted, alarmed, ended or set; or CapacityError: the store refuses."""
-        return self._writer.submit_then(lambda one: (store.pools(one), store.quotas(one)), self._take_up)
+
+        def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
+            return store.pools(connection), store.quotas(connection), store.devices(connection)
+
+        return self._writer.submit_then(read, self._take_up)
 
     def pools(self) -> list[Pool]:
         """All of them, by promise."""
         return sorted(self._pools.values(), key=lambda pool: pool.key)
 
-    def devices(self, keys: Iterable[PoolKey]) -> dict[PoolKey, int]:
-        """How many devices' audits each pool has; blocks.
-
-        Raises:
-            CapacityError: the store refuses.
-        """
-        with self._database.reading() as connection:
-            return {key: store.devices(connection, key) for key in keys}
+    def devices(self, key: PoolKey) -> int:
+        """How many devices' audits a pool has, as of the latest refresh."""
+        return self._contributors.get(key, 0)
 
     def contributions(self, keys: Iterable[PoolKey], limit: int) -> dict[PoolKey, list[Contribution]]:
         """Who contributed to each pool, those with most disagreements first; blocks.
@@ -122,6 +126,10 @@ class ContractMonitor:
     def devices_last_hour(self, model: ModelKey) -> int:
         """How many devices asked for a version within the last hour."""
         return self._devices_of_the_hour([model], self._clock.monotonic_s())
+
+    def device_alarms(self) -> list[DeviceAlarm]:
+        """What devices' own audits broke, as they told within the last day, those under way first."""
+        return self._device_alarms.listed(self._clock.wall_s())
 
     def quotas(self) -> dict[ModelKey, float]:
         """What operators set, in escalations per hour of all devices together."""
@@ -139,7 +147,9 @@ class ContractMonitor:
         broken = self._alarms.get(model, ())
         alarm = variant in broken if variant is not None else bool(broken)
         quota = self.quota_per_device(model)
-        return ContractNotice(alarm, quota) if alarm or quota is not None else None
+        # Said where there is no quota too: a device that has one learns that it was taken back.
+        told = alarm or quota is not None or self._promises(served)
+        return ContractNotice(alarm, quota, self._devices_auditing(model, variant)) if told else None
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """What each device may escalate in an hour: of the operator's quota, or of what the gateway has for alarms."""
@@ -153,7 +163,7 @@ class ContractMonitor:
         return share_per_hour(self._settings.escalations_per_hour, self._devices_of_the_hour(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
-        """Has an answered request counted, where it is a device's audit.
+        """Takes up what an answered request says of its device's alarm, and has it counted where it is an audit.
 
         Args:
             request: as it was answered.
@@ -161,9 +171,15 @@ class ContractMonitor:
             probabilities: (1, classes) of the full model.
         """
         note, device, model = request.audit, _device(request), served.key
-        if note is None or device is None or self._closed:
+        if device is None:
+            return
+        if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
+            self._device_alarms.hear(model, device, request.alarm, self._clock.wall_s())
+        if note is None or self._closed:
             return
         key = promise_of(served.manifest, note)
+        if key is not None:  # counted or not, it audits
+            self._note_auditing(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
         elif not np.isfinite(probabilities).all():
@@ -227,7 +243,6 @@ class ContractMonitor:
             return
         self._told.discard((one.model, Skipped.DISK))
         self._pools = self._pools | {one.key: outcome.pool}
-        self._variants.setdefault(one.model, {})[one.device] = one.key.edge_digest
         self._metrics.audit(one.model, disagrees=one.disagrees)
         if outcome.alarmed_devices is not None:
             self._note_alarms()
@@ -238,8 +253,8 @@ class ContractMonitor:
         self._note_alarms()
         return len(ended)
 
-    def _take_up(self, kept: tuple[list[Pool], dict[ModelKey, float]]) -> None:
-        pools, self._quotas = kept
+    def _take_up(self, kept: tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]) -> None:
+        pools, self._quotas, self._contributors = kept
         self._pools = {pool.key: pool for pool in pools}
         self._note_alarms()
 
@@ -257,6 +272,23 @@ class ContractMonitor:
             self._told.add((model, why))
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
+    def _promises(self, served: ServedModel) -> bool:
+        if served.key not in self._promising:
+            self._promising[served.key] = promises(served.manifest)
+        return self._promising[served.key]
+
+    def _devices_auditing(self, model: ModelKey, variant: str | None) -> int:
+        """How many share a device's promise; where its edge variant is not known, the most that share any."""
+        counts = {digest: len(devices) for digest, devices in self._auditing.get(model, {}).items()}
+        for key, devices in self._contributors.items():  # whichever replica heard of them
+            if _model(key) == model:
+                counts[key.edge_digest] = max(devices, counts.get(key.edge_digest, 0))
+        return counts[variant] if variant is not None else max(counts.values(), default=1)
+
+    def _note_auditing(self, model: ModelKey, device: str, edge_digest: str) -> None:
+        self._variants.setdefault(model, {})[device] = edge_digest
+        self._auditing.setdefault(model, {}).setdefault(edge_digest, set()).add(device)
+
     def _devices_of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
         return sum(self._seen[model].count(now_s) for model in models if model in self._seen)
 
@@ -270,6 +302,7 @@ class ContractMonitor:
             devices = latest.setdefault(_model(key), {})
             for one in contributions:
                 devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
+                self._note_auditing(_model(key), one.device, key.edge_digest)
         for model, devices in latest.items():
             self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
             seen = self._seen[model] = Seen()

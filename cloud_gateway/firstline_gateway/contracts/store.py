@@ -70,10 +70,10 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
     return [Contribution(*row) for row in connection.execute(query)]
 
 
-def devices(connection: Connection, key: PoolKey) -> int:
-    """How many contributed."""
-    query = select(func.count()).where(CONTRIBUTIONS.c.pool == text_of(key))
-    return int(connection.execute(query).scalar_one())
+def devices(connection: Connection) -> dict[PoolKey, int]:
+    """How many contributed to each pool."""
+    query = select(CONTRIBUTIONS.c.pool, func.count()).group_by(CONTRIBUTIONS.c.pool)
+    return {msgspec.json.decode(pool, type=PoolKey): found for pool, found in connection.execute(query)}
 
 
 def counted(connection: Connection, device: str, request_id: str) -> bool:

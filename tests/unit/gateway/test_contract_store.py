@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
+from support.pools import KEY, NOW_S, OTHER, pool_of
 
-from firstline_core.routing import audit
 from firstline_gateway.contracts import store
-from firstline_gateway.contracts.pool import Pool, PoolKey, opened
+from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.settings import Store
 from firstline_gateway.store.database import Database, open_database
-
-KEY = PoolKey("digits", 3, "0" * 64, 1 / 3, 0.05)
-OTHER = KEY._replace(threshold=0.5)
-NOW_S = 1_800_000_000.0
-
-
-def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
-    state = audit.begin(key.epsilon)
-    for _ in range(losses):
-        state = audit.update(state, 1.0, propensity=0.3, floor=0.1)
-    pool = replace(opened(key, NOW_S), state=state, disagreements=losses, weight=1 / 3, lost_weight=0.1)
-    return replace(pool, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -52,7 +39,7 @@ def test_what_was_counted_comes_back_to_the_last_bit(database: Database) -> None
         assert store.quotas(connection) == {ModelKey("digits", 3): 12.5}
         shares = [(one.device, one.audits, one.disagreements) for one in store.contributions(connection, KEY)]
         assert shares == [("cam", 1, 1), ("yard", 1, 0)]
-        assert store.devices(connection, KEY) == 2
+        assert store.devices(connection) == {KEY: 2, OTHER: 1}
         assert store.counted(connection, "cam", "a")
         assert not store.counted(connection, "yard", "a")
 
@@ -81,10 +68,10 @@ def test_what_is_given_up_takes_its_contributions_along(database: Database) -> N
     with database.begin() as connection:
         store.give_up(connection, [KEY])
         assert store.pools(connection) == []
-        assert store.devices(connection, KEY) == 0
+        assert store.devices(connection) == {}
     put(database, pool_of(1), "cam", "b")
     with database.reading() as connection:
-        assert store.devices(connection, KEY) == 1
+        assert store.devices(connection) == {KEY: 1}
 
 
 def test_the_same_audit_twice_changes_nothing(database: Database) -> None:
