@@ -46,6 +46,7 @@ class Outbox:
         announcing: answers are to be announced, so note which were.
         endings: told of each promise that ends; None where nobody waits.
         clock: for ages.
+        writer: commits what is to be kept.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -60,6 +61,7 @@ class Outbox:
         announcing: bool = False,
         endings: Endings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
         self._limits = limits
         self._announcing = announcing
@@ -79,7 +81,7 @@ class Outbox:
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._writer = GroupWriter(connection, totals, self._note_depth)
+        self._writer = writer(connection, totals, self._note_depth)
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
