@@ -84,7 +84,7 @@ class Outbox:
         self._path = path
         self._limits = limits
         self._seal = seal
-        self._unreadable = 0
+        self._unreadable: set[str] = set()
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
         self._clock = clock
@@ -119,7 +119,8 @@ class Outbox:
     @property
     def damage(self) -> str:
         """What the disk did to what was kept, in sentences; "" where nothing is known."""
-        lost = f"{self._unreadable} records could not be read, and were given up." if self._unreadable else ""
+        count = len(self._unreadable)
+        lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
     async def put(self, item: OutboxItem) -> None:
@@ -249,6 +250,7 @@ class Outbox:
                 try:
                     return unpacked(*row, request_id, principal, self._seal)
                 except IntegrityError as error:
+                    self._unreadable.add(request_id)
                     raise UnknownAnswerError(
                         f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
                     ) from error
@@ -274,7 +276,7 @@ class Outbox:
                     found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
-                    self._unreadable += 1
+                    self._unreadable.add(request_id)
                     lost.append(request_id)
         except BaseException:
             self._to_announce.set()
@@ -312,7 +314,8 @@ class Outbox:
             self._ages.forget(request_id)
             self._endings.tell(request_id, None)
         erase(self._path.with_name(self._path.name + DAMAGED))
-        self._damage, self._unreadable = "", 0
+        self._damage = ""
+        self._unreadable.clear()
         found: int = count
         return found
 
@@ -341,7 +344,7 @@ class Outbox:
                 found.append(unpack(stored, created_wall_s, self._seal))
             except FirstlineError as error:
                 log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
-                self._unreadable += 1
+                self._unreadable.add(stored.request_id)
                 await self._give_up(stored)
         return found
 
