@@ -132,6 +132,11 @@ class ResultCache:
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))
 
+    def expire(self) -> None:
+        """Removes from the disk what has lived its time."""
+        if self._disk is not None:
+            self._disk.expire()
+
     def clear(self) -> int:
         """Forgets all, in memory and on disk, where no byte is left of it; how many entries the disk had.
 

@@ -152,6 +152,16 @@ class DiskCache:
         else:
             self.problem = ""
 
+    def expire(self) -> None:
+        """Removes what has lived its time, which would otherwise wait for room to be needed."""
+        cache = self._opened()
+        if cache is None:
+            return
+        try:
+            cache.expire()
+        except _REFUSED as error:
+            self._failed(error)
+
     def clear(self) -> int:
         """Forgets all, and leaves no byte of it in a file; how many entries that were.
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -39,6 +40,8 @@ from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
 from firstline_edge.workers import Workers
+
+_SWEEP_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ async def open_parts(
             hedging=hedging,
             cascade=cascade,
         )
-        works = [_keep_promises(parts, settings, clock), audits.run(auditor, links)]
+        works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock), audits.run(auditor, links)]
         works += [spending.keep()] if spending is not None else []
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))
@@ -203,6 +206,16 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
         if parts.links.mqtt:
             announcer = Announcer(outbox, parts.links, clock, rng)
             tasks.create_task(announcer.run(), name="announcer")
+
+
+async def _forget_old(parts: Parts, clock: Clock) -> None:
+    """Sees to it that nothing is kept for longer than the settings say, also where nothing new comes."""
+    outbox = await parts.outbox.opened()
+    while True:
+        parts.cache.expire()
+        with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
+            await outbox.forget_old()
+        await clock.sleep(_SWEEP_S)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -224,8 +224,7 @@ class Outbox:
                 wall_s=now_wall_s,
                 announced=not self._announcing,
             )
-            oldest_s = now_wall_s - self._limits.answers_age_s
-            answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+            self._evict(connection, totals)
             return True
 
         try:
@@ -292,6 +291,14 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
+
+    async def forget_old(self) -> None:
+        """Forgets the answers that are older than they are kept; each new answer does so too.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        await self._writer.run(self._evict)
 
     async def purge(self) -> int:
         """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
@@ -361,6 +368,10 @@ class Outbox:
             self._endings.tell(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
+
+    def _evict(self, connection: sqlite3.Connection, totals: Totals) -> None:
+        oldest_s = self._ages.wall_s(self._clock.wall_s()) - self._limits.answers_age_s
+        answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
 
     def _note_depth(self) -> None:
         if self.depth:
