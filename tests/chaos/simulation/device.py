@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.edge import NoAudits
+from support.edge import NoAudits, NoContracts
 
 from chaos.simulation import models
 from chaos.simulation.cloud import Cloud
@@ -90,7 +90,7 @@ class Device:
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         complaints = Complaints()
-        gateway = Gateway(chain, cache, clock, complaints, heed=lambda *_: None, traffic=LiveTraffic())
+        gateway = Gateway(chain, cache, clock, complaints, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeOptions())
         delivery = Delivery(
             self.outbox,
