@@ -55,6 +55,8 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    waiting_limit: Positive = 1024
+    """Requests that may wait for their turn; one more, or one that would be answered too late, gets 503."""
     streams_limit: Positive = 64
     """Event streams that may be open at once; one more is answered with 503."""
     stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
@@ -77,8 +79,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Runs that may go on at once, for models too slow for the event loop."""
     copies_limit_bytes: NotNegative = 64 * _MIB
     """Largest bundle of which a copy is kept, to answer with where its files are damaged; 0 keeps none."""
-    queue_limit: NotNegative = 64
-    """Runs that may wait for those; when as many wait, what may leave the device goes to the cloud."""
+    queue_limit: NotNegative = 1024
+    """Runs that may wait for those; when as many wait, or for too long, what may leave the device goes to the cloud."""
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
