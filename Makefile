@@ -29,7 +29,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
+.PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
   decision timing line fresh clean
 
 help: ## list these targets
@@ -38,7 +38,7 @@ help: ## list these targets
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
-test: check mosquitto .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
+test: check mosquitto postgres .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 check: .venv/test.stamp ## format, lint, types and import contracts
@@ -60,6 +60,20 @@ mosquitto:
 	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends mosquitto; \
 	fi </dev/null || true; \
 	command -v mosquitto >/dev/null || echo 'mosquitto is not installed: the tests that need a broker are left out' >&2
+
+# The same for PostgreSQL; Debian's would start a cluster of its own, which nothing here needs.
+postgres:
+	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; if command -v initdb >/dev/null; then exit; fi; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
+	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  $$as_root mkdir -p /etc/postgresql-common; \
+	  [ -e /etc/postgresql-common/createcluster.conf ] || \
+	    echo 'create_main_cluster = false' | $$as_root tee /etc/postgresql-common/createcluster.conf >/dev/null; \
+	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends postgresql; \
+	fi </dev/null || true; \
+	PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; command -v initdb >/dev/null || \
+	  echo 'PostgreSQL is not installed: the tests that need one are left out' >&2
 
 tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and numpy 1 (Python 3.11)
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
@@ -92,7 +106,7 @@ evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and 
 	$(BIN)/python bench/evaluate_pairs.py
 
 certificate: .venv/test.stamp ## whether certified thresholds keep their word on two real pairs, and what they keep (minutes)
-	$(BIN)/python bench/bench_routing.py --only contract --target certificate
+	$(BIN)/python bench/bench_routing.py --only contract
 
 bench-routing: .venv/test.stamp ## promises kept, alarms, value, on time, on budget: tables, plots and figures (minutes)
 	$(BIN)/python bench/bench_routing.py

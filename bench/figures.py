@@ -26,11 +26,27 @@ class Figure(NamedTuple):
     holds: bool | None = None
 
 
+def measured(target: str) -> list[Figure]:
+    """The figures that were reported last; none where nothing was."""
+    path = RESULTS / f"{target}.json"
+    return [Figure(**row) for row in json.loads(path.read_text())] if path.exists() else []
+
+
 def report(target: str, figures: Sequence[Figure]) -> int:
     """Write and print the figures of one make target; 0 where all hold, 1 where one does not (an exit code)."""
+    write(target, figures)
+    return tell(figures)
+
+
+def write(target: str, figures: Sequence[Figure]) -> None:
+    """To the target's file."""
     RESULTS.mkdir(exist_ok=True)
     rows = [figure._asdict() for figure in figures]
     (RESULTS / f"{target}.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def tell(figures: Sequence[Figure]) -> int:
+    """Prints them; 0 where all hold, 1 where one does not."""
     for figure in figures:
         value = "nothing" if figure.value is None else f"{figure.value:g} {figure.unit}"
         mark = "" if figure.aim is None else f" (aim: {figure.aim}) {'holds' if figure.holds else 'DOES NOT HOLD'}"

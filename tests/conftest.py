@@ -1,4 +1,4 @@
-"""What every test may ask for: a real broker, and the models and images beside the checkout."""
+"""What every test may ask for: a real broker, a store on either database, and the models beside the checkout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
+from support.databases import POSTGRESQL, SQLITE, PostgreSql, find_postgresql, sqlite_store
+
+from firstline_gateway.settings import Store
 
 settings.register_profile("any machine", deadline=None)  # a busy one is slow at times
 settings.load_profile("any machine")
@@ -71,6 +74,24 @@ def start_mosquitto(tmp_path: Path) -> Iterator[BrokerStarter]:
 def mosquitto(start_mosquitto: BrokerStarter) -> Broker:
     """A running broker that lets anybody in: `.host`, `.port`, `.stop()`, `.start()` on the same port."""
     return start_mosquitto()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSql]:
+    """A running PostgreSQL that all tests of one process share, each with a database of its own."""
+    if find_postgresql() is None:
+        _missing("PostgreSQL is not installed: `make postgres`")
+    with PostgreSql() as running:
+        yield running
+
+
+@pytest.fixture(params=[SQLITE, POSTGRESQL])
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """The settings of an empty store; the test runs once on each database."""
+    if request.param == SQLITE:
+        return sqlite_store(tmp_path)
+    running: PostgreSql = request.getfixturevalue("postgresql")
+    return Store(url=running.new_database())
 
 
 @pytest.fixture(scope="session")

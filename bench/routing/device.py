@@ -20,7 +20,7 @@ from pools import Pool
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
-from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from figures import RESULTS, Figure, report
+from figures import RESULTS, Figure, measured, tell, write
 from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
 
 from routing import alarm, contract, dead_link, on_budget, on_time, overhead, purse, value
@@ -26,7 +26,6 @@ PARTS: dict[str, Sequence[ModuleType]] = {
 }
 _ALONE = (dead_link, overhead)
 """Measured in real time, so that nothing else may run beside it."""
-
 
 _TARGET = "bench-routing"
 
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="for collected answers (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
-    parser.add_argument("--target", default=_TARGET, help="writes bench/results/TARGET.json (default: %(default)s)")
     said = parser.parse_args(arguments)
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
         os.environ.setdefault(threads, "1")
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     together = [(module, job) for module, job in jobs if module not in _ALONE]
     alone = [(module, job) for module, job in jobs if module in _ALONE]
     found = run([job for _, job in together], said.processes) + run([job for _, job in alone], 1)
-    figures: list[Figure] = []
+    figures: dict[str, list[Figure]] = {name: [] for name in said.only}
     folder = RESULTS / "routing"
     folder.mkdir(parents=True, exist_ok=True)
     for module in modules:
@@ -73,9 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for table in module.tables(records):
             print(show(table), end="\n\n")
         part = next(name for name, of in PARTS.items() if module in of)
-        found_here = module.figures(records)
-        # A target of its own has one part.
-        prefix = f"{part}: " if said.target == _TARGET else ""
-        figures += [figure._replace(figure=prefix + figure.figure) for figure in found_here]
+        figures[part] += [figure._replace(figure=f"{part}: {figure.figure}") for figure in module.figures(records)]
         plots.draw(module.__name__.rpartition(".")[2], records, folder)
-    return report(said.target, figures)
+    # What was not run stays as it was measured.
+    before = measured(_TARGET)
+    others = {name: [row for row in before if row.figure.startswith(f"{name}: ")] for name in PARTS}
+    write(_TARGET, [figure for name in PARTS for figure in figures.get(name, others[name])])
+    return tell([figure for name in said.only for figure in figures[name]])

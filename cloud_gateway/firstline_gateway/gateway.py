@@ -19,6 +19,8 @@ from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Settings
+from firstline_gateway.store.database import open_database
+from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.tokens import TokenStore
 
 # A batch whose clients have left may run as long, before the process ends with it.
@@ -39,7 +41,7 @@ class Gateway:
         clock: what deadlines and durations are on.
 
     Raises:
-        ConfigError: the token file, the contracts' file, the broker's password or the topics are no good.
+        ConfigError: the token file, the store, the contracts' file, the broker's password or the topics are no good.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Gateway:
             on_expired=self.metrics.expired,
         )
         self.metrics.queue_depth(lambda: batcher.depth)
+        self.database = open_database(settings.store)
+        self.writer = GroupWriter(self.database)
         self.contracts = ContractMonitor(
             Store(Path(settings.contracts.state_file)),
             repository,
@@ -115,6 +119,8 @@ class Gateway:
         if self._mqtt is not None:
             await self._mqtt.close()
         self.contracts.close()
+        self.writer.close()
+        self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
 
 

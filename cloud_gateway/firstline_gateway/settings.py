@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +19,8 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 
 ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 SYSTEM_AUTHORITIES = "system"
+_SQLITE = "sqlite:///"
+_POSTGRESQL = "postgresql+psycopg://"
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -87,6 +90,17 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most requests that the broker hands over before it has seen an answer."""
 
 
+class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = "sqlite:///gateway.db"
+    """What is kept, and where: `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`, which replicas share."""
+    password_file: str = ""
+    """A file that holds PostgreSQL's password, and nothing else."""
+    deliveries_limit: Count = 1_000_000
+    """The most answered deliveries that are remembered; a new one takes the oldest one's place."""
+    deliveries_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
+    """How long an answered delivery is remembered (seconds of service); longer than the devices' outbox.max_age_s."""
+
+
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_file: str = "contracts.db"
     """Where the audits' tests are kept; made with the first audit. Each replica needs its own."""
@@ -113,6 +127,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Models = Models()
     execution: Execution = Execution()
     mqtt: Mqtt = Mqtt()
+    store: Store = Store()
     contracts: Contracts = Contracts()
     log: Log = Log()
 
@@ -171,10 +186,16 @@ def load(
     if found.mqtt.enabled and not found.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
     base = file.parent if file is not None else Path()
+    store = msgspec.structs.replace(
+        found.store,
+        url=_store_url(base, found.store.url),
+        password_file=_below(base, found.store.password_file),
+    )
     return msgspec.structs.replace(
         found,
         auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
         models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
+        store=store,
         contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
         mqtt=msgspec.structs.replace(
             found.mqtt,
@@ -194,6 +215,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _store_url(base: Path, url: str) -> str:
+    """The URL with SQLite's file below the configuration's folder."""
+    if url.startswith(_SQLITE):
+        path = url.removeprefix(_SQLITE)
+        if not path or path == ":memory:" or "?" in path:
+            raise ConfigError(f'store.url {url!a} names no file; write it as "{_SQLITE}gateway.db".')
+        return _SQLITE + _below(base, path)
+    if not url.startswith(_POSTGRESQL):
+        raise ConfigError(f'store.url {url!a} is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
+    try:
+        password = urlsplit(url).password
+    except ValueError as error:
+        raise ConfigError(f"store.url is no URL: {error}.") from error
+    if password is not None:
+        raise ConfigError("store.url has a password in it; put it into a file, and name that as store.password_file.")
+    return url
 
 
 def _below(base: Path, path: str) -> str:

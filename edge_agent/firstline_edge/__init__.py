@@ -15,7 +15,7 @@ One request, from the outside in
 
 What it rests on
     models          bundles opened, edge variants loaded
-    samples         measures them: a meaningless input, and the time that a row takes
+    model_timing    measures them: a meaningless input, and the time that a row takes
     workers         threads for runs that would hold up the event loop
     cache           what models said of rows, in memory
     disk_cache      the same, on disk

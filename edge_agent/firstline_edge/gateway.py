@@ -21,7 +21,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge import keys
-from firstline_edge.audits.traffic import LiveTraffic
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
 from firstline_edge.deadline import within

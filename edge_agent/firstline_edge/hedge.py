@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock
-from firstline_core.routing.allowance import Allowance
 from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
+from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
 from firstline_edge.cache import ModelOutput
 from firstline_edge.gateway import Gateway, attempt
@@ -100,7 +100,7 @@ class Hedging:
         self._gateway = gateway
         self._clock = clock
         self._options = options
-        self._allowance = Allowance(options.burst if options is not None else 0.0)
+        self._bucket = TokenBucket(options.burst if options is not None else 0.0)
         self._rates: dict[str, DecayedShare] = {}
         self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
         self.used = self.unneeded = 0
@@ -126,7 +126,7 @@ class Hedging:
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
         if self._options is None or not free:
             return None
-        self._allowance.earn(self._options.share)
+        self._bucket.earn(self._options.share)
         now_s = self._clock.monotonic_s()
         left_s = deadline_s - now_s
         until_s = deadline_s - min(self._options.reserve_s, left_s / 4)
@@ -137,7 +137,7 @@ class Hedging:
             cloud_s=self._gateway.predicted_s(request, len(rows)),
             escalation_rate=rate.value if rate is not None else None,
         )
-        if not worth_hedging(prospect, self._options.least_rate) or not self._allowance.take(now_s):
+        if not worth_hedging(prospect, self._options.least_rate) or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # To the very end: an escalation that joins it may have a little more time than there is to spare now.

@@ -26,7 +26,7 @@ from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
 from firstline_edge.cache import ModelOutput
-from firstline_edge.samples import quickest_ms
+from firstline_edge.model_timing import quickest_ms
 from firstline_edge.workers import Workers
 
 log = logger(__name__)

@@ -23,6 +23,7 @@ from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
 from firstline.workbench.selection import ScoreName
+from firstline_core.bundle.certificate import points
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
@@ -104,9 +105,10 @@ class Wish:
 
 def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:
     """What was proved."""
-    most, sure = f"at most {percent(epsilon)}", f"with confidence {confidence(delta)}"
+    sure = f"with confidence {confidence(delta)}"
     if not isinstance(proof, GroupsProof):
-        return _of_stream(proof, f"the tiered accuracy is {most} below the full model's, {sure}")
+        return _of_stream(proof, f"the tiered accuracy is at most {points(epsilon)} below the full model's, {sure}")
+    most = f"at most {percent(epsilon)}"
     what = "disagree" if contract == "disagreement" else "are wrong where the full model is right"
     certified = sum(found.certified for found in proof.groups.values())
     kept = f"That keeps {percent(proof.kept)} of all." if certified else "Escalate everything."
@@ -148,5 +150,5 @@ def _of_stream(proof: Proof, promise: str) -> str:
     return (
         f"Certified on {proof.n} rows: {promise}, when an answer is kept at a score of at least "
         f"{proof.threshold:.15g}. That keeps {percent(proof.kept)}; the upper bound of the accuracy given up is "
-        f"{percent(proof.risk_upper)}."
+        f"{points(proof.risk_upper)}."
     )

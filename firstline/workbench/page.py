@@ -10,6 +10,7 @@ from html import escape
 
 from firstline.workbench.curves import Share
 from firstline.workbench.sheet import Sheet, Tiers
+from firstline_core.bundle.certificate import points
 
 _STEPS = 20
 
@@ -149,7 +150,9 @@ def standing(sheet: Sheet) -> str:
             f"Not certified: {sheet.uncertified}. Answers are kept from a score of {sheet.threshold:.6g} on, and say "
             "that they are not certified."
         )
-    bounded = "accuracy given up" if certificate.contract == "stream" else "risk"
+    risk = f"risk was {percent(certificate.risk_upper)} %"
+    if certificate.contract == "stream":
+        risk = f"accuracy given up was {points(certificate.risk_upper)}"
     rule = f"answers are kept from a score of {certificate.threshold:.6g} on"
     if certificate.by:
         known = [group.threshold for group in certificate.groups.values() if group.threshold is not None]
@@ -159,8 +162,7 @@ def standing(sheet: Sheet) -> str:
         )
     return (
         f"Certified: {certificate.promise}. Proved on {certificate.n} rows: {rule}. That kept "
-        f"{percent(certificate.kept)} % of them, and the upper bound of the {bounded} was "
-        f"{percent(certificate.risk_upper)} %."
+        f"{percent(certificate.kept)} % of them, and the upper bound of the {risk}."
     )
 
 

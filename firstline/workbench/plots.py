@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from firstline.workbench.curves import Share
 from firstline.workbench.sheet import Sheet, Tiers
+from firstline_core.bundle.certificate import points
 
 # Small, so that letters stay readable where a phone shows it at its own width.
 _INCHES = (5.12, 3.7)
@@ -47,7 +48,7 @@ def accuracy(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
         axes.plot((0, 1), ends, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="escalating at random")
         if sheet.certificate is not None and sheet.certificate.contract == "stream":
             least = tiers.full.value - sheet.certificate.epsilon
-            promised = f"certified: at most {100 * sheet.certificate.epsilon:.4g} % below the full model"
+            promised = f"certified: at most {points(sheet.certificate.epsilon)} below the full model"
             axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
         _point(axes, tiers.escalated, tiers.accuracy, theme, "this bundle, with its 95 % interval")
         _percent(axes, "escalated to the full model (% of answers)", "right answers (%)")

@@ -121,4 +121,9 @@ def parse_score(text: str, folder: Path = Path()) -> ScoreKind | Path:
             return kind
     if text.startswith(_GRAPH) and text != _GRAPH:
         return folder / text.removeprefix(_GRAPH)
+    if text in ("energy", "learned"):
+        raise ConfigError(
+            f"A bundle starts without the score '{text}', which takes data: make it with another one, then "
+            f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
+        )
     raise ConfigError(f"'{text}' is no score; there are: {', '.join(SCORES)} and graph:FILE.onnx.")

@@ -19,7 +19,7 @@ from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import Probabilities, Scores, auroc
-from firstline_core.routing.learned import MEASURES, Isotonic, Logistic, features
+from firstline_core.routing.learned import MEASURES, Logistic, features
 
 LEARNED: Literal["learned"] = "learned"
 FIXED: tuple[ScoreKind, ...] = ("margin", "max_probability", "entropy")
@@ -112,25 +112,6 @@ def _fit(
         trust = _PRIOR_SCALE * float(model.coef_[0][-1])
         weights, bias = weights + trust * np.asarray(prior.weights), bias + trust * prior.bias
     return Logistic(tuple(float(weight) for weight in weights), bias)
-
-
-def fit_isotonic(scores: Scores, losses: NDArray[np.bool_]) -> Isotonic:
-    """Fits P(loss | score), falling in the score.
-
-    Args:
-        scores: (n,), finite.
-        losses: (n,).
-
-    Raises:
-        ConfigError: no rows, or scikit-learn is missing.
-    """
-    if not len(scores):
-        raise ConfigError("An isotonic regression needs rows; there are none.")
-    model = _sklearn("isotonic").IsotonicRegression(increasing=False, out_of_bounds="clip")
-    model.fit(scores.astype(np.float64), losses.astype(np.float64))
-    return Isotonic(
-        tuple(float(knot) for knot in model.X_thresholds_), tuple(float(value) for value in model.y_thresholds_)
-    )
 
 
 def choose_score(

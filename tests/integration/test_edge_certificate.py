@@ -126,7 +126,7 @@ async def test_a_stream_certificate_acts_as_one_of_its_threshold(tmp_path: Path)
         assert answer.confidence is not None
         assert answer.certified == (answer.reason is Reason.CONFIDENT) == (answer.confidence >= threshold)
     assert any(answer.certified for answer in answers)
-    stated = "the tiered accuracy is at most 2 % below the full model's, with confidence 90 %"
+    stated = "the tiered accuracy is at most 2 percentage points below the full model's, with confidence 90 %"
     assert status["models"][0]["certificate"]["promise"] == stated
     assert story[-1].endswith(f"It is certified: {stated}.") or "certified" not in story[-1]
     raised = edge_settings(tmp_path / "raised", models__directories=[str(out)], policy__min_threshold=threshold + 0.01)

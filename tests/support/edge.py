@@ -38,9 +38,9 @@ from firstline_core.types import (
 )
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
-from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions

@@ -31,9 +31,9 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, Privacy, Reason
 from firstline_edge import keys
 from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings
-from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.escalation import checked

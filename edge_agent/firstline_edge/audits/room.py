@@ -14,9 +14,9 @@ from firstline_core.routing import audit, drift
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
+from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
-from firstline_edge.audits.traffic import LiveTraffic
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import ResultCache
 from firstline_edge.links.wiring import Links

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstline_core.clock import Clock
-from firstline_core.routing.allowance import Allowance
+from firstline_core.routing.token_bucket import TokenBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,16 @@ class RetryBudget:
     def __init__(self, clock: Clock, settings: RetrySettings = RetrySettings()) -> None:
         self._clock = clock
         self._share = settings.share
-        self._allowance = Allowance(settings.burst, settings.per_second)
+        self._bucket = TokenBucket(settings.burst, settings.per_second)
         self.retries = self.denied = 0
 
     def called(self) -> None:
         """Something is asked for the first time."""
-        self._allowance.earn(self._share)
+        self._bucket.earn(self._share)
 
     def may_retry(self) -> bool:
         """Whether something may be asked again; counts it."""
-        allowed = self._allowance.take(self._clock.monotonic_s())
+        allowed = self._bucket.take(self._clock.monotonic_s())
         self.retries += allowed
         self.denied += not allowed
         return allowed
@@ -64,4 +64,4 @@ class RetryBudget:
     @property
     def wait_s(self) -> float:
         """Seconds after which a retry is allowed for certain."""
-        return self._allowance.wait_s(self._clock.monotonic_s())
+        return self._bucket.wait_s(self._clock.monotonic_s())

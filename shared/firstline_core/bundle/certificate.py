@@ -114,9 +114,10 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def promise(self) -> str:
         """What it says, in words."""
-        most, sure = f"at most {100 * self.epsilon:.4g} %", f"with confidence {100 - 100 * self.delta:.10g} %"
+        sure = f"with confidence {100 - 100 * self.delta:.10g} %"
         if self.contract == "stream":
-            return f"the tiered accuracy is {most} below the full model's, {sure}"
+            return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
+        most = f"at most {100 * self.epsilon:.4g} %"
         what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"
         return f"{most} of kept answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
 
@@ -126,6 +127,12 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             return self.threshold
         group = self.groups.get(label)
         return math.inf if group is None or group.threshold is None else group.threshold
+
+
+def points(difference: float) -> str:
+    """A difference of two shares, in words: from 92 % to 90 % it is 2 percentage points, which is not 2 % of 92 %."""
+    amount = f"{100 * difference:.4g}"
+    return f"{amount} percentage point{'' if amount == '1' else 's'}"
 
 
 def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:

@@ -27,7 +27,7 @@ On time: what the link allows.
     timing          how long a link takes, by the size of what is sent
     quantiles       of a stream that forgets
     hedging         whether to ask the full model before the small one has answered
-    allowance       a token bucket: what may be done now and then
+    token_bucket    what may be done now and then
 
 On budget: what an escalation costs, and whether it is worth that.
     account         all budgets together: cost, price, verdict

@@ -5,8 +5,6 @@ Plain numpy, so that the device needs no learning library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -78,21 +76,3 @@ class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
     def score(self, probabilities: Probabilities) -> Scores:
         """1 - P(loss), (n,) float32 in [0, 1]; higher means keep."""
         return 1 - self.losses(probabilities)
-
-
-@dataclass(frozen=True, slots=True)
-class Isotonic:
-    """Isotonic regression of the loss over one score: monotone, so that it calibrates the score and keeps its order.
-
-    Args:
-        scores: (knots,) ascending.
-        losses: (knots,) P(loss) at each, descending; straight lines between, constant outside.
-    """
-
-    scores: tuple[float, ...]
-    losses: tuple[float, ...]
-
-    def score(self, scores: NDArray[np.floating]) -> Scores:
-        """1 - P(loss), (n,) float32; NaN stays NaN."""
-        kept: Scores = (1 - np.interp(scores, self.scores, self.losses)).astype(np.float32)
-        return kept

@@ -68,7 +68,10 @@ def test_a_promise_by_class_has_a_threshold_for_each() -> None:
 def test_a_promise_on_the_stream_is_about_accuracy() -> None:
     assert EDGE.certificate is not None
     stream = msgspec.structs.replace(EDGE.certificate, contract="stream")
-    assert stream.promise == "the tiered accuracy is at most 5 % below the full model's, with confidence 90 %"
+    assert (
+        stream.promise
+        == "the tiered accuracy is at most 5 percentage points below the full model's, with confidence 90 %"
+    )
 
 
 @pytest.mark.parametrize(

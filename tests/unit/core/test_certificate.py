@@ -4,69 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.binomial import cdf, upper_bound
 from firstline_core.routing.certificate import Certificate, Start, between, certify, split, starts_at
-
-ROWS = st.lists(
-    st.tuples(st.integers(0, 8).map(lambda q: q / 8) | st.floats(-5, 5), st.booleans()), min_size=1, max_size=120
-)
-SHARES = st.floats(0.01, 0.6)
-
-
-def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> Certificate:
-    return certify([score for score, _ in rows], [float(wrong) for _, wrong in rows], epsilon, delta, **options)
-
-
-def _looseness(found: Certificate) -> float:
-    return np.inf if found.threshold is None else found.threshold
-
-
-@settings(max_examples=40)
-@given(ROWS, SHARES, SHARES, st.floats(0, 0.3), st.sampled_from([0.0, 0.3]))
-def test_who_asks_for_less_keeps_no_less(rows: Any, epsilon: float, delta: float, more: float, select: float) -> None:
-    strict = _certify(rows, epsilon, delta, select_fraction=select)
-    for loose in (
-        _certify(rows, epsilon + more, delta, select_fraction=select),
-        _certify(rows, epsilon, delta + more, select_fraction=select),
-    ):
-        assert _looseness(loose) <= _looseness(strict)
-        assert loose.kept >= strict.kept
-
-
-@settings(max_examples=40)
-@given(ROWS, SHARES, SHARES)
-def test_what_is_certified_is_below_epsilon_even_at_its_bound(rows: Any, epsilon: float, delta: float) -> None:
-    found = _certify(rows, epsilon, delta)
-    if found.threshold is None or found.risk_upper is None:
-        assert (found.certified, found.kept, found.risk_upper) == (False, 0, None)
-        assert found.n_needed >= 1
-        return
-    kept = [wrong for score, wrong in rows if score >= found.threshold]
-    assert found.kept == len(kept) / found.n
-    assert upper_bound(sum(kept), len(kept), delta) <= found.risk_upper + 1e-9 <= epsilon + 2e-9
-    assert cdf(sum(kept), len(kept), epsilon) <= delta
-    assert found.n_needed == 0
-
-
-@settings(max_examples=40)
-@given(ROWS, SHARES, SHARES)
-def test_a_stop_is_a_failed_test_or_the_end(rows: Any, epsilon: float, delta: float) -> None:
-    """Reference: every score is tested one by one, from one start, and rows of equal score come together."""
-    start = Start(sorted(score for score, _ in rows)[len(rows) // 2], 1.0)
-    certified = None
-    for threshold in sorted({score for score, _ in rows if score <= start.threshold}, reverse=True):
-        kept = [wrong for score, wrong in rows if score >= threshold]
-        if cdf(sum(kept), len(kept), epsilon) > delta:
-            break
-        certified = threshold
-    found = _certify(rows, epsilon, delta, starts=[start])
-    assert (found.threshold is None) == (certified is None)
-    if certified is not None:
-        assert [score >= found.threshold for score, _ in rows] == [score >= certified for score, _ in rows]
 
 
 def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
@@ -168,12 +108,3 @@ def test_the_promise_is_broken_in_at_most_delta_of_calibrations(risk: str, selec
 def test_delta_is_spent_once() -> None:
     with pytest.raises(ConfigError, match=r"share out 1\.5 of delta"):
         certify([0.5] * 9, [0] * 9, 0.05, 0.05, starts=[Start(0.9, 1.0), Start(0.5, 0.5)])
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**32))
-def test_the_order_of_rows_changes_nothing(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    scores, losses = random.integers(0, 20, 300) / 20, random.random(300) < 0.03
-    order = random.permutation(300)
-    assert certify(scores, losses, 0.06, 0.1) == certify(scores[order], losses[order], 0.06, 0.1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.learned import MEASURES, Isotonic, Logistic, features
+from firstline_core.routing.learned import MEASURES, Logistic, features
 
 ROWS = np.array([[0.7, 0.2, 0.1], [0.0, 0.0, 255 / 256]], np.float32)
 
@@ -27,9 +27,3 @@ def test_a_logistic_score_is_one_minus_the_probability() -> None:
     assert found.dtype == np.float32
     with pytest.raises(ConfigError, match="7 weights, but 4 classes give 8"):
         Logistic(weights, 0.5).score(np.full((1, 4), 0.25, np.float32))
-
-
-def test_an_isotonic_score_keeps_the_order() -> None:
-    found = Isotonic((0.2, 0.6), (0.5, 0.1)).score(np.array([0.0, 0.2, 0.4, 0.6, 1.0]))
-    np.testing.assert_allclose(found, [0.5, 0.5, 0.7, 0.9, 0.9])
-    assert np.isnan(Isotonic((0.2, 0.6), (0.5, 0.1)).score(np.array([np.nan]))).all()

@@ -23,7 +23,7 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.settings import load
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository
-from firstline_gateway.settings import Mqtt, Settings
+from firstline_gateway.settings import Mqtt, Settings, Store
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -88,8 +88,10 @@ def test_every_topic_and_user_property_is_named() -> None:
 async def test_every_metric_is_named(tmp_path: Path) -> None:
     async with EdgeAgent(load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})) as agent:
         found = names(agent.metrics)
-    gateway = Gateway(Settings(mqtt=Mqtt(enabled=True)), Repository({}), GatedExecutor())
+    settings = Settings(mqtt=Mqtt(enabled=True), store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    gateway = Gateway(settings, Repository({}), GatedExecutor())
     found |= names(gateway.metrics)
+    await gateway.close()
     assert {name for name in listed(OPERATING) if name.startswith("firstline_")} == found
 
 

@@ -23,9 +23,9 @@ from firstline_core.routing import confidence
 from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge import samples
+from firstline_edge import model_timing
+from firstline_edge.model_timing import quickest_ms, sample_input
 from firstline_edge.models import HeldModel, Models, bundle_paths, open_models
-from firstline_edge.samples import quickest_ms, sample_input
 from firstline_edge.workers import Workers
 
 
@@ -92,7 +92,7 @@ def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, m
     held = models.find("digits")
     assert held is not None and held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
-    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(model_timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     def run(_tensor: Tensor) -> None:
         nonlocal now_s

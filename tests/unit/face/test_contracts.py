@@ -96,7 +96,10 @@ def test_the_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
     assert (certificate.contract, certificate.threshold, certificate.kept, certificate.risk_upper) == (
         "stream", expected.threshold, expected.kept, expected.given_up_upper,
     )  # fmt: skip
-    assert certificate.promise == "the tiered accuracy is at most 3 % below the full model's, with confidence 95 %"
+    assert (
+        certificate.promise
+        == "the tiered accuracy is at most 3 percentage points below the full model's, with confidence 95 %"
+    )
     assert certificate.audit_epsilon is None  # audits see no labels
     assert certificate.histogram is not None
 
@@ -153,7 +156,9 @@ def _run(*arguments: object, code: int = 0) -> Any:
 def test_the_command_certifies_a_stream(tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = _run("--epsilon", 0.02, "--contract", "stream", "--out", out).stdout
-    assert "the tiered accuracy is at most 2 % below the full model's, with confidence 90 %, when" in text
+    assert (
+        "the tiered accuracy is at most 2 percentage points below the full model's, with confidence 90 %, when" in text
+    )
     evaluated = CliRunner().invoke(app, ["evaluate", str(out), *_DATA[1:3], "-o", "json"])
     (variant,) = json.loads(evaluated.stdout)["variants"]
     certificate = open_bundle(out).manifest.edge[0].certificate

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline.workbench.scores import LEARNED, choose_score, fit_isotonic, fit_logistic, fit_value
+from firstline.workbench.scores import LEARNED, choose_score, fit_logistic, fit_value
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
@@ -48,15 +48,6 @@ def test_a_value_leans_on_what_tells_disagreements() -> None:
             areas.append(auroc(learned.score(rows[many]), losses[many]))
     leaning, alone = np.array(areas).reshape(-1, 2).T
     assert leaning.mean() > alone.mean() + 0.005
-
-
-def test_the_isotonic_score_is_that_of_the_fitted_model() -> None:
-    from sklearn.isotonic import IsotonicRegression
-
-    rows, losses = _answers(1, 300)
-    scores = margin(rows)
-    reference = IsotonicRegression(increasing=False).fit(scores, losses).predict(scores)
-    np.testing.assert_allclose(fit_isotonic(scores, losses).score(scores), 1 - reference, atol=1e-6)
 
 
 def test_where_the_class_matters_the_learned_score_wins() -> None:

@@ -22,7 +22,9 @@ def test_relative_paths_count_from_the_files_folder() -> None:
     found = load(EXAMPLE)
     assert Path(found.models.directory) == EXAMPLE.parent / "models"
     assert Path(found.auth.tokens_file) == EXAMPLE.parent / "tokens.json"
-    assert found.mqtt.password_file == found.mqtt.tls_ca_file == ""
+    assert found.mqtt.password_file == found.mqtt.tls_ca_file == found.store.password_file == ""
+    assert found.store.url == f"sqlite:///{EXAMPLE.parent / 'gateway.db'}"
+    assert load(EXAMPLE, overrides={"store.url": "sqlite:////srv/g.db"}).store.url == "sqlite:////srv/g.db"
     assert load(None, overrides={"mqtt.tls_ca_file": "system"}).mqtt.tls_ca_file == "system"
     assert load(EXAMPLE, overrides={"models.directory": "/srv/models"}).models.directory == "/srv/models"
 
@@ -43,6 +45,29 @@ def test_loopback_is_this_machine_alone(host: str) -> None:
 def test_the_environment_is_read() -> None:
     found = load(None, environ={"FIRSTLINE_GATEWAY_EXECUTION__PROVIDERS": '["CUDAExecutionProvider"]'})
     assert found.execution.providers == ("CUDAExecutionProvider",)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://host/name", "neither"),
+        ("sqlite://", "neither"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:///gateway.db?mode=ro", "names no file"),
+        ("postgresql+psycopg://user:secret@host/name", r"store\.password_file"),
+        ("postgresql+psycopg://[::1/name", "no URL"),
+    ],
+)
+def test_a_store_that_makes_no_sense_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        load(None, overrides={"store.url": url})
+    assert "secret" not in refused.value.message
+
+
+def test_replicas_share_a_server() -> None:
+    url = "postgresql+psycopg://firstline@db.example/firstline"
+    assert load(EXAMPLE, overrides={"store.url": url}).store.url == url
 
 
 def test_a_password_needs_a_user() -> None:

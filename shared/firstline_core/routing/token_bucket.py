@@ -7,7 +7,7 @@ import math
 _ROUNDING = 1e-9  # so that five fifths are a whole
 
 
-class Allowance:
+class TokenBucket:
     """Tokens that come by the second, or with each event that earns a share of one, and are spent one at a time.
 
     Args:

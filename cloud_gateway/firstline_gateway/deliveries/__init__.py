@@ -1,0 +1,1 @@
+"""Requests that keep a device's promise: each takes effect once, however often it is sent."""

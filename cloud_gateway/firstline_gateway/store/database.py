@@ -1,0 +1,187 @@
+"""The connection to the store: transactions on either database, and its refusals in our words.
+
+Everything here blocks; nothing of it runs on the event loop (`store/writer.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.secrets_file import read_secret
+from firstline_gateway import settings
+from firstline_gateway.store.migrate import upgrade
+
+# How long a writer waits for another process that writes.
+_BUSY_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5
+_STATEMENT_TIMEOUT_S = 10
+# For a far side that went without a word: 10 s, then the connection is given up (tcp(7), TCP_USER_TIMEOUT).
+_SILENCE_TIMEOUT_S = 10
+_RETRY_AFTER_S = 5.0
+_READS = "firstline_reads"
+
+
+class Database:
+    """The store's database, by whatever name; threads may share it.
+
+    Args:
+        engine: of SQLAlchemy's; disposed of here.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._reading = engine.execution_options(**{_READS: True})
+
+    @property
+    def dialect(self) -> str:
+        """SQLAlchemy's name for it: "sqlite" or "postgresql"."""
+        return self._engine.dialect.name
+
+    @property
+    def shown(self) -> str:
+        """Which database this is, for people."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One transaction that writes: durable once the block has ended, undone where it raises.
+
+        Raises:
+            CapacityError: the database is away, full, or too busy; nothing was written.
+        """
+        with self._translated(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One transaction that only reads, and waits for no writer.
+
+        Raises:
+            CapacityError: the database is away, or too busy.
+        """
+        with self._translated(), self._reading.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (DBAPIError, PoolTimeoutError) as error:
+            raise CapacityError(
+                f"The store {self.shown} refuses: {reason_of(error)}. Is it away, full or read-only?",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from error
+
+
+def open_database(found: settings.Store) -> Database:
+    """Connects, and brings the schema up to date, whoever of several replicas comes first.
+
+    Args:
+        found: as `settings.load` gave it; a file of SQLite's is made here, for this user alone.
+
+    Raises:
+        ConfigError: there is no such database, it is damaged, or a newer version's.
+    """
+    database = Database(_engine(found))
+    try:
+        upgrade(database)
+    except CapacityError as error:
+        database.close()
+        raise ConfigError(f"store.url: {error.message}") from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def reason_of(error: Exception) -> str:
+    """The driver's own words, in one line."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
+
+
+def _engine(found: settings.Store) -> Engine:
+    try:
+        url = make_url(found.url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"store.url is not an address of a database: {error}.") from error
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url)
+    return _postgresql(url, read_secret(found.password_file, "store.password_file"))
+
+
+def _sqlite(url: URL) -> Engine:
+    path = Path(url.database or "")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # SQLite gives its journal the file's mode and owner.
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
+                owner = path.parent.stat()
+                if os.fstat(descriptor).st_size == 0:
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"store.url: {path} cannot be opened: {error.strerror}.") from error
+    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say so, not where the driver guesses
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that will write takes the lock at once: one that began by reading could not wait for it.
+    reads = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _postgresql(url: URL, password: str) -> Engine:
+    try:
+        engine = create_engine(
+            url.set(password=password) if password else url,
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": _CONNECT_TIMEOUT_S,
+                "tcp_user_timeout": _SILENCE_TIMEOUT_S * 1000,
+                "application_name": "firstline-gateway",
+            },
+        )
+    except ImportError as error:
+        raise ConfigError(
+            "store.url names PostgreSQL, and its driver is missing: pip install 'firstline[postgres]'."
+        ) from error
+    event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_S * 1000}")
+        # What a commit promises must outlive the server; a server whose default is weaker is overruled here.
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        )
+    connection.commit()

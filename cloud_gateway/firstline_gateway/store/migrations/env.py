@@ -1,0 +1,13 @@
+"""What alembic runs for each upgrade: on the caller's connection, within the caller's transaction."""
+
+from alembic import context
+
+from firstline_gateway.store.schema import METADATA
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    transactional_ddl=True,  # both databases undo a failed migration whole
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,125 @@
+"""One thread that writes to the store, and commits in groups: many callers share one fsync."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from firstline_core.errors import CapacityError, FirstlineError, QueueFullError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.store.database import Database
+
+log = logger(__name__)
+
+_GROUP_LIMIT = 256
+_WAITING_LIMIT = 4096
+_RETRY_AFTER_S = 1.0
+
+_T = TypeVar("_T")
+Operation = Callable[[Connection], _T]
+
+
+class GroupWriter:
+    """Runs operations in the order given; the future of each is done once its group is durable.
+
+    An operation may run twice, for where one of a group fails all of it is undone and each tried alone; so it must
+    have no effect but on the database. It fails alone.
+
+    Args:
+        database: written to; not closed here.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue: SimpleQueue[tuple[Operation[Any], Future[Any]] | None] = SimpleQueue()
+        self._closed = False
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why the store refused the latest group; "" where it did not."""
+        return self._trouble
+
+    def submit(self, operation: Operation[_T]) -> Future[_T]:
+        """Queues one operation; from any thread.
+
+        Returns:
+            Its result, once durable; or CapacityError: the store refuses; or the operation's own error.
+
+        Raises:
+            CapacityError: too many wait, or this gateway is ending.
+        """
+        if self._closed:
+            raise CapacityError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
+        if self._queue.qsize() >= _WAITING_LIMIT:
+            raise QueueFullError(
+                f"{_WAITING_LIMIT} writes wait for the store {self._database.shown}; come back later.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        done: Future[_T] = Future()
+        self._queue.put((operation, done))
+        return done
+
+    def close(self) -> None:
+        """Ends the thread, after it has written what was queued before."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._queue.get()]
+            while not self._queue.empty() and len(group) < _GROUP_LIMIT:
+                group.append(self._queue.get())
+            open_ = None not in group
+            self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
+
+    def _commit(self, work: list[tuple[Operation[Any], Future[Any]]]) -> None:
+        if not work:
+            return
+        try:
+            with self._database.begin() as connection:
+                results = [operation(connection) for operation, _ in work]
+        except Exception as error:  # noqa: BLE001 (the outermost loop of a thread that must never end)
+            if len(work) > 1 and not self._away(error):
+                for one in work:
+                    self._commit([one])
+                return
+            self._note(error)
+            for _, done in work:
+                done.set_exception(error)
+            return
+        self._note(None)
+        for (_, done), result in zip(work, results, strict=True):
+            done.set_result(result)
+
+    def _away(self, error: Exception) -> bool:
+        """Whether there is no database at this moment, so that to try each operation alone would only take longer."""
+        if not isinstance(error, CapacityError):
+            return False
+        try:
+            with self._database.begin():
+                return False
+        except CapacityError:
+            return True
+
+    def _note(self, error: Exception | None) -> None:
+        """Logs each change once: a store that is away refuses every write, and a line about each helps nobody."""
+        if error is not None and not isinstance(error, FirstlineError):
+            log.error("store write broke", error=repr(error), exc_info=error)
+            return
+        trouble = error.message if isinstance(error, CapacityError) else ""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.error("store refuses", error=trouble)
+            else:
+                log.info("store writes again")

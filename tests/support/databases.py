@@ -1,0 +1,140 @@
+"""A real PostgreSQL on a free loopback port, and the settings of a fresh store on either database."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+from support.broker import HOST, free_port
+
+from firstline_gateway.settings import Store
+
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+_USER = "firstline"
+_ACCOUNT = "postgres"  # whom the server runs as where the tests are root, for it refuses to be root
+_TIMEOUT_S = 60.0
+# A cluster that lives for one run of the tests need not outlive the machine.
+_SETTINGS = ("fsync=off", "full_page_writes=off", "max_connections=60", "shared_buffers=16MB", "log_min_messages=fatal")
+
+
+def find_postgresql() -> Path | None:
+    """The folder of `initdb` and `postgres`: on the PATH, else Debian's newest."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).resolve().parent
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return debian[-1].parent if debian else None
+
+
+class PostgreSql:
+    """One cluster in a folder of its own; it keeps its port, so that it can be stopped and started.
+
+    Args:
+        settings: further ones of postgresql.conf, as NAME=VALUE.
+    """
+
+    def __init__(self, *settings: str) -> None:
+        binaries = find_postgresql()
+        if binaries is None:
+            raise FileNotFoundError("PostgreSQL is not installed: `make postgres`")
+        self._binaries = binaries
+        # In the system's own temporary folder, which the server's account may enter.
+        self._directory = Path(tempfile.mkdtemp(prefix="firstline-postgres-", dir="/tmp"))
+        self._data = self._directory / "data"
+        self._settings = (*_SETTINGS, *settings)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self.port = free_port()
+        if os.geteuid() == 0:
+            shutil.chown(self._directory, _ACCOUNT, pwd.getpwnam(_ACCOUNT).pw_gid)
+        subprocess.run(
+            self._command("initdb", "-D", str(self._data), "-U", _USER, "-A", "trust", "-E", "UTF8", "--no-sync", "-N"),
+            check=True,
+            capture_output=True,
+            cwd=self._directory,
+        )
+
+    def url(self, database: str = "postgres") -> str:
+        """For `store.url`."""
+        return f"postgresql+psycopg://{_USER}@{HOST}:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """Makes an empty database; its URL."""
+        self._databases += 1
+        name = f"store_{self._databases}"
+        with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return self.url(name)
+
+    def start(self) -> None:
+        """Starts and waits until it lets somebody in."""
+        options = [part for setting in self._settings for part in ("-c", setting)]
+        sockets = ["-c", f"unix_socket_directories={self._directory}", "-c", f"listen_addresses={HOST}"]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command("postgres", "-D", str(self._data), "-p", str(self.port), *options, *sockets),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._directory,
+            )
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while True:
+            try:
+                psycopg.connect(self._conninfo()).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
+                    raise RuntimeError((self._directory / "log").read_text()) from None
+                time.sleep(0.01)
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Ends it: at once and without a word to clients where `kill`, else as a shutdown that waits for no client."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            # With its children, which would otherwise end in peace.
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for pid in (process.pid, *map(int, children)):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGINT)  # a "fast" shutdown
+        process.wait(timeout=_TIMEOUT_S)
+
+    def __enter__(self) -> PostgreSql:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _conninfo(self) -> str:
+        return f"host={HOST} port={self.port} user={_USER} dbname=postgres connect_timeout=5"
+
+    def _command(self, binary: str, *arguments: str) -> list[str]:
+        command = [str(self._binaries / binary), *arguments]
+        if os.geteuid() != 0:
+            return command
+        return [
+            "setpriv",
+            f"--reuid={_ACCOUNT}",
+            f"--regid={_ACCOUNT}",
+            "--clear-groups",
+            "--pdeathsig",
+            "KILL",
+            *command,
+        ]
+
+
+def sqlite_store(folder: Path) -> Store:
+    """An empty store in a file."""
+    return Store(url=f"sqlite:///{folder / 'gateway.db'}")

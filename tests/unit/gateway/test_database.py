@@ -1,0 +1,167 @@
+"""The store's database: one schema on SQLite and PostgreSQL, transactions, and refusals in sentences."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import pkgutil
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+from support.broker import free_port
+
+import firstline_gateway
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.writer import GroupWriter
+
+_INSERT = text("INSERT INTO contract_pools (key, record) VALUES (:key, 'r')")
+
+
+def _keys(database: Database) -> list[str]:
+    with database.reading() as connection:
+        return sorted(connection.execute(text("SELECT key FROM contract_pools")).scalars())
+
+
+def test_the_migrations_leave_what_the_tables_say(store_settings: Store) -> None:
+    for module in pkgutil.walk_packages(firstline_gateway.__path__, "firstline_gateway."):
+        if module.name.endswith(".tables"):
+            importlib.import_module(module.name)
+    database = open_database(store_settings)
+    with database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    database.close()
+
+
+def test_what_is_written_is_there_when_it_is_opened_again(store_settings: Store) -> None:
+    database = open_database(store_settings)
+    with database.begin() as connection:
+        connection.execute(_INSERT, {"key": "a"})
+    with pytest.raises(ZeroDivisionError), database.begin() as connection:
+        connection.execute(_INSERT, {"key": "b"})
+        raise ZeroDivisionError
+    database.close()
+    again = open_database(store_settings)
+    assert _keys(again) == ["a"]
+    again.close()
+
+
+def _open_once(url: str) -> None:
+    open_database(Store(url=url)).close()
+
+
+def test_processes_that_start_at_once_upgrade_once(store_settings: Store) -> None:
+    spawned = multiprocessing.get_context("spawn")
+    processes = [spawned.Process(target=_open_once, args=(store_settings.url,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_newer_schema_is_refused(store_settings: Store) -> None:
+    database = open_database(store_settings)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    database.close()
+    with pytest.raises(ConfigError, match=r"has schema 9999; this version of Firstline knows up to \d+"):
+        open_database(store_settings)
+
+
+def test_a_reader_waits_for_no_writer(store_settings: Store) -> None:
+    database = open_database(store_settings)
+    with database.begin() as connection:
+        connection.execute(_INSERT, {"key": "a"})
+        assert _keys(database) == []
+    assert _keys(database) == ["a"]
+    database.close()
+
+
+def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
+    database = open_database(Store(url=f"sqlite:///{tmp_path / 'new' / 'gateway.db'}"))
+    with database.begin() as connection:
+        connection.execute(_INSERT, {"key": "a"})
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+    assert modes == dict.fromkeys(("gateway.db", "gateway.db-wal", "gateway.db-shm"), 0o600)
+    database.close()
+
+
+def test_a_commit_is_synced(tmp_path: Path) -> None:
+    database = open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    with database.reading() as connection:
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+    database.close()
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfigError, match="file is not a database"):
+        open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+
+
+def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        open_database(Store(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
+
+
+def test_a_server_that_is_away_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"firstline@127.0.0.1.* refuses: .*\. Is it away"):
+        open_database(Store(url=f"postgresql+psycopg://firstline@127.0.0.1:{free_port()}/none"))
+
+
+class TestWriter:
+    def test_many_callers_share_a_group(self, store_settings: Store) -> None:
+        database = open_database(store_settings)
+        writer = GroupWriter(database)
+        done = [
+            writer.submit(lambda connection, key=key: connection.execute(_INSERT, {"key": f"{key:02}"}).rowcount)
+            for key in range(40)
+        ]
+        assert [one.result() for one in done] == [1] * 40
+        writer.close()
+        assert len(_keys(database)) == 40
+        database.close()
+
+    def test_what_fails_fails_alone(self, store_settings: Store) -> None:
+        database = open_database(store_settings)
+        writer = GroupWriter(database)
+        gate = threading.Event()
+        held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
+        first = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
+        twice = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
+        other = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "b"}))
+        gate.set()
+        assert held.result()
+        first.result()
+        with pytest.raises(CapacityError, match="refuses"):
+            twice.result()
+        other.result()
+        writer.close()
+        assert _keys(database) == ["a", "b"]
+        with pytest.raises(CapacityError, match="is ending"):
+            writer.submit(lambda _: None)
+        database.close()
+
+    def test_another_process_that_writes_is_waited_for(self, tmp_path: Path) -> None:
+        database = open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+        writer = GroupWriter(database)
+        other = sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
+        assert not waiting.done()
+        other.execute("COMMIT")
+        waiting.result()
+        other.close()
+        writer.close()
+        database.close()
