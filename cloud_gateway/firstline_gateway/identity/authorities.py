@@ -80,6 +80,20 @@ def open_authorities(directory: Path, now_s: float) -> Authorities:
         return found
 
 
+def signature(directory: Path) -> tuple[tuple[int, int] | None, ...]:
+    """What differs once one of the authorities was replaced, added or taken away."""
+    return tuple(changed(directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS))
+
+
+def changed(file: Path) -> tuple[int, int] | None:
+    """What differs once a file was replaced or written; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def import_authority(directory: Path, authority: Authority) -> None:
     """Makes an operator's own authority the one that signs.
 

@@ -69,6 +69,12 @@ def invite(
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s))
 
 
+def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
+    """Whether there is a join token with this hash, used or not, that has not expired."""
+    query = select(JOIN_TOKENS.c.sha256).where(JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.expires_s > now_s)
+    return connection.execute(query).first() is not None
+
+
 def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float) -> Enrolled | None:
     """Enrols the device that a join token is for, and revokes the certificates that it had before.
 

@@ -76,9 +76,9 @@ class Known:
         self._keys: dict[str, ApiKey] = {}
 
     @property
-    def keys(self) -> int:
-        """How many API keys there are."""
-        return len(self._keys)
+    def anybody(self) -> bool:
+        """Whether there is an API key or a certificate at all."""
+        return bool(self._keys or self._certificates)
 
     def is_revoked(self, device: str) -> bool:
         """Whether a device was revoked, and has not enrolled again since."""

@@ -10,6 +10,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from firstline_core.protocol.enrolment import device_of_urn
 from firstline_gateway.identity.ca import serial_of
 
+SCOPE_KEY = "firstline.certificate"
+"""Where an ASGI scope has the `Presented` certificate of its connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class Presented:
@@ -29,12 +32,11 @@ class Presented:
 
 
 def read_presented(der: bytes) -> Presented:
-    """Reads a certificate that an authority of ours signed.
-
-    Raises:
-        ValueError: it is none that can be read.
-    """
-    return presented_by(x509.load_der_x509_certificate(der))
+    """Reads a certificate that an authority of ours signed; one that cannot be read stands for nobody."""
+    try:
+        return presented_by(x509.load_der_x509_certificate(der))
+    except ValueError:
+        return Presented(None, "", 0.0, 0.0)
 
 
 def presented_by(certificate: x509.Certificate) -> Presented:
