@@ -83,7 +83,10 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to keep revocations fresh, and to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        """Begins to take over revocations, and requests over MQTT where that is enabled.
+
+        A broker that is away is tried again.
+        """
         await self.identity.start()
         if self._mqtt is not None:
             await self._mqtt.start()

@@ -1,4 +1,4 @@
-"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. Every function is one transaction."""
+"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. A function is one transaction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def secret_hash(secret: str) -> str:
 def next_version(connection: Connection) -> int:
     """The number of the change that this transaction makes; others that change wait until it ends."""
     connection.execute(update(VERSION).values(version=VERSION.c.version + 1))
-    return connection.execute(select(VERSION.c.version)).scalar_one()
+    return int(connection.execute(select(VERSION.c.version)).scalar_one())
 
 
 def invite(
@@ -58,9 +58,7 @@ def invite(
         expires_s: the wall time until which they enrol.
     """
     for device, sha256 in secrets:
-        connection.execute(
-            delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None))
-        )
+        connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None)))
         connection.execute(
             insert(JOIN_TOKENS).values(
                 sha256=sha256, device=device, created_by=by, created_s=now_s, expires_s=expires_s
@@ -102,9 +100,7 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
     version = next_version(connection)
     _revoke_certificates(connection, token.device, version, now_s)
     known = connection.execute(
-        update(DEVICES)
-        .where(DEVICES.c.name == token.device)
-        .values(enrolled_s=now_s, revoked_s=None, changed=version)
+        update(DEVICES).where(DEVICES.c.name == token.device).values(enrolled_s=now_s, revoked_s=None, changed=version)
     ).rowcount
     if not known:
         connection.execute(insert(DEVICES).values(name=token.device, enrolled_s=now_s, changed=version))
@@ -170,13 +166,13 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
         return []
     devices = {row.name: row for row in connection.execute(select(DEVICES).where(DEVICES.c.name.in_(names)))}
     ends = (
-        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s))
+        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s).label("end_s"))
         .where(CERTIFICATES.c.device.in_(names), CERTIFICATES.c.revoked_s.is_(None))
         .group_by(CERTIFICATES.c.device)
     )
-    ends_s = {device: end_s for device, end_s in connection.execute(ends)}
+    ends_s = {row.device: row.end_s for row in connection.execute(ends)}
     tokens = select(JOIN_TOKENS.c.device, JOIN_TOKENS.c.expires_s).where(*unused, JOIN_TOKENS.c.device.in_(names))
-    invited_s = {device: expires_s for device, expires_s in connection.execute(tokens)}
+    invited_s = {row.device: row.expires_s for row in connection.execute(tokens)}
     return [
         DeviceState(
             device=name,

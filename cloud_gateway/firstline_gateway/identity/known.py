@@ -128,6 +128,4 @@ class Known:
 
     def forget(self, before_s: float) -> None:
         """Drops certificates that ended before a wall time."""
-        self._certificates = {
-            serial: one for serial, one in self._certificates.items() if one.not_after_s >= before_s
-        }
+        self._certificates = {serial: one for serial, one in self._certificates.items() if one.not_after_s >= before_s}
