@@ -52,7 +52,7 @@ def run_seed(seed: int) -> Outcome:
 
 def run_plan(plan: Plan) -> Outcome:
     """As `run_seed`."""
-    with _folder() as folder, _quiet():
+    with _folder() as folder, quiet():
         return simulate(_Simulation(plan, folder).run())
 
 
@@ -230,7 +230,7 @@ def _folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What goes wrong here is meant to."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
