@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Store, is_writable
+from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
@@ -25,6 +27,8 @@ from firstline_gateway.tokens import TokenStore
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
+# How late a replica learns of an alarm or a quota that came by another, at most.
+_REFRESH_S = 5.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -53,6 +57,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.tokens = TokenStore(Path(settings.auth.tokens_file)) if settings.auth.mode == "tokens" else None
         self._executor = executor
+        self._refreshing: asyncio.Task[None] | None = None
         batcher = Batcher(
             executor,
             clock=clock,
@@ -65,8 +70,11 @@ class Gateway:
         self.metrics.queue_depth(lambda: batcher.depth)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
+        if settings.contracts.state_file:
+            take_over(Path(settings.contracts.state_file), self.database)
         self.contracts = ContractMonitor(
-            Store(Path(settings.contracts.state_file)),
+            self.database,
+            self.writer,
             repository,
             settings.contracts,
             metrics=self.metrics,
@@ -82,7 +90,8 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
+        self._refreshing = asyncio.create_task(self._refresh())
         if self._mqtt is not None:
             await self._mqtt.start()
 
@@ -118,10 +127,19 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         self.contracts.close()
-        self.writer.close()
+        await asyncio.to_thread(self.writer.close)
         self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
+
+    async def _refresh(self) -> None:
+        """Learns what other replicas put into the store; one that is away leaves what is known."""
+        while True:
+            await self.clock.sleep(_REFRESH_S)
+            with suppress(CapacityError):
+                await asyncio.wrap_future(self.contracts.refresh())
 
 
 def open_gateway(settings: Settings) -> Gateway:
@@ -138,8 +156,6 @@ def open_gateway(settings: Settings) -> Gateway:
         max_batch_rows=settings.execution.max_batch_rows,
     )
     gateway = Gateway(settings, repository, executor)
-    if not is_writable(Path(settings.contracts.state_file)):
-        log.warning("audits cannot be kept, so none will count", state_file=settings.contracts.state_file)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.tokens is not None and not len(gateway.tokens):

@@ -3,6 +3,7 @@
 One request, from the outside in
     api/            REST: the Open Inference Protocol, the short way in, answers by id and as events
     agent           the data plane, whichever way a request comes in
+    turns           who begins next, while many come at once
     cascade         one request, read top to bottom
     case            a request on its way, and how far it came
     rows            each is decided by itself; together they are the answer

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
+from firstline_edge.turns import Turns
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
@@ -58,6 +60,7 @@ class EdgeAgent:
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
+        self._turns = Turns(settings.api.waiting_limit, clock)
         self._opened = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> EdgeAgent:
@@ -78,7 +81,11 @@ class EdgeAgent:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         started_s = time.perf_counter()
         trail = Trail()
+        if request.deadline_s is None:
+            deadline_s = self._clock.monotonic_s() + self.settings.policy.default_timeout_ms / 1000
+            request = replace(request, deadline_s=deadline_s)
         try:
+            await self._turns.take(request.deadline_s or math.inf)
             response = await self.parts.cascade.infer(request, trail)
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.

@@ -54,6 +54,8 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    waiting_limit: Positive = 1024
+    """Requests that may wait for their turn; one more, or one that would be answered too late, gets 503."""
     streams_limit: Positive = 64
     """Event streams that may be open at once; one more is answered with 503."""
     stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
@@ -69,8 +71,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     workers: Positive = 2
     """Runs that may go on at once, for models too slow for the event loop."""
-    queue_limit: NotNegative = 64
-    """Runs that may wait for those; when as many wait, what may leave the device goes to the cloud."""
+    queue_limit: NotNegative = 1024
+    """Runs that may wait for those; when as many wait, or for too long, what may leave the device goes to the cloud."""
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

@@ -84,11 +84,10 @@ def repository() -> Repository:
 
 
 @pytest.fixture
-def gated(repository: Repository, tmp_path: Path) -> tuple[Gateway, GatedExecutor]:
+def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
     """A gateway without authentication whose batches end when the test says so."""
     executor = GatedExecutor()
-    state_file = str(tmp_path / "contracts.db")
-    overrides = {"auth.mode": "off", "execution.queue_requests": 2, "contracts.state_file": state_file}
+    overrides = {"auth.mode": "off", "execution.queue_requests": 2}
     return Gateway(load(None, overrides=overrides), repository, executor), executor
 
 

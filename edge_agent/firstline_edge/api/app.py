@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
@@ -21,6 +20,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access
 from firstline_edge.api.answers import Answers
+from firstline_edge.api.arrival import arrived_s
 from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.streams import Streams
 
@@ -57,11 +57,11 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return http.model_metadata_reply(agent, *_model(request))
 
     async def infer(request: Request, principal: str) -> Reply:
-        arrived_s = SYSTEM_CLOCK.monotonic_s()
+        came_s = arrived_s(request)
         with budget.share() as counted:
             body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
             return await http.infer_reply(
-                agent, *_model(request), request.headers, body, principal=principal, arrived_s=arrived_s
+                agent, *_model(request), request.headers, body, principal=principal, arrived_s=came_s
             )
 
     async def status(_request: Request, _principal: str) -> Reply:
