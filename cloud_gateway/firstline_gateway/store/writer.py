@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from firstline_core.errors import CapacityError, FirstlineError, QueueFullError
+from firstline_core.errors import FirstlineError, NotReadyError, StoreUnavailableError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.store.database import Database
 
@@ -62,10 +62,11 @@ class GroupWriter:
         """Queues one operation; from any thread.
 
         Returns:
-            Its result, once durable; or CapacityError: the store refuses; or the operation's own error.
+            Its result, once durable; or StoreUnavailableError; or the operation's own error.
 
         Raises:
-            CapacityError: too many wait, or this gateway is ending.
+            StoreUnavailableError: too many wait.
+            NotReadyError: this gateway is ending.
         """
         return self.submit_then(operation, lambda result: result)
 
@@ -77,9 +78,9 @@ class GroupWriter:
             then: runs on the writing thread, in the order of the commits; its result is the future's.
         """
         if self._closed:
-            raise CapacityError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
+            raise NotReadyError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
         if self._queue.qsize() >= _WAITING_LIMIT:
-            raise QueueFullError(
+            raise StoreUnavailableError(
                 f"{_WAITING_LIMIT} writes wait for the store {self._database.shown}; come back later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
@@ -132,12 +133,12 @@ class GroupWriter:
 
     def _away(self, error: Exception) -> bool:
         """Whether there is no database at this moment, so that to try each operation alone would only take longer."""
-        if not isinstance(error, CapacityError):
+        if not isinstance(error, StoreUnavailableError):
             return False
         try:
             with self._database.begin():
                 return False
-        except CapacityError:
+        except StoreUnavailableError:
             return True
 
     def _note(self, error: Exception | None) -> None:
@@ -145,7 +146,7 @@ class GroupWriter:
         if error is not None and not isinstance(error, FirstlineError):
             log.error("store write broke", error=repr(error), exc_info=error)
             return
-        trouble = error.message if isinstance(error, CapacityError) else ""
+        trouble = error.message if isinstance(error, StoreUnavailableError) else ""
         if trouble != self._trouble:
             self._trouble = trouble
             if trouble:
