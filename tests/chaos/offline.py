@@ -105,7 +105,7 @@ async def _hour(requests: int, seed: int, folder: Path, tell: Callable[[float], 
         book.holds(clock.monotonic_s() < length_s + _PATIENCE_S, "{} promises still wait", device.outbox.depth)
         await clock.sleep(1.0)
     drain_s = clock.monotonic_s() - length_s
-    await book.close(device.outbox)
+    await book.close(device.outbox, cloud.recorded())
     await device.kill()
     await cloud.kill()
     found = book.counts

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
+
 from chaos.simulation.disk import StoreWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
@@ -20,6 +22,8 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.deliveries.once import Deliveries
+from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.settings import Contracts, Store
@@ -95,7 +99,8 @@ class Cloud:
             queue_requests=self._plan.queue_requests,
             queue_bytes=1 << 20,
         )
-        database = open_database(Store(url=f"sqlite:///{self._file}"))
+        settings = Store(url=f"sqlite:///{self._file}")
+        database = open_database(settings)
         writer = StoreWriter(database, self._plan.fsync_s)
         contracts = ContractMonitor(
             database,
@@ -105,8 +110,15 @@ class Cloud:
             metrics=GatewayMetrics(),
             clock=self._clock,
         )
+        deliveries = Deliveries(database, writer, settings, metrics=self._metrics, clock=self._clock)
         self._plane = GatewayDataPlane(
-            self._repository, batcher, contracts, metrics=self._metrics, clock=self._clock, limits=DEFAULT_LIMITS
+            self._repository,
+            batcher,
+            contracts,
+            deliveries,
+            metrics=self._metrics,
+            clock=self._clock,
+            limits=DEFAULT_LIMITS,
         )
         self._executor, self._batcher, self._database, self._writer = executor, batcher, database, writer
 
@@ -153,7 +165,15 @@ class Cloud:
         await asyncio.wait({work})
         if work.cancelled():
             raise LinkDownError("The connection was reset.")
-        return work.result()
+        response = work.result()
+        if request.promised:
+            self._book.delivered(response)
+        return response
+
+    def recorded(self) -> set[str]:
+        """The ids of all deliveries that were answered."""
+        with self._database.reading() as connection:
+            return set(connection.execute(select(DELIVERIES.c.request_id)).scalars())
 
     def _ended(self, work: asyncio.Task[InferResponse]) -> None:
         self._tasks.discard(work)

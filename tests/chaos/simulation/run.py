@@ -95,7 +95,7 @@ class _Simulation:
             tasks.create_task(self._jumps())
             tasks.create_task(self._recovery())
         await self._drained()
-        await self._book.close(self._device.outbox)
+        await self._book.close(self._device.outbox, self._cloud.recorded())
         return Outcome(
             self._plan.seed, self._book.trace, self._book.steps, self._clock.monotonic_s(), self._book.counts
         )
