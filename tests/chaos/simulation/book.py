@@ -215,14 +215,22 @@ class Book:
             if story.fate is Fate.PROMISED:
                 await self._stored(request_id, outbox)
 
-    def step(self, outbox: Outbox) -> None:
-        """After every step."""
+    def step(self, depth: int) -> None:
+        """After every step, of which there are many: nothing is called where all is well.
+
+        Args:
+            depth: of the outbox, as the agent counts it.
+        """
         self.steps += 1
         now_s = self._clock.monotonic_s()
-        self._still = self._still + 1 if now_s == self._now_s else 0
-        self._now_s = now_s
-        self.holds(self._still < _STILL_STEPS, "{} steps, and time stands still", self._still)
-        self.holds(outbox.depth <= self._plan.outbox_items, "the outbox counts {} items", outbox.depth)
+        if now_s != self._now_s:
+            self._now_s, self._still = now_s, 0
+        else:
+            self._still += 1
+            if self._still >= _STILL_STEPS:
+                self.violated(f"{self._still} steps, and time stands still")
+        if depth > self._plan.outbox_items:
+            self.violated(f"the outbox counts {depth} items, its limit is {self._plan.outbox_items}")
 
     async def close(self, outbox: Outbox, recorded: Collection[str]) -> None:
         """The end: every promise is kept, and every correction is on record at the gateway.
