@@ -190,6 +190,8 @@ class InferRequest:
         priority: 1 goes first where a gateway is short of room, `LOWEST_PRIORITY` last; 0 is the default.
         alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
             device's own audits broke; "" elsewhere.
+        promised: on a device's request that keeps the promise of a correction: it takes effect once, however often it
+            is sent.
     """
 
     model: str
@@ -208,6 +210,7 @@ class InferRequest:
     audit: AuditNote | None = None
     priority: int = 0
     alarm: str = ""
+    promised: bool = False
 
     @property
     def rows(self) -> int:

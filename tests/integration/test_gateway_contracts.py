@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,9 @@ import numpy as np
 import pytest
 from support.audits import certified_digits, note_of, request_from
 from support.broker import Broker
+from support.databases import sqlite_store
 from support.gateway import serving
+from support.keys import bearer, create_key
 
 from firstline_core.protocol import envelope, oip
 from firstline_core.protocol.http import HEADER_LENGTH
@@ -28,23 +29,22 @@ from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import ServedModel
 from firstline_gateway.settings import load
-from firstline_gateway.tokens import Kind, create_token
 
 CONTRACTS = "/firstline/v1/contracts"
 
 
 class Line:
-    """A gateway's folder with a certified bundle, and the tokens of whoever asks it."""
+    """A gateway's folder with a certified bundle, and the keys of whoever asks it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.store = sqlite_store(folder)
         self._headers: dict[tuple[str, str], dict[str, str]] = {}
         certified_digits(folder / "models")
 
-    def headers(self, name: str, kind: Kind) -> dict[str, str]:
+    def headers(self, name: str, kind: str) -> dict[str, str]:
         if (name, kind) not in self._headers:
-            text = create_token(self.folder / "tokens.json", name, kind, datetime.now(UTC))
-            self._headers[name, kind] = {"Authorization": f"Bearer {text}"}
+            self._headers[name, kind] = bearer(create_key(self.store, name, kind))
         return self._headers[name, kind]
 
     @asynccontextmanager
@@ -52,9 +52,8 @@ class Line:
         found = load(
             None,
             overrides={
-                "auth.tokens_file": str(self.folder / "tokens.json"),
                 "models.directory": str(self.folder / "models"),
-                "contracts.state_file": str(self.folder / "contracts.db"),
+                "store.url": self.store.url,
                 "contracts.escalations_per_hour": 800,
             }
             | overrides,
@@ -119,7 +118,7 @@ async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Lin
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
             await ask(client, request_from("", note_of(served, wrong)), device)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         told = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
         assert told == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         assert notice(await ask(client, request_from(""), line.headers("shop", "application"))) is None
@@ -219,7 +218,7 @@ async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refus
         for _ in range(20):
             await ask(client, request_from("", note), line.headers("shop", "application"))
             await ask(client, request_from("", note), line.headers("anna", "operator"))
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
         forged = json.loads(oip.encode_request(request_from("", note), binary=False).body)
         for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}, {"audit_predicted": 10}):
@@ -227,7 +226,7 @@ async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refus
             reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers("cam0", "device"))
             assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
             assert next(iter(change)) in reply.json()["error"]
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
 
 
@@ -238,12 +237,12 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         note = note_of(served_by(gateway), wrong)
         told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
         assert notice(told[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         # One device, whichever way it asks.
         http = await ask(client, request_from("", note), line.headers("cam0", "device"))
         mqtt = await ask_over_mqtt(mosquitto, "cam0", request_from(""))
         assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         (pool,) = gateway.contracts.pools()
         assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)
 

@@ -87,7 +87,7 @@ def share_of(ended: list[Ended], principal: str) -> float:
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=3, deadline=None)
 def test_a_greedy_client_takes_nothing_from_a_polite_one(timeout_s: float | None, seed: int) -> None:
-    polite = poisson(seed, 30, 3.0, principal="polite", timeout_s=timeout_s)
+    polite = poisson(seed, 20, 3.0, principal="polite", timeout_s=timeout_s)
     greedy = poisson(seed + 1, 500, 3.0, principal="greedy", timeout_s=timeout_s)
     _, ended = played(together(polite, greedy))
     refused = [each.refused for each in ended if each.asked.principal == "polite"]

@@ -36,8 +36,13 @@ def keep(
     totals.answer_bytes += size_bytes
 
 
+def correct_sizes(connection: sqlite3.Connection) -> None:
+    """No seal covers them, and the limits count by them."""
+    connection.execute("UPDATE answers SET size_bytes = length(response) WHERE size_bytes IS NOT length(response)")
+
+
 def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, limit_bytes: int) -> None:
-    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits."""
+    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits: first of those told."""
     count, size_bytes = connection.execute(
         "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,)
     ).fetchone()
@@ -47,31 +52,32 @@ def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, 
         totals.answer_bytes -= size_bytes
     # The newest always stays: a promise was kept by it just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
-        sequence, size_bytes = connection.execute(
-            "SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1"
-        ).fetchone()
+        sequence, size_bytes = _oldest(connection, "WHERE announced = 1") or _oldest(connection)
         connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
         totals.answers -= 1
         totals.answer_bytes -= size_bytes
 
 
+def _oldest(connection: sqlite3.Connection, of_these: str = "") -> tuple[int, int]:
+    found: tuple[int, int] = connection.execute(
+        f"SELECT sequence, size_bytes FROM answers {of_these} ORDER BY sequence LIMIT 1"  # noqa: S608
+    ).fetchone()
+    return found
+
+
 def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:
-    """The answer under this id, or the provisional one while its promise stands."""
-    # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
-    for query in (
-        "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
-        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?",
-    ):
-        row: tuple[bytes, int | None] | None = connection.execute(query, (request_id, principal)).fetchone()
-        if row is not None:
-            return row
-    return None
+    """The final or expired answer under this id."""
+    row: tuple[bytes, int | None] | None = connection.execute(
+        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
+    ).fetchone()
+    return row
 
 
-def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, bytes, int | None]]:
-    """Ids and bytes of the oldest answers that are still to be announced."""
+def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes, int | None]]:
+    """Ids, principals and bytes of the oldest answers that are still to be announced."""
     return connection.execute(
-        "SELECT request_id, response, response_header FROM answers WHERE announced = 0 ORDER BY sequence LIMIT ?",
+        "SELECT request_id, principal, response, response_header FROM answers WHERE announced = 0 "
+        "ORDER BY sequence LIMIT ?",
         (limit,),
     ).fetchall()
 

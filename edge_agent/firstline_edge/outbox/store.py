@@ -1,7 +1,8 @@
 """The durable outbox: promises of corrections, and the answers that kept them.
 
 What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
-the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`.
+the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`, what becomes of a damaged
+file in `replacement.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, FirstlineError, RequestError, UnknownAnswerError
+from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, RequestError, UnknownAnswerError
+from firstline_core.storage.files import DAMAGED, erase
+from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
-from firstline_edge.outbox import answers, promises, schema
+from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.ages import Ages
 from firstline_edge.outbox.endings import Endings
-from firstline_edge.outbox.item import OutboxItem, StoredItem, expire, pack, pack_response, unpack, unpack_response
+from firstline_edge.outbox.item import (
+    OutboxItem,
+    StoredItem,
+    expire,
+    pack,
+    pack_response,
+    seal_answer,
+    unpack,
+    unpack_answer,
+    unpack_provisional,
+)
+from firstline_edge.outbox.replacement import open_or_replace
+from firstline_edge.outbox.schema import open_reader
 from firstline_edge.outbox.writer import GroupWriter, Totals
 from firstline_edge.settings import OutboxSection
 
@@ -33,6 +48,7 @@ log = logger(__name__)
 _T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
+_CHECKSUM = ChecksumSeal()
 
 
 class Outbox:
@@ -45,6 +61,7 @@ class Outbox:
         limits: how much is kept, and how long.
         announcing: answers are to be announced, so note which were.
         endings: told of each promise that ends; None where nobody waits.
+        seal: closes the bodies, and opens them again.
         clock: for ages.
         writer: commits what is to be kept.
 
@@ -60,10 +77,14 @@ class Outbox:
         *,
         announcing: bool = False,
         endings: Endings | None = None,
+        seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
         writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
+        self._path = path
         self._limits = limits
+        self._seal = seal
+        self._unreadable: set[str] = set()
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
         self._clock = clock
@@ -73,15 +94,16 @@ class Outbox:
         self._to_announce.set()  # what an earlier process left
         self._ages = Ages(clock)
         with contextlib.ExitStack() as undo:
-            schema.make_private(path)
-            connection = undo.enter_context(contextlib.closing(schema.open_or_replace(path, clock.wall_s())))
+            opened = open_or_replace(path, seal)
+            self._damage = opened.damage
+            undo.callback(opened.connection.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(schema.open_reader(path)))
-                totals = self._learn()
+                self._reader = undo.enter_context(contextlib.closing(open_reader(path)))
+                totals = self._learn(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._writer = writer(connection, totals, self._note_depth)
+        self._writer = writer(opened.connection, totals, self._note_depth)
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
@@ -94,6 +116,13 @@ class Outbox:
         """Bytes of those."""
         return self._writer.totals.item_bytes
 
+    @property
+    def damage(self) -> str:
+        """What the disk did to what was kept, in sentences; "" where nothing is known."""
+        count = len(self._unreadable)
+        lost = f"{count} records could not be read, and were given up." if count else ""
+        return " ".join(filter(None, (self._damage, lost)))
+
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
 
@@ -105,8 +134,8 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
-        stored = pack(item)
         created_wall_s = self._ages.wall_s(item.created_wall_s)
+        stored = pack(item, created_wall_s, self._seal)
         known = request_id in self._ages
         insert = partial(
             promises.insert,
@@ -179,8 +208,8 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        encoded = pack_response(final)
         now_wall_s = self._ages.wall_s(self._clock.wall_s())
+        encoded = pack_response(final)
 
         def move(connection: sqlite3.Connection, totals: Totals) -> bool:
             principal = promises.delete(connection, totals, request_id)
@@ -189,14 +218,13 @@ class Outbox:
             answers.keep(
                 connection,
                 totals,
-                encoded,
+                seal_answer(encoded, request_id, principal, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
                 announced=not self._announcing,
             )
-            oldest_s = now_wall_s - self._limits.answers_age_s
-            answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+            self._evict(connection, totals)
             return True
 
         try:
@@ -214,10 +242,18 @@ class Outbox:
             UnknownAnswerError: none is kept, or it is not this principal's.
             CapacityError: the disk refuses.
         """
-        row = await self._read(lambda reader: answers.find(reader, request_id, principal))
-        if row is None:
-            raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
-        return unpack_response(*row)
+        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
+        for find, unpacked in ((promises.find_provisional, unpack_provisional), (answers.find, unpack_answer)):
+            row = await self._read(partial(find, request_id=request_id, principal=principal))
+            if row is not None:
+                try:
+                    return unpacked(*row, request_id, principal, self._seal)
+                except IntegrityError as error:
+                    self._unreadable.add(request_id)
+                    raise UnknownAnswerError(
+                        f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
+                    ) from error
+        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""
@@ -232,12 +268,14 @@ class Outbox:
         self._to_announce.clear()
         found, lost = [], []
         try:
-            for request_id, body, header in await self._read(lambda reader: answers.unannounced(reader, limit)):
+            stored = await self._read(lambda reader: answers.unannounced(reader, limit))
+            for request_id, principal, body, header in stored:
                 self._to_announce.set()
                 try:
-                    found.append((request_id, unpack_response(body, header)))
+                    found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
+                    self._unreadable.add(request_id)
                     lost.append(request_id)
         except BaseException:
             self._to_announce.set()
@@ -253,6 +291,40 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
+
+    async def forget_old(self) -> None:
+        """Forgets the answers that are older than they are kept; each new answer does so too.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        await self._writer.run(self._evict)
+
+    async def purge(self) -> int:
+        """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+
+        def forget(connection: sqlite3.Connection, totals: Totals) -> tuple[list[str], int]:
+            connection.execute("PRAGMA secure_delete = ON")
+            ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
+            count = len(ended) + connection.execute("DELETE FROM answers").rowcount
+            connection.execute("PRAGMA secure_delete = FAST")
+            totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
+            self._writer.compact()
+            return ended, count
+
+        ended, count = await self._writer.run(forget)
+        for request_id in ended:
+            self._ages.forget(request_id)
+            self._endings.tell(request_id, None)
+        erase(self._path.with_name(self._path.name + DAMAGED))
+        self._damage = ""
+        self._unreadable.clear()
+        found: int = count
+        return found
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
@@ -276,9 +348,10 @@ class Outbox:
         found = []
         for stored, created_wall_s in stored_items:
             try:
-                found.append(unpack(stored, created_wall_s))
+                found.append(unpack(stored, created_wall_s, self._seal))
             except FirstlineError as error:
                 log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
+                self._unreadable.add(stored.request_id)
                 await self._give_up(stored)
         return found
 
@@ -286,7 +359,9 @@ class Outbox:
         """Ends a promise whose request nobody could ever send, so that it does not block those behind it."""
         request_id = stored.request_id
         try:
-            provisional = unpack_response(stored.provisional, stored.provisional_header)
+            provisional = unpack_provisional(
+                stored.provisional, stored.provisional_header, request_id, stored.principal, self._seal
+            )
         except FirstlineError:
             await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
             self._ages.forget(request_id)
@@ -294,14 +369,20 @@ class Outbox:
         else:
             await self.finish(request_id, expire(provisional))
 
+    def _evict(self, connection: sqlite3.Connection, totals: Totals) -> None:
+        oldest_s = self._ages.wall_s(self._clock.wall_s()) - self._limits.answers_age_s
+        answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+
     def _note_depth(self) -> None:
         if self.depth:
             self._pending.set()
         else:
             self._pending.clear()
 
-    def _learn(self) -> Totals:
+    def _learn(self, writer: sqlite3.Connection) -> Totals:
         """Takes stock of what an earlier process left."""
+        promises.correct_sizes(writer)
+        answers.correct_sizes(writer)
         one = self._reader.execute
         items = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
         kept = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
