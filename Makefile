@@ -30,7 +30,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  decision timing line fresh clean
+  decision timing line fuzz fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -122,6 +122,9 @@ line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start an
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
+
+fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and requests made from both OpenAPI descriptions (minutes)
+	$(BIN)/python bench/fuzz.py
 
 fresh: ## clone this checkout into an empty folder and time `make demo` there
 	python3 bench/fresh.py

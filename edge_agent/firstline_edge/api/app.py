@@ -19,6 +19,7 @@ from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api import openapi
 from firstline_edge.api.access import Access
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.bodies import BodyBudget
@@ -67,6 +68,9 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())
 
+    async def described(_request: Request, _principal: str) -> Reply:
+        return http.json_reply(openapi.description())
+
     async def metrics(_request: Request, _principal: str) -> Reply:
         text, content_type = agent.metrics.render()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
@@ -98,6 +102,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/firstline/v1/answers/{request_id}/events", guarded(answers.events)),
             Route("/firstline/v1/status", guarded(status)),
             Route("/metrics", guarded(metrics)),
+            Route("/openapi.json", guarded(described)),
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )
