@@ -28,6 +28,30 @@ _LAST_EVENT_ID = {
 }
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 
+_PURGE = {
+    "tags": ["state"],
+    "summary": "Erase what the device keeps; `edge-agent purge` asks for it, from the device itself.",
+    "security": [{"HTTPBearer": []}],
+    "parameters": [],
+    "requestBody": {
+        "required": True,
+        "content": {
+            _JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["places", "proof"],
+                    "properties": {
+                        "places": {"type": "array", "items": {"type": "string"}},
+                        "proof": {"type": "string", "description": "What the caller just wrote beside the state."},
+                    },
+                    "additionalProperties": False,
+                }
+            }
+        },
+    },
+    "responses": {"200": {"description": "What was erased.", "content": {_JSON: {}}}, **refusals()},
+}
+
 
 def description() -> dict[str, Any]:
     """All routes of `app.create_app`."""
@@ -54,6 +78,7 @@ def description() -> dict[str, Any]:
             content=_EVENTS,
         ),
         "/firstline/v1/status": _get("health", "How the agent is: models, links, cache, outbox, budgets."),
+        "/firstline/v1/purge": {"post": _PURGE},
         "/metrics": _get("health", "Prometheus metrics.", content=_TEXT),
         "/openapi.json": _get("health", "This description."),
     }

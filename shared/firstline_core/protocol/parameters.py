@@ -68,7 +68,7 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
 
 
 def timeout_us(deadline_s: float, now_s: float) -> int:
-    """What is left until a deadline, in microseconds, as `timeout` carries it: at least 1 (0 means none), at most 285 years."""
+    """What is left until a deadline, in microseconds, as `timeout` carries it: 1 (for 0 means none) to 285 years."""
     return max(1, int(min(deadline_s - now_s, _TIMEOUT_MAX_US / _US_PER_S) * _US_PER_S))
 
 
