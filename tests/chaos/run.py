@@ -93,7 +93,9 @@ def kills(effort: Effort, seed: int) -> list[Figure]:
         Figure("kill -9 of gateways", seen.kills["gateway"], ""),
         Figure("requests acknowledged (durable: true)", len(seen.acknowledged), ""),
         Figure("acknowledged and lost", seen.lost, "", "0", not seen.lost),
-        Figure("corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
+        Figure("deliveries on the gateway's record", seen.recorded, ""),
+        Figure("corrected, and not on the gateway's record", seen.unrecorded, "", "0", not seen.unrecorded),
+        Figure("deliveries or corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
     ]
     if seen.announced:
         again = sum(seen.announced.values()) - len(seen.announced)
