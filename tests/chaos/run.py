@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from figures import Figure, measured, tell, write
 
-from chaos import hardship
+from chaos import hardship, page
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
@@ -213,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += figures
         others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
         write(_TARGET, others + figures)
+        page.PAGE.write_text(page.filled(page.PAGE.read_text(), others + figures))
     return tell(found)
 
 
