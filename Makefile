@@ -32,11 +32,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-<<<<<<< HEAD
-  decision timing line fuzz audit sbom fresh clean
-=======
-  chaos chaos-full soak decision timing line fresh clean
->>>>>>> main
+  chaos chaos-full soak fuzz audit sbom decision timing line overload fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -134,6 +130,9 @@ chaos-full: .venv/test.stamp mosquitto ## the same with all its numbers (hours)
 
 soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, threads, bytes written
 	$(CHAOS) --full --only soak
+
+overload: .venv/test.stamp ## ten times more requests than the gateway can answer: goodput, deadlines, recovery, fairness (minutes)
+	$(BIN)/python bench/overload.py
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py

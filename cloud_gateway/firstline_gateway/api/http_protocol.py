@@ -20,6 +20,8 @@ from firstline_gateway.identity.sessions import Sessions
 
 # Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
 PIPELINE_LIMIT = 16
+# How long an answer waits for a client that does not read it.
+WRITE_TIMEOUT_S = 30.0
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -29,6 +31,7 @@ class HttpProtocol(HttpToolsProtocol):
     _read_bytes = 0  # since the last body, by packets: also what the parser has not made a header of yet
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
+    _stalled: asyncio.TimerHandle | None = None
     _presented: Presented | None = None
 
     def __init__(self, *arguments: Any, sessions: Sessions, **named: Any) -> None:
@@ -48,10 +51,29 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
+        if self._stalled is not None:
+            self._stalled.cancel()
         if self._presented is not None:
             self._sessions.remove(self._presented.serial, self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection; one whose client has not read its answer would otherwise stay half closed."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)

@@ -153,7 +153,7 @@ class Admission:
             raise QueueFullError(f"{taken} bytes of requests wait already; come back later.", retry_after_s=waits_s)
 
     def _check_unknown(self, key: ModelKey, request: InferRequest) -> None:
-        if request.deadline_s is not None and self._queue.of(key).rows >= self._bounds.batch_rows:
+        if request.deadline_s is not None and self._queue.of(key).requests >= self._slots:
             raise QueueFullError(
                 f"Nothing has run on model '{key.name}' yet that would tell whether this request can be answered in "
                 "time, and others wait already; come back later.",
