@@ -13,6 +13,7 @@
     ├── CapacityError             come back later; `retry_after_s` says when
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
+    │   ├── RateLimitedError          this caller asks too often
     │   ├── BudgetExceededError       what may be spent in this hour or day is spent
     │   ├── StoreUnavailableError     what must be kept cannot be: the database is away, full or read-only
     │   └── NotReadyError             starting, draining, or the model is not loaded
@@ -104,6 +105,10 @@ class QueueFullError(CapacityError):
 
 class DeadlineExceededError(CapacityError):
     code = "deadline_exceeded"
+
+
+class RateLimitedError(CapacityError):
+    code = "rate_limited"
 
 
 class BudgetExceededError(CapacityError):
