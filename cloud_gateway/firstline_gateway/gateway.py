@@ -18,7 +18,7 @@ from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.identity import keys
+from firstline_gateway.identity import identity
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
@@ -199,6 +199,6 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
-    keys.read_old_tokens(Path(settings.auth.tokens_file))
+    identity.check_files(settings)
     if settings.mqtt.enabled:
         mqtt.check(settings.mqtt)
