@@ -46,6 +46,10 @@ class GroupWriter:
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
         self._trouble = ""
+        self._start()
+
+    def _start(self) -> None:
+        """Has somebody take groups from the queue: a thread, or the timers of a simulated loop."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -93,11 +97,16 @@ class GroupWriter:
     def _run(self) -> None:
         open_ = True
         while open_:
-            group = [self._queue.get()]
-            while not self._queue.empty() and len(group) < _GROUP_LIMIT:
-                group.append(self._queue.get())
-            open_ = None not in group
-            self._commit([one for one in group if one is not None and one.done.set_running_or_notify_cancel()])
+            group, open_ = self._next_group()
+            self._commit(group)
+
+    def _next_group(self) -> tuple[list[_Work], bool]:
+        """Waits for what is queued, and says whether more may come."""
+        group = [self._queue.get()]
+        while not self._queue.empty() and len(group) < _GROUP_LIMIT:
+            group.append(self._queue.get())
+        wanted = [one for one in group if one is not None and one.done.set_running_or_notify_cancel()]
+        return wanted, None not in group
 
     def _commit(self, group: list[_Work]) -> None:
         if not group:
