@@ -89,7 +89,7 @@ def recovery_s(running: Running, capacity: float, seconds: float, timeout_s: flo
 
 
 def shares(folder: Path, capacity: float, seconds: float, timeout_s: float) -> tuple[float, float]:
-    """Of what a polite and a greedy client get: how much of the polite one's is answered, and the greedy one's share."""
+    """How much of a polite client's is answered beside a greedy one, and the greedy one's share of all answers."""
     config = configuration(folder, "tokens")
     command = [sys.executable, "-m", "firstline_gateway", "key", "create"]
     keys = [
