@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_gateway.api.lag import LoopLag, refusal
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
 from firstline_gateway.identity.sessions import Sessions
 
@@ -22,6 +23,7 @@ from firstline_gateway.identity.sessions import Sessions
 PIPELINE_LIMIT = 16
 # How long an answer waits for a client that does not read it.
 WRITE_TIMEOUT_S = 30.0
+_REFUSAL = refusal()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -33,13 +35,16 @@ class HttpProtocol(HttpToolsProtocol):
     _head_timer: HeadTimer
     _stalled: asyncio.TimerHandle | None = None
     _presented: Presented | None = None
+    _refused = False  # this request, unread
 
-    def __init__(self, *arguments: Any, sessions: Sessions, **named: Any) -> None:
+    def __init__(self, *arguments: Any, sessions: Sessions, lag: LoopLag, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._sessions = sessions
+        self._lag = lag
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._lag.watch(self.loop)
         tls = transport.get_extra_info("ssl_object")
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         if certificate is not None:
@@ -102,13 +107,24 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        answered = self.cycle is None or self.cycle.response_complete
+        self._refused = self._lag.is_long and answered and self.url.endswith(b"/infer") and not self.expect_100_continue
+        if self._refused:
+            self._lag.on_refused()
+            self.transport.write(_REFUSAL)
+            return
         super().on_headers_complete()
         if len(self.pipeline) > PIPELINE_LIMIT:
             raise httptools.HttpParserError("too many requests at once")
 
     def on_body(self, body: bytes) -> None:
         self._read_bytes = 0
-        super().on_body(body)
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the parser gives up."""
