@@ -29,7 +29,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
+.PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm stampede idle \
   decision timing line fresh clean
 
 help: ## list these targets
@@ -119,6 +119,12 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
+
+stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
+	$(BIN)/python bench/stampede.py
+
+idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (three minutes)
+	$(BIN)/python bench/idle.py
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
