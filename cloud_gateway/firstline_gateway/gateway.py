@@ -1,4 +1,4 @@
-"""The gateway put together from its settings: models, engine, batcher, data plane, tokens, MQTT."""
+"""The gateway put together from its settings: models, engine, batcher, data plane, identities, MQTT."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.identity import keys
+from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
-from firstline_gateway.tokens import TokenStore
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
 # How late a replica learns of an alarm or a quota that came by another, at most.
 _REFRESH_S = 5.0
+# How late a delivery that is too old is forgotten.
+_ADVANCE_S = 60.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -55,7 +59,6 @@ class Gateway:
         self.repository = repository
         self.clock = clock
         self.metrics = GatewayMetrics()
-        self.tokens = TokenStore(Path(settings.auth.tokens_file)) if settings.auth.mode == "tokens" else None
         self._executor = executor
         self._refreshing: asyncio.Task[None] | None = None
         batcher = Batcher(
@@ -70,6 +73,7 @@ class Gateway:
         self.metrics.queue_depth(lambda: batcher.depth)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
+        self.identity = Identity(settings, self.database, self.writer, clock=clock)
         if settings.contracts.state_file:
             take_over(Path(settings.contracts.state_file), self.database)
         self.contracts = ContractMonitor(
@@ -80,8 +84,16 @@ class Gateway:
             metrics=self.metrics,
             clock=clock,
         )
+        self.deliveries = Deliveries(self.database, self.writer, settings.store, metrics=self.metrics, clock=clock)
+        self.metrics.store(lambda: float(not self.writer.trouble))
         self.plane = GatewayDataPlane(
-            repository, batcher, self.contracts, metrics=self.metrics, clock=clock, limits=settings.limits
+            repository,
+            batcher,
+            self.contracts,
+            self.deliveries,
+            metrics=self.metrics,
+            clock=clock,
+            limits=settings.limits,
         )
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock)
@@ -92,6 +104,7 @@ class Gateway:
     async def start(self) -> None:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
         self._refreshing = asyncio.create_task(self._refresh())
+        await self.identity.start()
         if self._mqtt is not None:
             await self._mqtt.start()
 
@@ -127,19 +140,25 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        await self.identity.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
+        await asyncio.to_thread(self.deliveries.close)
         await asyncio.to_thread(self.writer.close)
         self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
 
     async def _refresh(self) -> None:
-        """Learns what other replicas put into the store; one that is away leaves what is known."""
+        """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
+        advanced_s = self.clock.monotonic_s()
         while True:
             await self.clock.sleep(_REFRESH_S)
             with suppress(CapacityError):
                 await asyncio.wrap_future(self.contracts.refresh())
+                if self.clock.monotonic_s() - advanced_s >= _ADVANCE_S:
+                    await self.deliveries.advance()
+                    advanced_s = self.clock.monotonic_s()
 
 
 def open_gateway(settings: Settings) -> Gateway:
@@ -158,8 +177,8 @@ def open_gateway(settings: Settings) -> Gateway:
     gateway = Gateway(settings, repository, executor)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
-    if gateway.tokens is not None and not len(gateway.tokens):
-        log.warning("no token yet, so nobody may call", create="firstline-gateway token create NAME --kind application")
+    if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
+        log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
     return gateway
 
 
@@ -180,7 +199,6 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
-    if settings.auth.mode == "tokens":
-        TokenStore(Path(settings.auth.tokens_file))
+    keys.read_old_tokens(Path(settings.auth.tokens_file))
     if settings.mqtt.enabled:
         mqtt.check(settings.mqtt)

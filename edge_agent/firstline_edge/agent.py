@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -40,6 +42,7 @@ class EdgeAgent:
     Args:
         settings: see `settings.py`.
         clock: for tests.
+        trouble: what went wrong before the agent was made, by the file that it is with.
 
     Attributes:
         parts: from when it is entered.
@@ -50,8 +53,15 @@ class EdgeAgent:
     server_name = "firstline-edge"
     server_version = report.VERSION
 
-    def __init__(self, settings: EdgeSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        trouble: Mapping[Path, str] = MappingProxyType({}),
+    ) -> None:
         self.settings = settings
+        self.trouble = trouble
         self.limits = Limits(
             body_bytes=settings.api.body_limit_bytes,
             json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),

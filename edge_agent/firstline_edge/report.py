@@ -40,7 +40,9 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
             | {"uncertified": parts.router.uncertified(held) or None, "contract": parts.audits.describe(held)}
             for held in parts.models.all
         ],
-        "problems": [{"path": str(path), "message": message} for path, message in _problems(parts)],
+        "problems": [
+            {"path": str(path), "message": message} for path, message in [*agent.trouble.items(), *_problems(parts)]
+        ],
         "links": {name: asdict(link) | {"timing": timings[name]} for name, link in parts.links.reports().items()},
         "outbox": {"items": parts.outbox.depth, "size_bytes": parts.outbox.size_bytes},
         "cache": {"entries": len(parts.cache), "size_bytes": parts.cache.size_bytes},
@@ -202,4 +204,5 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
     if parts.spending is not None:
         found += [(parts.state.spending_path, parts.spending.problem)]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
+    found += [(parts.state.outbox_path, parts.outbox.damage)]
     return [(path, message) for path, message in found if message]

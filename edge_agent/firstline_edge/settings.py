@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from firstline_core import settings as sources
 from firstline_core.routing.policies import Kind
+from firstline_core.storage.seals import CREDENTIAL
 from firstline_edge.settings_check import check
 
 PREFIX = "FIRSTLINE_EDGE_"
@@ -62,6 +63,11 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Seconds after which a silent event stream says that it is alive."""
 
 
+class EncryptionSection(Section, frozen=True, kw_only=True):
+    key_file: str = ""
+    """Keys for what outbox and cache keep on the disk, the one in use first; "credential:NAME" is systemd's."""
+
+
 class ModelsSection(Section, frozen=True, kw_only=True):
     directories: tuple[str, ...] = ()
     """Bundles, or folders of bundles; relative paths start at this file's folder."""
@@ -71,6 +77,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     workers: Positive = 2
     """Runs that may go on at once, for models too slow for the event loop."""
+    copies_limit_bytes: NotNegative = 64 * _MIB
+    """Largest bundle of which a copy is kept, to answer with where its files are damaged; 0 keeps none."""
     queue_limit: NotNegative = 1024
     """Runs that may wait for those; when as many wait, or for too long, what may leave the device goes to the cloud."""
 
@@ -248,6 +256,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
 
     agent: AgentSection = AgentSection()
     api: ApiSection = ApiSection()
+    encryption: EncryptionSection = EncryptionSection()
     models: ModelsSection = ModelsSection()
     cache: CacheSection = CacheSection()
     policy: PolicySection = PolicySection()
@@ -276,8 +285,15 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    text: str | None = None,
 ) -> EdgeSettings:
     """Reads and checks the settings; relative paths in the file start at the file's folder.
+
+    Args:
+        file: None for defaults only.
+        environ: None for this process's environment.
+        overrides: from flags, by dotted key.
+        text: what the file holds, where it is known already.
 
     Raises:
         ConfigError: a source cannot be read, or says something that makes no sense.
@@ -288,6 +304,7 @@ def load(
         environ=os.environ if environ is None else environ,
         prefix=PREFIX,
         overrides=overrides,
+        text=text,
     )
     if file is not None:
         found = _anchor(found, file.resolve().parent)
@@ -300,10 +317,13 @@ def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
         return str(folder / Path(path).expanduser()) if path else path
 
     replace = msgspec.structs.replace
+    key_file = settings.encryption.key_file
+    key_file = key_file if key_file.startswith(CREDENTIAL) else anchored(key_file)
     return replace(
         settings,
         agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
         api=replace(settings.api, token_file=anchored(settings.api.token_file)),
+        encryption=replace(settings.encryption, key_file=key_file),
         models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
         links=tuple(
             replace(

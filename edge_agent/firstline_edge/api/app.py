@@ -22,6 +22,7 @@ from firstline_edge.api.access import Access
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.arrival import arrived_s
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.streams import Streams
 
 log = logger(__name__)
@@ -67,6 +68,9 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())
 
+    async def purge(request: Request, _principal: str) -> Reply:
+        return await purge_reply(agent, request)
+
     async def metrics(_request: Request, _principal: str) -> Reply:
         text, content_type = agent.metrics.render()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
@@ -97,6 +101,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/firstline/v1/answers/{request_id}", guarded(answers.answer)),
             Route("/firstline/v1/answers/{request_id}/events", guarded(answers.events)),
             Route("/firstline/v1/status", guarded(status)),
+            Route("/firstline/v1/purge", guarded(purge), methods=["POST"]),
             Route("/metrics", guarded(metrics)),
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},

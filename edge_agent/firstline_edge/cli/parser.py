@@ -55,6 +55,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
+    purge = _command(commands, "purge", "erase what was kept: requests, answers, results, scores, the decision log")
+    purge.add_argument("--yes", action="store_true", help="do it; without this, say what there is")
+    purge.add_argument(
+        "--what",
+        action="append",
+        choices=("outbox", "cache", "samples", "decisions"),
+        help="only this; may be repeated",
+    )
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 

@@ -15,6 +15,7 @@ from firstline_core.errors import (
     LinkError,
     ProtocolError,
     QueueFullError,
+    RateLimitedError,
     RequestError,
     UnauthorizedError,
 )
@@ -29,9 +30,12 @@ STATUSES = {
     "unknown_model": 404,
     "unknown_answer": 404,
     "model_mismatch": 409,
+    "request_id_reused": 409,
     "payload_too_large": 413,
     "unavailable": 503,
     "queue_full": 503,
+    "rate_limited": 429,
+    "store_unavailable": 503,
     "not_ready": 503,
     "budget_exceeded": 503,
     "link_error": 503,
@@ -66,7 +70,7 @@ def test_no_retry_after_where_none_is_known() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (429, QueueFullError),
+        (429, RateLimitedError),
         (403, UnauthorizedError),
         (418, RequestError),
         (502, LinkError),
