@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason
 from firstline_core.waiting import first_of
@@ -221,8 +221,8 @@ class Delivery:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
         for sent, task in tasks:
             failures.setdefault((sent.model, sent.version), []).append(task.result())
-        if any(task.result() is not None for _, task in tasks):
-            self._pace.refused()  # once, however many went together
+        if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
+            self._pace.refused()  # once, however many went together; a model that fails is not made well by waiting
         for model, errors in failures.items():
             waits_s = [error.retry_after_s or 0.0 for error in errors if error is not None]
             if len(waits_s) == len(errors):

@@ -26,7 +26,7 @@ class PaceSettings:
         begin_per_s: deliveries a second at first.
         least_per_s: however often one is refused.
         burst: that may go at once at the beginning: few promises are no stampede.
-        target_s: by how much answers may come later than they can.
+        target_s: by how much answers may come later than they can, at least; by half of all, where that is more.
         gain: by which share each answer raises the rate, if it came as soon as it can; the later, the less.
         slowest: the least factor for an answer that came late.
     """
@@ -82,7 +82,8 @@ class Pace:
     def answered(self, took_s: float) -> None:
         """One got through."""
         self._shortest_s = min(self._shortest_s * _FORGET, took_s)
-        off_target = 1 - (took_s - self._shortest_s) / self._settings.target_s
+        target_s = max(self._settings.target_s, self._shortest_s)
+        off_target = 1 - (took_s - self._shortest_s) / target_s
         self._change(max(self._settings.slowest, 1 + self._settings.gain * off_target))
 
     def refused(self) -> None:

@@ -205,11 +205,11 @@ class Book:
     def killed(self) -> None:
         """The agent, now."""
         self.note("killed")
-        self._restarts_s.append(self._clock.monotonic_s())
         self._epoch += 1
 
     async def started(self, outbox: Outbox) -> None:
         """What was acknowledged is there."""
+        self._restarts_s.append(self._clock.monotonic_s())  # the wall clock is looked at then
         self.note("started", outbox.depth)
         for request_id, story in self._stories.items():
             if story.fate is Fate.PROMISED:

@@ -66,9 +66,10 @@ async def test_a_refusal_halves_the_rate_and_a_link_that_comes_back_begins_anew(
 async def test_a_way_that_became_longer_is_taken_for_what_it_is_in_the_end() -> None:
     line = Line()
     await line.deliver(10, took_s=0.05)
-    await line.deliver(200, took_s=0.3)
+    await line.deliver(30, took_s=0.3)
     slow = line.pace.per_s
-    await line.deliver(100, took_s=0.3)
+    assert slow <= SETTINGS.begin_per_s
+    await line.deliver(200, took_s=0.3)
     assert line.pace.per_s > slow
 
 
