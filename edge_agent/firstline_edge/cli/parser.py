@@ -55,6 +55,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
+    join = _command(commands, "join", "make this device known to a gateway, once, by a join token")
+    join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
+    join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
+    join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
+    join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 
