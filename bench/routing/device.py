@@ -19,7 +19,7 @@ from pools import Pool
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
+from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
@@ -71,6 +71,16 @@ class Given:
     tier: Tier | None
 
 
+class NoContracts:
+    """Nobody alarms, and nobody is told."""
+
+    def alarm_of(self, model: HeldModel) -> str:
+        return ""
+
+    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+        pass
+
+
 class NoAudits:
     """Nobody looks: what audits find is measured in `alarm.py`."""
 
@@ -92,7 +102,7 @@ async def device(
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
-    gateway = Gateway(chain, cache, clock, Complaints(), heed=lambda _model, _notice: None, traffic=LiveTraffic())
+    gateway = Gateway(chain, cache, clock, Complaints(), contracts=NoContracts(), traffic=LiveTraffic())
     hedging = Hedging(gateway, clock, HedgeOptions())
     cascade = Cascade(
         models=Models([model]),

@@ -19,6 +19,7 @@ from firstline_core.telemetry import logs
 from firstline_gateway import __version__, settings, tokens
 
 _STATUS_TIMEOUT_S = 5.0
+_ALARMS_SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,7 +142,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    found: dict[str, object] = {"url": arguments.url, "live": False, "ready": False}
+    found: dict[str, Any] = {"url": arguments.url, "live": False, "ready": False}
     try:
         with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S) as client:
             found["live"] = client.get("/v2/health/live").is_success
@@ -151,7 +152,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 found["models"] = listed.json()["models"]
             tested = client.get("/firstline/v1/contracts")
             if tested.is_success:
-                found["contracts"], found["quotas"] = (tested.json()[name] for name in ("contracts", "quotas"))
+                found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
         found["error"] = f"{arguments.url} does not answer as a gateway: {error or type(error).__name__}"
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
@@ -164,6 +165,7 @@ def _status(arguments: argparse.Namespace) -> int:
     contracts, quotas = found.get("contracts"), found.get("quotas")
     if isinstance(contracts, list) and isinstance(quotas, list):
         lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]
+        lines += _device_alarm_lines(found["device_alarms"])
     elif "models" in found:
         lines.append("contracts: an operator's token shows them")
     _print(arguments, "\n".join(lines), found)
@@ -182,6 +184,17 @@ def _contract_line(contract: dict[str, Any]) -> str:
 def _quota_line(quota: dict[str, Any]) -> str:
     bound = f"{quota['escalations_per_hour']:g} escalations an hour, all devices together"
     return f"quota: {quota['bundle']} version {quota['version']}: {bound}"
+
+
+def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
+    under_way = [alarm for alarm in alarms if alarm["ended"] is None]
+    lines = [
+        f"device alarm: {alarm['bundle']} version {alarm['version']} {alarm['variant'] or alarm['edge_digest']}: "
+        f"{alarm['device']}, by its own audits, since {alarm['since']}"
+        for alarm in under_way[:_ALARMS_SHOWN]
+    ]
+    more = len(under_way) - _ALARMS_SHOWN
+    return [*lines, f"device alarms: {more} more"] if more > 0 else lines
 
 
 def _yes(value: object) -> str:

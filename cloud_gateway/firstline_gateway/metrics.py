@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
@@ -9,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.executors.base import ModelKey
 
@@ -47,16 +49,17 @@ class GatewayMetrics(RequestMetrics):
         """Counts one that was not."""
         self._skipped.labels(why).inc()
 
-    def contracts(self, read: Callable[[], Sequence[Pool]]) -> None:
-        """Says where to read the pools of audits."""
-        self.registry.register(_ContractCollector(read))
+    def contracts(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
+        """Says where to read the pools of audits, and what devices say of their own."""
+        self.registry.register(_ContractCollector(read, alarms))
 
 
 class _ContractCollector(Collector):
     """What the audits show of each version: where several promises of it are tested, the worst."""
 
-    def __init__(self, read: Callable[[], Sequence[Pool]]) -> None:
+    def __init__(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
         self._read = read
+        self._device_alarms = alarms
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         pools = self._read()
@@ -64,6 +67,7 @@ class _ContractCollector(Collector):
             _family("alarm", "1 where audits show that the contract is broken.", pools, _alarms),
             _family("e_value", "Evidence against the contract; the alarm is at 1 / delta.", pools, _e_value),
             _family("risk", "Estimated share of kept answers that disagree.", pools, _risk),
+            _devices(self._device_alarms()),
         )
 
 
@@ -87,4 +91,16 @@ def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[
     family = GaugeMetricFamily(f"firstline_gateway_contract_{name}", description, labels=("model", "version"))
     for labels, value in worst.items():
         family.add_metric(labels, value)
+    return family
+
+
+def _devices(alarms: Sequence[DeviceAlarm]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "firstline_gateway_contract_device_alarms",
+        "Devices whose own audits broke the contract, as they say themselves.",
+        labels=("model", "version"),
+    )
+    under_way = Counter((alarm.model.name, str(alarm.model.version)) for alarm in alarms if alarm.ended_s is None)
+    for labels in {(alarm.model.name, str(alarm.model.version)) for alarm in alarms}:  # 0 for those that ended
+        family.add_metric(labels, under_way[labels])
     return family

@@ -10,7 +10,9 @@ import signal
 import sys
 from types import FrameType
 
-from firstline_edge.cli.parser import OK, parse
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_edge.cli.output import complain
+from firstline_edge.cli.parser import FAILED, OK, USAGE, parse
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -35,6 +37,9 @@ def main() -> int:
             from firstline_edge.cli.explain import command
         code = command(arguments)
         sys.stdout.flush()
+    except FirstlineError as error:
+        complain(error.message)
+        return USAGE if isinstance(error, ConfigError) else FAILED
     except BrokenPipeError:  # whoever read our output has enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return OK

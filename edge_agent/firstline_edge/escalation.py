@@ -33,8 +33,15 @@ class FullAnswer:
     digest: str
 
 
-def escalation_of(request: InferRequest, version: str, full_digest: str) -> InferRequest:
-    """What the gateway is sent: this version, this full model, all outputs, and none of the caller's own wishes."""
+def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: str = "") -> InferRequest:
+    """What the gateway is sent: this version, this full model, all outputs, and none of the caller's own wishes.
+
+    Args:
+        request: of the caller.
+        version: of the bundle.
+        full_digest: of the full model that the bundle names.
+        alarm: the edge variant whose promise this device's own audits broke; "" for none.
+    """
     return replace(
         request,
         id="",
@@ -45,6 +52,7 @@ def escalation_of(request: InferRequest, version: str, full_digest: str) -> Infe
         route=Route.AUTO,
         wait=Wait.FINAL,
         deadline_s=None,
+        alarm=alarm,
     )
 
 

@@ -5,7 +5,7 @@ What the gateway is for a request, and what its failure means for the caller, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from firstline_core.clock import Clock
@@ -19,8 +19,9 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge import keys
+from firstline_edge.audits.hooks import Contracts
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
@@ -34,8 +35,6 @@ from firstline_edge.single_flight import SingleFlight
 
 log = logger(__name__)
 
-Heed = Callable[[HeldModel, ContractNotice | None], None]
-
 _LATE = "The full model's answer did not come before the request's deadline."
 
 
@@ -46,7 +45,7 @@ class Gateway:
         cloud: None on a device without links.
         cache: keeps what a full model said under its digest.
         complaints: gains what the gateway says against a model.
-        heed: takes up what the gateway says of a model's contract.
+        contracts: how they stand, which the gateway is told, and tells.
         traffic: counts the escalations under way.
     """
 
@@ -57,14 +56,14 @@ class Gateway:
         clock: Clock,
         complaints: Complaints,
         *,
-        heed: Heed,
+        contracts: Contracts,
         traffic: LiveTraffic,
     ) -> None:
         self._cloud = cloud
         self._cache = cache
         self._clock = clock
         self._complaints = complaints
-        self._heed = heed
+        self._contracts = contracts
         self._traffic = traffic
         self.punctuality = Punctuality()
         # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
@@ -153,7 +152,8 @@ class Gateway:
         started_s = self._clock.monotonic_s()
 
         async def compute(seats: Sequence[int]) -> list[tuple[ModelOutput, str]]:
-            sent = escalation_of(request.take([rows[seat].position for seat in seats]), model.version, digest)
+            asked = request.take([rows[seat].position for seat in seats])
+            sent = escalation_of(asked, model.version, digest, self._contracts.alarm_of(model))
             try:
                 response = await self._call(sent, deadline_s, attempts)
                 full = self._accepted(response, len(seats), model, attempts)
@@ -161,7 +161,7 @@ class Gateway:
                 self._complaints.note(model.manifest.name, model.version, error)
                 raise
             self._complaints.settle(model.manifest.name, model.version)
-            self._heed(model, response.answer.contract if response.answer is not None else None)
+            self._contracts.heed(model, response.answer.contract if response.answer is not None else None)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for seat, output in zip(seats, outputs, strict=True):

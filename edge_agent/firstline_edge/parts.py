@@ -130,7 +130,7 @@ async def open_parts(
             standings=audits.standings,
             clock=clock,
         )
-        gateway = Gateway(links.chain, cache, clock, complaints, heed=audits.standings.heed, traffic=audits.traffic)
+        gateway = Gateway(links.chain, cache, clock, complaints, contracts=audits.standings, traffic=audits.traffic)
         opened.push_async_callback(gateway.close)
         hedging = Hedging(gateway, clock, hedge_options(settings))
         cascade = Cascade(
@@ -179,6 +179,10 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
     outbox, rng = await parts.outbox.opened(), random.Random()  # noqa: S311 (jitter)
     chain = parts.links.chain or LinkChain([], [], clock)
 
+    def alarm(request: InferRequest) -> str:
+        held = parts.models.find(request.model, request.version)
+        return parts.audits.standings.alarm_of(held) if held is not None else ""
+
     def heed(request: InferRequest, notice: ContractNotice | None) -> None:
         held = parts.models.find(request.model, request.version)
         if held is not None:
@@ -193,6 +197,7 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
         max_age_s=settings.outbox.max_age_s,
         on_correction=parts.recorder.corrected,
         complaints=parts.complaints,
+        alarm=alarm,
         heed=heed,
         retries=chain.retries,
     )

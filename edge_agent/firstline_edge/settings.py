@@ -236,7 +236,8 @@ class AuditSection(Section, frozen=True, kw_only=True):
     escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
     """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
     fleet_devices: Positive = 1
-    """Devices that run the same bundle: each alarms by itself at the certificate's delta over this number."""
+    """Devices that audit the same promise, at least: each alarms by itself at the certificate's delta over this number,
+    or over the one that the gateway tells, if that is larger."""
     samples_limit_bytes: Positive = 2 * _MIB
     """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import bundle, certify, evaluate
+from firstline.cli import bundle, certify, detections, evaluate
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -39,6 +39,7 @@ app = typer.Typer(
 app.add_typer(bundle.app, name="bundle")
 app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
+app.command("detections")(detections.detections_command)
 app.command("demo")(demo)
 
 

@@ -19,6 +19,7 @@ Certifying
     selection       what part of the data decides before the rest certifies
     scores          fits the learned score, and chooses the best
     contracts       certificates on the stream, by predicted class, by known group
+    detections      two detectors' boxes to a table of scores and agreements
     groups          which group each image belongs to
     calibrate       chooses temperature and threshold; promises nothing
 

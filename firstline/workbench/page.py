@@ -186,7 +186,7 @@ def _section(sheet: Sheet, plots: Sequence[Plot]) -> str:
     told = f"\n<p>{escape(area(sheet.tiers))}</p>" if sheet.tiers is not None else ""
     return f"""<section>
 <h2>{escape(sheet.variant)}</h2>
-<p class="standing">{escape(standing(sheet))}</p>
+<p class="standing">{escape(standing(sheet)).replace(" %", "&nbsp;%")}</p>
 {_table(figures(sheet))}{told}
 {drawn}
 </section>"""

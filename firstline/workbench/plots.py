@@ -112,7 +112,7 @@ def reliability(sheet: Sheet, theme: Theme) -> bytes:
         lower.set_xlabel("probability that the edge model gives its answer (%)")
         lower.xaxis.set_major_formatter(_FORMATTER)
         upper.set_xlim(-0.02, 1.02)
-        upper.set_ylim(-0.02, 1.04)
+        upper.set_ylim(-0.04, 1.04)
         upper.set_title(f"expected calibration error {100 * sheet.reliability.error:.1f} %", loc="left")
         figure.legend(loc="outside upper left", ncols=2)
 

@@ -159,10 +159,12 @@ class ContractNotice:
         alarm: the audits of all devices together show that the contract is broken.
         escalations_per_hour: how many answers more an alarm may make this device escalate, which it would keep
             otherwise; None for no bound. What it escalates without an alarm is not counted.
+        devices: how many are known to audit the promise, this one among them.
     """
 
     alarm: bool
     escalations_per_hour: float | None
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class InferRequest:
         full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
         principal: who asked, as the transport authenticated them.
         audit: on a device's request that audits a kept answer; None elsewhere.
+        alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
+            device's own audits broke; "" elsewhere.
     """
 
     model: str
@@ -197,6 +201,7 @@ class InferRequest:
     full_model_digest: str = ""
     principal: str = ""
     audit: AuditNote | None = None
+    alarm: str = ""
 
     @property
     def rows(self) -> int:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,14 +18,18 @@ import pytest
 from support.agent import edge_settings, until
 from support.broker import Broker
 from support.bundles import model, with_certificate, write_manifest
+from support.escalations import response
 from support.gateway import serving
 from support.onnx_models import linear
 
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.steps import Softmax
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, InferResponse, Reason, Tensor
+from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.outbox.store import OutboxItem
+from firstline_gateway.contracts.device_alarms import DeviceAlarms
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import load
 from firstline_gateway.tokens import create_token
@@ -48,10 +57,26 @@ def bundle(folder: Path) -> Path:
 
 
 class Fleet:
-    """A gateway and its devices, which reach it by either transport."""
+    """A gateway and its devices, which reach it by either transport.
 
-    def __init__(self, folder: Path, broker: Broker | None = None) -> None:
+    Args:
+        folder: of all their files.
+        broker: MQTT's; None for HTTP.
+        devices: how many.
+        delta: of the gateway's own alarm.
+        auditing: other settings of the devices.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: Broker | None = None,
+        devices: int = DEVICES,
+        delta: float = 0.05,
+        **auditing: object,
+    ) -> None:
         self._folder, self._broker = folder, broker
+        self._devices, self._delta, self._auditing = devices, delta, AUDITING | auditing
         self._bundle = bundle(folder / "bundle")
         self._random = np.random.default_rng(1)
 
@@ -62,30 +87,32 @@ class Fleet:
                 "models.directory": str(self._bundle),
                 "contracts.state_file": str(self._folder / "contracts.db"),
                 "contracts.escalations_per_hour": 100.0 * DEVICES,
+                "contracts.delta": self._delta,
             }
             if self._broker is not None:
                 overrides |= {"mqtt.enabled": True, "mqtt.port": self._broker.port}
             self.gateway = open_gateway(load(None, overrides=overrides))
             self.url = await stack.enter_async_context(serving(self.gateway))
             self.agents = [
-                await stack.enter_async_context(
-                    EdgeAgent(
-                        edge_settings(
-                            self._folder / name,
-                            agent__device_id=name,
-                            models__directories=[str(self._bundle)],
-                            links=[self._link(name)],
-                            **AUDITING,
-                        )
-                    )
-                )
-                for name in (f"cam{number}" for number in range(DEVICES))
+                await stack.enter_async_context(self.agent(name, name))
+                for name in (f"cam{number}" for number in range(self._devices))
             ]
             self._running = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
+
+    def agent(self, name: str, state: str) -> EdgeAgent:
+        """A device, with what it keeps in a folder of that name."""
+        settings = edge_settings(
+            self._folder / state,
+            agent__device_id=name,
+            models__directories=[str(self._bundle)],
+            links=[self._link(name)],
+            **self._auditing,
+        )
+        return EdgeAgent(settings)
 
     def _link(self, name: str) -> dict[str, Any]:
         if self._broker is not None:
@@ -94,7 +121,8 @@ class Fleet:
 
     def token(self, name: str, kind: Any) -> Path:
         file = self._folder / f"{name}.token"
-        file.write_text(create_token(self._folder / "tokens.json", name, kind, datetime.now(UTC)))
+        if not file.exists():
+            file.write_text(create_token(self._folder / "tokens.json", name, kind, datetime.now(UTC)))
         return file
 
     async def ask(self, agent: EdgeAgent, *, agreeing: bool) -> InferResponse:
@@ -103,9 +131,29 @@ class Fleet:
         row = np.array([[first, first if agreeing else -first]], np.float32)
         return await agent.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
 
+    async def escalate(self, agent: EdgeAgent) -> InferResponse:
+        """One request whose answer the device is not sure of, and that it never asked before."""
+        first = self._random.uniform(0.0, 0.05)
+        return await agent.infer(
+            InferRequest("small", (Tensor("x", np.array([[first, 1]], np.float32)),), new_request_id())
+        )
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[httpx.AsyncClient]:
+        headers = {"Authorization": f"Bearer {self.token('anna', 'operator').read_text()}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
+            yield client
+
     def contract(self, agent: EdgeAgent) -> dict[str, Any]:
         (described,) = agent.status()["models"]
         return described["contract"]
+
+
+def status(url: str, token: str) -> str:
+    """What an operator's terminal shows."""
+    command = [sys.executable, "-m", "firstline_gateway", "status", url]
+    environment = {**os.environ, "FIRSTLINE_TOKEN": token}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 async def alarmed_fleet(fleet: Fleet) -> None:
@@ -141,8 +189,7 @@ async def hears_and_heeds(fleet: Fleet) -> None:
 async def test_a_fleet_hears_of_its_alarm_over_http(tmp_path: Path) -> None:
     async with Fleet(tmp_path) as fleet:
         await hears_and_heeds(fleet)
-        operator = {"Authorization": f"Bearer {fleet.token('anna', 'operator').read_text()}"}
-        async with httpx.AsyncClient(base_url=fleet.url, headers=operator) as client:
+        async with fleet.operator() as client:
             (shown,) = (await client.get("/firstline/v1/contracts/small")).json()["contracts"]
         assert shown["alarmed_since"] is not None
         assert {one["device"] for one in shown["contributions"]} == {f"cam{number}" for number in range(DEVICES)}
@@ -157,3 +204,130 @@ async def test_a_fleet_hears_of_its_alarm_over_http(tmp_path: Path) -> None:
 async def test_a_fleet_hears_of_its_alarm_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
     async with Fleet(tmp_path, mosquitto) as fleet:
         await hears_and_heeds(fleet)
+
+
+class Lenses(Fleet):
+    """Two devices that go by their own audits: the gateway's alarm is out of reach."""
+
+    def __init__(self, folder: Path, broker: Broker | None = None) -> None:
+        super().__init__(folder, broker, devices=2, delta=1e-300, audit__fleet_devices=1)
+
+
+async def break_one(fleet: Fleet) -> EdgeAgent:
+    """The first device sees what the certificate never saw, until its own audits say so."""
+    dirty = fleet.agents[0]
+
+    async def broken() -> bool:
+        await fleet.ask(dirty, agreeing=False)
+        return bool(fleet.contract(dirty)["alarm"])
+
+    await until(broken)
+    assert "audits on this device disagreed" in fleet.contract(dirty)["cause"]
+    return dirty
+
+
+async def device_alarms(operator: httpx.AsyncClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await operator.get("/firstline/v1/contracts/small")).json()["device_alarms"]
+    return found
+
+
+async def one_lens_is_dirty(fleet: Fleet) -> None:
+    dirty, clean = await break_one(fleet), fleet.agents[1]
+    async with fleet.operator() as operator:
+        await fleet.escalate(clean)
+        await fleet.escalate(dirty)
+        (told,) = await device_alarms(operator)
+        assert (told["device"], told["bundle"], told["variant"], told["ended"]) == ("cam0", "small", "edge", None)
+        metric = 'firstline_gateway_contract_device_alarms{model="small",version="1"} 1.0'
+        assert metric in (await operator.get("/metrics")).text
+        await fleet.escalate(dirty)
+        (again,) = await device_alarms(operator)
+        assert again["since"] == told["since"]
+        assert not fleet.contract(clean)["alarm"]
+
+    # What waited in the outbox says it too.
+    fleet.gateway.contracts._device_alarms = DeviceAlarms()
+    held = dirty.parts.models.find("small", "")
+    assert held is not None
+    row = Tensor("x", np.array([[0.01, 1]], np.float32))
+    waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=held.manifest.full_digest)
+    await dirty.parts.outbox.put(OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
+
+    async def delivered() -> bool:
+        return not dirty.parts.outbox.depth
+
+    await until(delivered)
+    assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
+
+
+async def test_a_device_tells_of_its_own_alarm_over_http(tmp_path: Path) -> None:
+    async with Lenses(tmp_path) as fleet:
+        await one_lens_is_dirty(fleet)
+        shown = await asyncio.to_thread(status, fleet.url, fleet.token("anna", "operator").read_text())
+        assert "device alarm: small version 1 edge: cam0, by its own audits, since " in shown
+        async with fleet.agent("cam0", "emptied") as emptied, fleet.operator() as operator:  # it knows of none any more
+            await fleet.escalate(emptied)
+            (ended,) = await device_alarms(operator)
+            assert ended["ended"] is not None
+        shown = await asyncio.to_thread(status, fleet.url, fleet.token("anna", "operator").read_text())
+        assert "device alarm" not in shown
+
+
+@pytest.mark.mosquitto
+async def test_a_device_tells_of_its_own_alarm_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
+    async with Lenses(tmp_path, mosquitto) as fleet:
+        await one_lens_is_dirty(fleet)
+
+
+async def test_a_device_says_nothing_of_its_alarm_with_what_must_stay(tmp_path: Path) -> None:
+    async with Lenses(tmp_path) as fleet:
+        dirty = await break_one(fleet)
+        await asyncio.wrap_future(fleet.gateway.contracts.settled())
+        fleet.gateway.contracts._device_alarms = DeviceAlarms()
+        row = np.array([[0.01, 1]], np.float32)
+        asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
+        answer = (await dirty.infer(asked)).answer
+        assert answer is not None
+        assert answer.reason is Reason.LOCAL_ONLY
+        assert fleet.gateway.contracts.device_alarms() == []
+
+
+async def quota_comes_and_goes(fleet: Fleet) -> None:
+    path = "/firstline/v1/contracts/small/versions/1/quota"
+
+    async def heard(agent: EdgeAgent) -> float | None:
+        await fleet.escalate(agent)
+        held = agent.parts.models.find("small", "")
+        watched = held and agent.parts.audits.standings.find(held)
+        assert watched is not None
+        return watched.record.escalations_per_hour
+
+    async with fleet.operator() as operator:
+        assert [await heard(agent) for agent in fleet.agents] == [None, None]
+        assert (await operator.put(f"{path}?escalations_per_hour=60")).status_code == 200
+        assert [await heard(agent) for agent in fleet.agents] == [30, 30]
+        assert (await operator.delete(path)).status_code == 200
+        assert [await heard(agent) for agent in fleet.agents] == [None, None]
+
+
+async def test_a_quota_is_told_and_taken_back_over_http(tmp_path: Path) -> None:
+    async with Lenses(tmp_path) as fleet:
+        await quota_comes_and_goes(fleet)
+
+
+@pytest.mark.mosquitto
+async def test_a_quota_is_told_and_taken_back_over_mqtt(tmp_path: Path, mosquitto: Broker) -> None:
+    async with Lenses(tmp_path, mosquitto) as fleet:
+        await quota_comes_and_goes(fleet)
+
+
+async def test_devices_test_at_delta_over_those_that_the_gateway_has_seen_audit(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, audit__fleet_devices=1) as fleet:
+        alone = fleet.contract(fleet.agents[0])["alarm_at"]
+
+        async def all_counted() -> bool:
+            for agent in fleet.agents:
+                await fleet.ask(agent, agreeing=True)
+            return all(fleet.contract(agent)["alarm_at"] == pytest.approx(DEVICES * alone) for agent in fleet.agents)
+
+        await until(all_counted)

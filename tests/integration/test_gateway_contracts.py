@@ -111,16 +111,17 @@ async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Lin
         right, wrong = await right_and_wrong(line, client)
         served = served_by(gateway)
         plain = await ask(client, request_from(""), line.headers("cam0", "device"))
-        assert notice(plain) is None
+        assert notice(plain) == ContractNotice(alarm=False, escalations_per_hour=None)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
-            assert notice(await ask(client, request_from("", note_of(served, right)), device)) is None
+            told = notice(await ask(client, request_from("", note_of(served, right)), device))
+            assert told == ContractNotice(alarm=False, escalations_per_hour=None, devices=number + 1)
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
             await ask(client, request_from("", note_of(served, wrong)), device)
         await asyncio.wrap_future(gateway.contracts.settled())
         told = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
-        assert told == ContractNotice(alarm=True, escalations_per_hour=100.0)
+        assert told == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         assert notice(await ask(client, request_from(""), line.headers("shop", "application"))) is None
 
         (contract,) = (await client.get(CONTRACTS, headers=operator)).json()["contracts"]
@@ -144,7 +145,8 @@ async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Lin
         assert "8 of 16 audits disagree, 8 devices" in shown
         ended = await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)
         assert ended.json() == {"ended": 1}
-        assert notice(await ask(client, request_from(""), line.headers("cam3", "device"))) is None
+        told = notice(await ask(client, request_from(""), line.headers("cam3", "device")))
+        assert told == ContractNotice(alarm=False, escalations_per_hour=None, devices=8)
         assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404
 
 
@@ -167,7 +169,8 @@ async def test_an_operator_sets_a_quota_and_takes_it_back(line: Line) -> None:
         assert "quota: digits version 1: 60 escalations an hour, all devices together" in shown
         assert (await client.delete(quota, headers=operator)).status_code == 200
         assert (await client.delete(quota, headers=operator)).status_code == 404
-        assert notice(await ask(client, request_from(""), line.headers("cam1", "device"))) is None
+        told = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
+        assert told == ContractNotice(alarm=False, escalations_per_hour=None)
 
 
 @pytest.mark.parametrize("value", ["", "-1", "nan", "inf", "many", "1e300", "9" * 5000])
@@ -205,6 +208,7 @@ async def test_only_operators_see_and_change_contracts(line: Line) -> None:
         assert (await client.get(f"{CONTRACTS}/digits", headers=line.headers("anna", "operator"))).json() == {
             "bundle": "digits",
             "contracts": [],
+            "device_alarms": [],
         }
 
 
@@ -233,12 +237,12 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         _, wrong = await right_and_wrong(line, client)
         note = note_of(served_by(gateway), wrong)
         told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
-        assert notice(told[0]) is None
+        assert notice(told[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
         await asyncio.wrap_future(gateway.contracts.settled())
         # One device, whichever way it asks.
         http = await ask(client, request_from("", note), line.headers("cam0", "device"))
         mqtt = await ask_over_mqtt(mosquitto, "cam0", request_from(""))
-        assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0)
+        assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         await asyncio.wrap_future(gateway.contracts.settled())
         (pool,) = gateway.contracts.pools()
         assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)

@@ -99,15 +99,17 @@ notes = st.builds(
     st.floats(allow_nan=False, allow_infinity=False),
     digests,
 )
-notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9))
+notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9), st.integers(1, 2**31 - 1))
 
 
-@given(notes, st.booleans())
-def test_notes_of_audits_come_back_from_those_who_may_audit(note: AuditNote, binary: bool) -> None:
-    sent = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), REQUEST_ID, audit=note)
+@given(st.none() | notes, st.just("") | digests, st.booleans())
+def test_notes_and_alarms_come_back_from_those_who_may_audit(note: AuditNote | None, alarm: str, binary: bool) -> None:
+    sent = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), REQUEST_ID, audit=note, alarm=alarm)
     encoded = encode_request(sent, binary=binary)
-    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).audit == note
-    assert decode_request("m", encoded.body, encoded.header_length).audit is None
+    device = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
+    assert (device.audit, device.alarm) == (note, alarm)
+    other = decode_request("m", encoded.body, encoded.header_length)
+    assert (other.audit, other.alarm) == (None, "")
 
 
 @given(st.data(), st.booleans())
@@ -256,6 +258,8 @@ parameters = st.fixed_dictionaries(
             "audit_edge_digest",
             "contract_alarm",
             "escalations_per_hour",
+            "alarm_edge_digest",
+            "contract_devices",
         ),
         json_values,
     ),

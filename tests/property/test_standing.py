@@ -27,7 +27,7 @@ from firstline_edge.settings import AuditSection
 CERTIFIED = 0.8
 SCORES = st.integers(800, 1000).map(lambda thousandth: thousandth / 1000)
 AUDITS = st.tuples(st.just("audit"), SCORES, st.integers(0, 1), st.sampled_from((0.02, 0.1, 1.0)))
-NOTICES = st.tuples(st.just("notice"), st.booleans(), st.none() | st.integers(0, 50), st.just(0))
+NOTICES = st.tuples(st.just("notice"), st.booleans(), st.none() | st.integers(0, 50), st.integers(1, 10**6))
 RESTARTS = st.tuples(st.just("restart"), st.just(0), st.just(0), st.just(0))
 # Runs of audits at one agreement, so that some of them raise an alarm.
 EVENTS = st.lists(
@@ -66,7 +66,7 @@ async def _only_tightens(
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        alarmed, threshold = False, CERTIFIED
+        alarmed, threshold, level = False, CERTIFIED, 1.0
         remaining = list(events)
         while True:
             with scene_in(folder, on_alarm) as scene:
@@ -81,14 +81,16 @@ async def _only_tightens(
                         drawn_at = watched.threshold if first >= watched.threshold else CERTIFIED
                         scene.standings.audited(watched, sample, threshold=drawn_at)
                     else:
-                        scene.standings.heed(scene.held, ContractNotice(bool(first), second))
+                        scene.standings.heed(scene.held, ContractNotice(bool(first), second, int(propensity)))
                     standing = scene.standings.of(scene.held)
                     assert standing.alarmed >= alarmed
                     assert watched.threshold >= threshold
                     assert scene.router.threshold(scene.held) == max(CERTIFIED, watched.threshold)
-                    alarmed, threshold = standing.alarmed, watched.threshold
+                    assert scene.standings.level(watched) <= level
+                    alarmed, threshold, level = standing.alarmed, watched.threshold, scene.standings.level(watched)
                 assert scene.standings.of(scene.held).alarmed == alarmed
                 assert watched.threshold == threshold
+                assert scene.standings.level(watched) <= level
                 for value in asked:
                     answer = said(await scene.infer(value))
                     kept = answer.model_digest == scene.echo.digest

@@ -169,8 +169,14 @@ class NoAudits:
         pass
 
 
-def ignore_notice(_model: HeldModel, _notice: ContractNotice | None) -> None:
-    """For those who keep no contract."""
+class NoContracts:
+    """For those who keep none."""
+
+    def alarm_of(self, model: HeldModel) -> str:
+        return ""
+
+    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+        pass
 
 
 class Scene:
@@ -246,7 +252,7 @@ class Scene:
             self.cache,
             clock,
             Complaints(),
-            heed=self.standings.heed if self.standings is not None else ignore_notice,
+            contracts=self.standings if self.standings is not None else NoContracts(),
             traffic=traffic,
         )
         self.hedging = Hedging(self.gateway, clock, hedge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from asyncio import wrap_future
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -19,11 +20,12 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.auth import authenticate_operator
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
+from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.gateway import Gateway
 
-# Of a pool's devices, those with most disagreements; who wants all has the metrics of the devices.
+# Of a pool's devices, those with most disagreements, and of alarms the latest; the devices' metrics have all.
 _DEVICES_SHOWN = 100
 _PER_HOUR = "escalations_per_hour"
 _MOST_PER_HOUR = 1e12
@@ -52,6 +54,7 @@ async def list_contracts(request: Request) -> Response:
                 "delta": gateway.settings.contracts.delta,
                 "contracts": [_described(gateway, pool) for pool in gateway.contracts.pools()],
                 "quotas": [_quota(model, per_hour) for model, per_hour in sorted(gateway.contracts.quotas().items())],
+                "device_alarms": _device_alarms(gateway, gateway.contracts.device_alarms()),
             }
         )
     )
@@ -79,7 +82,9 @@ async def read_contract(request: Request, bundle: str) -> Response:
         }
         for pool in pools
     ]
-    return response_of(http.json_reply({"bundle": bundle, "contracts": described}))
+    alarms = [alarm for alarm in gateway.contracts.device_alarms() if alarm.model.name == bundle]
+    told = {"bundle": bundle, "contracts": described, "device_alarms": _device_alarms(gateway, alarms)}
+    return response_of(http.json_reply(told))
 
 
 @router.delete(
@@ -123,13 +128,11 @@ async def delete_quota(request: Request, bundle: str, version: str) -> Response:
 def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
-    served = gateway.repository.models.get(model)
-    variants = {variant.digest: variant.id for variant in served.manifest.edge} if served is not None else {}
     return {
         "bundle": key.bundle,
         "version": str(key.version),
-        "served": served is not None,
-        "variant": variants.get(key.edge_digest),
+        "served": model in gateway.repository.models,
+        "variant": _variant(gateway, model, key.edge_digest),
         "edge_digest": key.edge_digest,
         "threshold": key.threshold,
         "epsilon": key.epsilon,
@@ -145,6 +148,28 @@ def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
         "devices_last_hour": gateway.contracts.devices_last_hour(model),
         "escalations_per_hour": gateway.contracts.quota_per_device(model),
     }
+
+
+def _device_alarms(gateway: Gateway, alarms: Sequence[DeviceAlarm]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bundle": alarm.model.name,
+            "version": str(alarm.model.version),
+            "variant": _variant(gateway, alarm.model, alarm.edge_digest),
+            "edge_digest": alarm.edge_digest,
+            "device": alarm.device,
+            "since": _date(alarm.since_s),
+            "last_said": _date(alarm.last_s),
+            "ended": None if alarm.ended_s is None else _date(alarm.ended_s),
+        }
+        for alarm in alarms[:_DEVICES_SHOWN]
+    ]
+
+
+def _variant(gateway: Gateway, model: ModelKey, edge_digest: str) -> str | None:
+    served = gateway.repository.models.get(model)
+    variants = served.manifest.edge if served is not None else ()
+    return next((variant.id for variant in variants if variant.digest == edge_digest), None)
 
 
 def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:

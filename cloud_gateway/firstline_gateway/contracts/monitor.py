@@ -21,7 +21,8 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, AuditNote, ContractNotice, InferRequest
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
+from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, promises
 from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution, Store
 from firstline_gateway.executors.base import ModelKey
@@ -88,9 +89,12 @@ class ContractMonitor:
         self._seen: dict[ModelKey, Seen] = {}
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
+        self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever did, by edge variant
+        self._device_alarms = DeviceAlarms()
+        self._promising: dict[ModelKey, bool] = {}  # whether audits can test anything of a version
         self._note_alarms()
         self._remember()
-        metrics.contracts(self.pools)
+        metrics.contracts(self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="contracts")
@@ -121,6 +125,10 @@ class ContractMonitor:
         """How many devices asked for a version within the last hour."""
         return self._devices_of_the_hour([model], self._clock.monotonic_s())
 
+    def device_alarms(self) -> list[DeviceAlarm]:
+        """What devices' own audits broke, as they told within the last day, those under way first."""
+        return self._device_alarms.listed(self._clock.wall_s())
+
     def quotas(self) -> dict[ModelKey, float]:
         """What operators set, in escalations per hour of all devices together."""
         return dict(self._quotas)
@@ -137,7 +145,9 @@ class ContractMonitor:
         broken = self._alarms.get(model, ())
         alarm = variant in broken if variant is not None else bool(broken)
         quota = self.quota_per_device(model)
-        return ContractNotice(alarm, quota) if alarm or quota is not None else None
+        # Said where there is no quota too: a device that has one learns that it was taken back.
+        told = alarm or quota is not None or self._promises(served)
+        return ContractNotice(alarm, quota, self._devices_auditing(model, variant)) if told else None
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """What each device may escalate in an hour: of the operator's quota, or of what the gateway has for alarms."""
@@ -151,7 +161,7 @@ class ContractMonitor:
         return share_per_hour(self._settings.escalations_per_hour, self._devices_of_the_hour(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
-        """Has an answered request counted, where it is a device's audit.
+        """Takes up what an answered request says of its device's alarm, and has it counted where it is an audit.
 
         Args:
             request: as it was answered.
@@ -159,9 +169,15 @@ class ContractMonitor:
             probabilities: (1, classes) of the full model.
         """
         note, device, model = request.audit, _device(request), served.key
-        if note is None or device is None or self._closed:
+        if device is None:
+            return
+        if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
+            self._device_alarms.hear(model, device, request.alarm, self._clock.wall_s())
+        if note is None or self._closed:
             return
         key = promise_of(served.manifest, note)
+        if key is not None:  # counted or not, it audits
+            self._note_auditing(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
         elif not np.isfinite(probabilities).all():
@@ -234,7 +250,6 @@ class ContractMonitor:
         after = counted(pool, one.note, float(one.disagrees), now_s=now_s, delta=self._settings.delta)
         self._store.put(after, one.device, one.request_id, disagrees=one.disagrees)
         self._pools[one.key] = after
-        self._variants.setdefault(one.model, {})[one.device] = one.key.edge_digest
         self._metrics.audit(one.model, disagrees=one.disagrees)
         if after.alarmed_s is not None and pool.alarmed_s is None:
             self._note_alarms()
@@ -255,6 +270,21 @@ class ContractMonitor:
             self._told.add((model, why))
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
+    def _promises(self, served: ServedModel) -> bool:
+        if served.key not in self._promising:
+            self._promising[served.key] = promises(served.manifest)
+        return self._promising[served.key]
+
+    def _devices_auditing(self, model: ModelKey, variant: str | None) -> int:
+        """How many share a device's promise; where its edge variant is not known, the most that share any."""
+        by_variant = self._auditing.get(model, {})
+        found = by_variant.values() if variant is None else (by_variant[variant],)
+        return max(map(len, found), default=1)
+
+    def _note_auditing(self, model: ModelKey, device: str, edge_digest: str) -> None:
+        self._variants.setdefault(model, {})[device] = edge_digest
+        self._auditing.setdefault(model, {}).setdefault(edge_digest, set()).add(device)
+
     def _devices_of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
         return sum(self._seen[model].count(now_s) for model in models if model in self._seen)
 
@@ -266,6 +296,7 @@ class ContractMonitor:
             devices = latest.setdefault(_model(key), {})
             for one in self._store.contributions(key):
                 devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
+                self._note_auditing(_model(key), one.device, key.edge_digest)
         for model, devices in latest.items():
             self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
             seen = self._seen[model] = Seen()

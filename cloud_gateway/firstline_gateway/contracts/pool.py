@@ -93,6 +93,12 @@ def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: fl
     )
 
 
+def promises(manifest: Manifest) -> bool:
+    """Whether a bundle promises anything that audits can test."""
+    found = (valid_certificate(manifest, variant) for variant in manifest.edge)
+    return any(certificate is not None and certificate.audit_epsilon is not None for certificate in found)
+
+
 def promise_of(manifest: Manifest, note: AuditNote) -> PoolKey | None:
     """The promise that a note audits.
 

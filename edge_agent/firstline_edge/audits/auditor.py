@@ -18,6 +18,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -211,7 +212,8 @@ class Auditor:
         if self._cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.watched.model.manifest, list[Attempt]()
-        response = await self._cloud.infer(audit.sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
+        sent = replace(audit.sent, alarm=self._standings.alarm_of(audit.watched.model))
+        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
             raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
@@ -220,9 +222,11 @@ class Auditor:
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
         sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=audit.promised)
+        notice = response.answer.contract if response.answer is not None else None
+        self._standings.count_fleet(audit.watched, notice)  # before its result, which is tested at that level
         self._standings.audited(audit.watched, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
-        self._standings.heed(audit.watched.model, response.answer.contract if response.answer is not None else None)
+        self._standings.heed(audit.watched.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         audit.watched.record.lost += 1

@@ -37,6 +37,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         tightened: the score from which answers are still kept; None for the certificate's.
         escalates_all: none is.
         escalations_per_hour: the gateway's quota, None where it set none.
+        fleet_devices: the most that the gateway ever said to audit the promise; 1 while it did not say.
         drawn, agreed, disagreed, lost: audits; what was drawn and is none of the others is under way.
         scores: histogram of the latest scores, in the certificate's bins.
     """
@@ -51,6 +52,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tightened: float | None = None
     escalates_all: bool = False
     escalations_per_hour: float | None = None
+    fleet_devices: int = 1
     drawn: int = 0
     agreed: int = 0
     disagreed: int = 0

@@ -110,7 +110,7 @@ class AuditRoom:
             "escalations_per_hour": self.standings.quota_per_hour(watched) if record.alarmed else None,
             "epsilon": watched.epsilon,
             "e_value": audit.e_value(record.test),
-            "alarm_at": self.alarm_at(watched),
+            "alarm_at": 1 / self.standings.level(watched),
             "audits": {
                 "drawn": record.drawn,
                 "agreed": record.agreed,
@@ -119,10 +119,6 @@ class AuditRoom:
             },
             "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
         }
-
-    def alarm_at(self, watched: Watched) -> float:
-        """The e-value that raises the alarm."""
-        return self._settings.fleet_devices / watched.certificate.delta
 
     async def _tell_fleet(self, links: Links) -> None:
         while True:

@@ -2,6 +2,20 @@
 
 A device only ever tightens: an alarm stays, over restarts too, until a bundle or a certificate comes that the record
 was not kept for. What is looked up for every answer is a `Standing`; all else here happens once an audit.
+
+Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false alarms
+of all of them together stay rare. The number is the largest that was ever set or heard, for two reasons. A test whose
+level falls while it runs is valid: while the promise holds, its e-value ever reaches 1 / a with a probability of at
+most a (Ville 1939), and what reaches the higher bound of later has passed the lower one of now. A level that rose again
+would undo that, for the level that counts is the highest ever used: a test that peaked at 300 of the 400 that it needed
+would alarm, in hindsight, with the first device that is switched off.
+
+So a device that began when n audited alarms falsely with a probability of at most delta / n, whatever it hears later.
+From any moment on at which all N know N, all of them together do with at most delta, as the e-values that they have
+by then are 1 on average. Over the whole life of a fleet that grows one by one from n to N it is delta * (1 + 1/(n + 1)
++ ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices` set to the planned size from the beginning avoids the
+second term. A gateway that says too much delays this device's own alarm by little, for the evidence grows
+exponentially once the promise is broken.
 """
 
 from __future__ import annotations
@@ -29,6 +43,7 @@ log = logger(__name__)
 _SCORES_REMEMBERED = 2_000.0
 _RETRY_S = 30.0  # after a disk refused: what is not written would be forgotten at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
+_FLEET = "the audits of all devices together show that the promise is broken"
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
 
@@ -106,16 +121,37 @@ class Standings:
         quota = watched.record.escalations_per_hour
         return self._settings.escalations_per_hour if quota is None else quota
 
+    def level(self, watched: Watched) -> float:
+        """The level of this device's own test; it never rises."""
+        return watched.certificate.delta / max(self._settings.fleet_devices, watched.record.fleet_devices)
+
+    def alarm_of(self, model: HeldModel) -> str:
+        """The edge variant whose promise this device's own audits broke; "" for none, or where it was only told so."""
+        watched = self.find(model)
+        own = watched is not None and watched.record.alarmed and watched.record.cause not in (*_NO_EVIDENCE, _FLEET)
+        return watched.certificate.edge_digest if watched is not None and own else ""
+
+    def count_fleet(self, watched: Watched, notice: ContractNotice | None) -> None:
+        """Takes up how many devices audit the promise, where that is more than ever before."""
+        if notice is not None and notice.devices > watched.record.fleet_devices:
+            watched.record.fleet_devices = notice.devices
+            self.save()
+
     def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
-        """Takes up what the gateway says of the model's contract; its alarm is as good as this device's own."""
+        """Takes up what the gateway says of the model's contract; its alarm is as good as this device's own.
+
+        A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
+        that only speaks when there is something to tell.
+        """
         watched = self.find(model)
         if watched is None or notice is None:
             return
-        if notice.escalations_per_hour not in (None, watched.record.escalations_per_hour):
+        self.count_fleet(watched, notice)
+        if notice.escalations_per_hour != watched.record.escalations_per_hour:
             watched.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
         if notice.alarm and watched.record.cause in _NO_EVIDENCE:
-            self._alarm(watched, "the audits of all devices together show that the promise is broken")
+            self._alarm(watched, _FLEET)
 
     def audited(self, watched: Watched, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.
@@ -134,7 +170,7 @@ class Standings:
         if sample.kept and threshold == watched.threshold:
             record = watched.record
             record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
-            if audit.alarm(record.test, watched.certificate.delta / self._settings.fleet_devices):
+            if audit.alarm(record.test, self.level(watched)):
                 answered = record.agreed + record.disagreed
                 self._alarm(watched, f"{record.disagreed} of {answered} audits on this device disagreed")
         self.save()

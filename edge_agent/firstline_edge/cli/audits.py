@@ -9,18 +9,14 @@ import sys
 from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
 from firstline_edge.cli.output import complain, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings import load
 from firstline_edge.state import samples_path
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints the samples of one certificate; the agent need not run."""
-    try:
-        settings = load(arguments.config, overrides=dict(arguments.overrides))
-    except ConfigError as error:
-        complain(error.message)
-        return USAGE
+    settings = load(arguments.config, overrides=dict(arguments.overrides))
     path = samples_path(settings.state_dir)
     try:
         samples = list(read(path))

@@ -7,11 +7,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from firstline_core.errors import BudgetExceededError, ConfigError, UnauthorizedError
+from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings import load
 from firstline_edge.state import decisions_path
 
@@ -48,11 +48,7 @@ _FIRST = "The full model was to answer; the caller asked not to wait for it (`wa
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints what the decision log knows of one request."""
-    try:
-        settings = load(arguments.config, overrides=dict(arguments.overrides))
-    except ConfigError as error:
-        complain(error.message)
-        return USAGE
+    settings = load(arguments.config, overrides=dict(arguments.overrides))
     path = decisions_path(settings.state_dir)
     try:
         lines = find(path, arguments.request_id)

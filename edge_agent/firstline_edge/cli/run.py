@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
 from firstline_edge.api.server import serve
 from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings import load
 
 
@@ -29,12 +28,6 @@ def command(arguments: argparse.Namespace) -> int:
         settings = load(arguments.config, overrides=overrides)
         logs.configure(settings.log.level, settings.log.format)
         asyncio.run(serve(settings, ready))
-    except ConfigError as error:
-        complain(error.message)
-        return USAGE
-    except FirstlineError as error:
-        complain(error.message)
-        return FAILED
     except OSError as error:
         complain(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

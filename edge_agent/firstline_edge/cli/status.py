@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 import orjson
 
-from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings import EdgeSettings, load
 from firstline_edge.state import is_in_use, url_path
 from firstline_edge.tokens import first_token
@@ -21,12 +20,8 @@ _TIMEOUT_S = 5.0
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints how the running agent is."""
-    try:
-        settings = load(arguments.config, overrides=dict(arguments.overrides))
-        token = first_token(settings.api.token_file, "api.token_file")
-    except ConfigError as error:
-        complain(error.message)
-        return USAGE
+    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    token = first_token(settings.api.token_file, "api.token_file")
     try:
         url = arguments.url or address_of(settings)
     except OSError as error:

@@ -16,6 +16,7 @@ from firstline_edge.outbox.item import OutboxItem, expire
 log = logger(__name__)
 
 Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Alarm = Callable[[InferRequest], str]
 Heed = Callable[[InferRequest, ContractNotice | None], None]
 
 
@@ -28,7 +29,8 @@ class Corrector:
             result is final.
         clock: for deadlines.
         complaints: gains what the gateway says against a model.
-        heed: takes up what the gateway says of a model's contract.
+        alarm: what to tell the gateway of a model's contract, as it stands when the request leaves.
+        heed: takes up what the gateway says of it.
         timeout_s: for one request.
         refusals: failures of the gateway's own (not of the link) after which a promise expires.
     """
@@ -40,6 +42,7 @@ class Corrector:
         clock: Clock,
         *,
         complaints: Complaints,
+        alarm: Alarm,
         heed: Heed,
         timeout_s: float,
         refusals: int,
@@ -48,6 +51,7 @@ class Corrector:
         self._merge = merge
         self._clock = clock
         self._complaints = complaints
+        self._alarm = alarm
         self._heed = heed
         self._timeout_s = timeout_s
         self._refusals = refusals
@@ -64,7 +68,8 @@ class Corrector:
         attempts: list[Attempt] = []
         answered = False
         try:
-            correction = await self._cloud.infer(item.request, deadline_s, attempts)
+            sent = replace(item.request, alarm=self._alarm(item.request))
+            correction = await self._cloud.infer(sent, deadline_s, attempts)
             answered = True
             if correction.answer is not None:
                 self._heed(item.request, correction.answer.contract)

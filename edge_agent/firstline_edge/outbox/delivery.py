@@ -27,7 +27,7 @@ from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
 from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
-from firstline_edge.outbox.corrector import Corrector, Heed, Merge
+from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
 from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.store import Outbox
@@ -90,7 +90,8 @@ class Delivery:
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
             to correct it ("" where it did not).
         complaints: gains what the gateway says against a model; None to keep that here.
-        heed: takes up what the gateway says of a model's contract.
+        alarm: what to tell the gateway of a model's contract.
+        heed: takes up what the gateway says of it.
         retries: the budget for asking again; None for one of its own.
         settings: patience.
     """
@@ -106,6 +107,7 @@ class Delivery:
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause: None,
         complaints: Complaints | None = None,
+        alarm: Alarm = lambda _request: "",
         heed: Heed = lambda _request, _notice: None,
         retries: RetryBudget | None = None,
         settings: DeliverySettings = DeliverySettings(),
@@ -120,6 +122,7 @@ class Delivery:
             merge,
             clock,
             complaints=complaints if complaints is not None else Complaints(),
+            alarm=alarm,
             heed=heed,
             timeout_s=settings.timeout_s,
             refusals=settings.refusals,

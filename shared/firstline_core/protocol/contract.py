@@ -1,6 +1,6 @@
-"""The accuracy contract on the wire: an audit's note in request parameters, the gateway's notice in answer parameters.
+"""The accuracy contract on the wire: a device's notes and alarms in requests, the gateway's notice in answers.
 
-V2 parameters are flat, so each field is a parameter of its own. Without a note or a notice none of them is there.
+V2 parameters are flat, so each field is a parameter of its own. Without a note, an alarm or a notice none is there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from firstline_core.types import AuditNote, ContractNotice
 
 _NOTE = ("predicted", "propensity", "floor", "epsilon", "threshold", "edge_digest")
 _PREFIX = "audit_"
+_ALARM = "alarm_edge_digest"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLASSES = 2**31
+_DEVICES = 2**31
 
 
 def note_parameters(note: AuditNote) -> dict[str, str | int | float]:
@@ -47,7 +49,7 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
         floor=_share(given, "floor", inclusive=True),
         epsilon=_share(given, "epsilon", inclusive=False),
         threshold=_number(given, "threshold", "a finite number"),
-        edge_digest=_digest(given["edge_digest"]),
+        edge_digest=_digest(_PREFIX + "edge_digest", given["edge_digest"]),
     )
     if note.floor > note.propensity:
         raise RequestError(
@@ -57,12 +59,34 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
     return note
 
 
+def alarm_parameters(edge_digest: str) -> dict[str, str]:
+    """A device's alarm as request `parameters`; none for ""."""
+    return {_ALARM: edge_digest} if edge_digest else {}
+
+
+def read_alarm(parameters: Mapping[str, object]) -> str:
+    """The edge variant whose promise the device's own audits broke, "" where request `parameters` say none.
+
+    Args:
+        parameters: of a request whose sender may audit; a null value counts as absent.
+
+    Raises:
+        RequestError: the value is no digest.
+    """
+    value = parameters.get(_ALARM)
+    return "" if value is None else _digest(_ALARM, value)
+
+
 def notice_values(notice: ContractNotice | None) -> dict[str, float | bool]:
     """The notice as answer parameters; none for None."""
     if notice is None:
         return {}
-    quota = notice.escalations_per_hour
-    return {"contract_alarm": notice.alarm} | ({} if quota is None else {"escalations_per_hour": quota})
+    values: dict[str, float | bool] = {"contract_alarm": notice.alarm}
+    if notice.escalations_per_hour is not None:
+        values["escalations_per_hour"] = notice.escalations_per_hour
+    if notice.devices > 1:
+        values["contract_devices"] = notice.devices
+    return values
 
 
 def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
@@ -71,8 +95,9 @@ def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
     Raises:
         InvalidTensorError: a value is missing, of the wrong kind or out of range.
     """
-    alarm, quota = parameters.get("contract_alarm"), parameters.get("escalations_per_hour")
-    if alarm is None and quota is None:
+    names = ("contract_alarm", "escalations_per_hour", "contract_devices")
+    alarm, quota, devices = (parameters.get(name) for name in names)
+    if alarm is quota is devices is None:
         return None
     if not isinstance(alarm, bool):
         raise InvalidTensorError(f"The answer's 'contract_alarm' is {shown(alarm)}; it must be true or false.")
@@ -80,7 +105,11 @@ def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
         raise InvalidTensorError(
             f"The answer's 'escalations_per_hour' is {shown(quota)}; it must be a number of at least 0."
         )
-    return ContractNotice(alarm, None if quota is None else _finite(quota))
+    if devices is not None and (type(devices) is not int or not 1 <= devices < _DEVICES):
+        raise InvalidTensorError(
+            f"The answer's 'contract_devices' is {shown(devices)}; it must be a whole number of at least 1."
+        )
+    return ContractNotice(alarm, None if quota is None else _finite(quota), 1 if devices is None else devices)
 
 
 def _finite(value: object) -> float | None:
@@ -114,10 +143,9 @@ def _class(value: object) -> int:
     return value
 
 
-def _digest(value: object) -> str:
+def _digest(name: str, value: object) -> str:
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise RequestError(
-            f"Parameter 'audit_edge_digest' is {shown(value)}; use the edge variant's sha256, as its certificate "
-            "names it."
+            f"Parameter '{name}' is {shown(value)}; use the edge variant's sha256, as its certificate names it."
         )
     return value

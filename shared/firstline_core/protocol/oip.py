@@ -75,7 +75,8 @@ def decode_request(
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: who asks, as the transport authenticated them.
         trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise,
-            and where there is none, a new one is minted. The same callers may audit; another's note is passed over.
+            and where there is none, a new one is minted. The same callers may audit; another's note or alarm is
+            passed over.
         limits: held against the declared sizes before anything is allocated.
 
     Raises:
@@ -104,6 +105,7 @@ def decode_request(
         full_model_digest=asked.text(parameters, "full_model_digest"),
         principal=principal,
         audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
+        alarm=contract.read_alarm(parameters) if trust_request_id else "",
     )
 
 
@@ -135,6 +137,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
         parameters["timeout"] = asked.timeout_us(request.deadline_s, now_s)
     if request.audit is not None:
         parameters |= contract.note_parameters(request.audit)
+    parameters |= contract.alarm_parameters(request.alarm)
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     if parameters:
         head["parameters"] = parameters

@@ -1,8 +1,9 @@
 """Detectors: how sure an edge model is of its boxes, and whether they are the full model's. One image at a time.
 
 What comes out is a score and a loss like a classifier's: `certificate.certify` takes both, `firstline certify --scores`
-the score and one minus the loss. Only boxes from a stated confidence on count; that confidence belongs to the contract,
-as the overlap does from which two boxes are the same.
+the score and one minus the loss, as a table that `firstline detections` makes of two models' results. Bundles hold
+classifiers only, so on a device these functions are the application's to call. Only boxes from a stated confidence on
+count; that confidence belongs to the contract, as the overlap does from which two boxes are the same.
 """
 
 from __future__ import annotations

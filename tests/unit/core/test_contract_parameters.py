@@ -11,8 +11,8 @@ import pytest
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.answer import from_parameters, to_parameters
-from firstline_core.protocol.contract import note_parameters, read_note, read_notice
-from firstline_core.protocol.oip import encode_request
+from firstline_core.protocol.contract import alarm_parameters, note_parameters, read_alarm, read_note, read_notice
+from firstline_core.protocol.oip import decode_request, encode_request
 from firstline_core.types import (
     Answer,
     AuditNote,
@@ -90,8 +90,24 @@ def test_an_audit_is_of_one_row() -> None:
 
 def test_a_request_without_a_note_has_none_of_it() -> None:
     request = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), "")
-    assert b"audit" not in encode_request(request, binary=False).body
+    body = encode_request(request, binary=False).body
+    assert b"audit" not in body and b"alarm" not in body
     assert read_note({}, rows=5) is None
+    assert read_alarm({}) == read_alarm({"alarm_edge_digest": None}) == ""
+
+
+def test_a_devices_alarm_is_heard_from_those_who_may_audit_and_passed_over_from_others() -> None:
+    sent = InferRequest("m", (Tensor("x", np.zeros((3, 1), np.float32)),), "", alarm=NOTE.edge_digest)
+    encoded = encode_request(sent)
+    assert alarm_parameters(sent.alarm) == {"alarm_edge_digest": NOTE.edge_digest}
+    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).alarm == NOTE.edge_digest
+    assert decode_request("m", encoded.body, encoded.header_length).alarm == ""
+
+
+@pytest.mark.parametrize("value", ["", "0A" * 32, "0a" * 31, True, 7, ["0a" * 32]])
+def test_an_alarm_that_names_no_variant_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match="alarm_edge_digest"):
+        read_alarm({"alarm_edge_digest": value})
 
 
 def test_an_answer_without_a_notice_is_as_it_was() -> None:
@@ -100,7 +116,9 @@ def test_an_answer_without_a_notice_is_as_it_was() -> None:
     }
 
 
-@pytest.mark.parametrize("notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5)])
+@pytest.mark.parametrize(
+    "notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5, devices=9)]
+)
 def test_a_notice_comes_back(notice: ContractNotice) -> None:
     said = replace(ANSWER, contract=notice)
     assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
@@ -115,8 +133,13 @@ def test_a_notice_comes_back(notice: ContractNotice) -> None:
         {"contract_alarm": True, "escalations_per_hour": float("nan")},
         {"contract_alarm": True, "escalations_per_hour": True},
         {"contract_alarm": True, "escalations_per_hour": "3"},
+        {"contract_devices": 3},
+        {"contract_alarm": True, "contract_devices": 0},
+        {"contract_alarm": True, "contract_devices": 2**31},
+        {"contract_alarm": True, "contract_devices": True},
+        {"contract_alarm": True, "contract_devices": 2.0},
     ],
 )
 def test_what_a_notice_cannot_say_is_refused(parameters: dict[str, object]) -> None:
-    with pytest.raises(InvalidTensorError, match=r"contract_alarm|escalations_per_hour"):
+    with pytest.raises(InvalidTensorError, match=r"contract_alarm|escalations_per_hour|contract_devices"):
         read_notice(parameters)

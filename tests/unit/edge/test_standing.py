@@ -15,7 +15,7 @@ from firstline_core.bundle.certificate import Histogram
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, policies
-from firstline_core.types import ContractNotice, Reason, Status, Tier
+from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
 from firstline_edge.audits.samples import Sample
 from firstline_edge.audits.standing import Standings
@@ -162,7 +162,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) 
     await scene.infer(0.61)
     watched = watched_of(scene)
     assert watched.record.alarmed and watched.record.escalates_all  # no audits here say what may be kept
-    assert standings_of(scene).quota_per_hour(watched) == 7.0
+    assert standings_of(scene).quota_per_hour(watched) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not said(await scene.infer(SURE)).certified
     before = watched.record.alarmed_wall_s
     elapse(scene, 60)
@@ -175,6 +175,63 @@ async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScen
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=1000))
     watched_of(scene).record.test = audit.begin(0.05)
     assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
+
+
+async def test_the_gateway_tells_how_many_devices_test_and_none_of_it_is_ever_undone(make_scene: MakeScene) -> None:
+    scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
+    delta = watched_of(scene).certificate.delta
+    assert standings_of(scene).level(watched_of(scene)) == delta / 5
+    for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
+        standings_of(scene).heed(scene.held, ContractNotice(False, None, devices=told))
+        assert standings_of(scene).level(watched_of(scene)) == delta / tested
+    again = await restarted(scene, make_scene)  # with a setting of 1
+    assert standings_of(again).level(watched_of(again)) == delta / 40
+    fresh = await restarted(again, make_scene, certified=0.82)
+    assert standings_of(fresh).level(watched_of(fresh)) == delta  # another promise, of which nothing was told yet
+
+
+async def test_evidence_that_the_larger_fleet_found_too_weak_stays_too_weak(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    enough = feed(scene, *[(SURE, 0)] * 50)
+    again = await restarted(scene, make_scene, certified=0.82)
+    standings_of(again).heed(again.held, ContractNotice(False, None, devices=1000))
+    assert feed(again, *[(SURE, 0)] * enough) == 0
+    standings_of(again).heed(again.held, ContractNotice(False, None, devices=1))
+    assert feed(again, *[(SURE, 1)] * 20) == 0
+
+
+async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    told = standings_of(scene)
+    told.heed(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
+    told.heed(scene.held, None)  # an older gateway, with nothing to say
+    assert told.quota_per_hour(watched_of(scene)) == 7.0
+    again = await restarted(scene, make_scene)
+    standings_of(again).heed(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
+    assert standings_of(again).quota_per_hour(watched_of(again)) == CAREFUL.escalations_per_hour
+
+
+async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    await scene.infer(UNSURE)
+    feed(scene, *WORSE)
+    certificate = watched_of(scene).certificate
+    await scene.infer(0.61)
+    await scene.infer(0.62, privacy=Privacy.LOCAL_ONLY)
+    assert [sent.alarm for sent in scene.cloud.requests] == ["", certificate.edge_digest]
+    again = await restarted(scene, make_scene)
+    await again.infer(0.61)
+    assert [sent.alarm for sent in again.cloud.requests] == [certificate.edge_digest]
+    fresh = await restarted(again, make_scene, certified=0.82)
+    await fresh.infer(0.61)
+    assert [sent.alarm for sent in fresh.cloud.requests] == [""]
+
+
+async def test_what_the_gateway_said_is_not_said_back_to_it(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    standings_of(scene).heed(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
+    assert watched_of(scene).record.alarmed
+    assert standings_of(scene).alarm_of(scene.held) == ""
 
 
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:

@@ -84,6 +84,11 @@ def bench(tmp_path: Path, repository: Repository) -> Iterator[Bench]:
     found.monitor.close()
 
 
+def quiet(notice: ContractNotice | None) -> bool:
+    """Whether a device is told that all is well."""
+    return notice is not None and not notice.alarm and notice.escalations_per_hour is None
+
+
 def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
     bench.audit("a", predicted=3)
     bench.audit("b", predicted=4)
@@ -96,8 +101,8 @@ def test_the_gateway_finds_the_loss_itself(bench: Bench) -> None:
 def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
     with captured_lines() as lines:
         notices = [bench.audit(f"cam{number}", predicted=4) for number in range(8)]
-    assert notices[0] is None
-    assert notices[-1] == ContractNotice(alarm=True, escalations_per_hour=600 / 8)
+    assert notices[0] == ContractNotice(alarm=False, escalations_per_hour=None)
+    assert notices[-1] == ContractNotice(alarm=True, escalations_per_hour=600 / 8, devices=8)
     (pool,) = bench.monitor.pools()
     assert pool.alarmed_s is not None
     assert pool.state.peak >= 1 / bench.settings.delta
@@ -123,7 +128,7 @@ async def test_an_alarm_is_told_to_the_devices_that_it_concerns(bench: Bench) ->
     assert other is not None
     assert not other.alarm  # it runs the other variant, but shares what there is monitor for
     assert other.escalations_per_hour == 600 / 10
-    assert bench.answer(request_from("stranger"), version=2) is None
+    assert bench.answer(request_from("stranger"), version=2) == ContractNotice(False, None)
     assert bench.answer(request_from("", principal="application:shop")) is None
 
 
@@ -164,7 +169,7 @@ async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     bench.answer(repeated)
     assert bench.skipped(Skipped.REPEATED) == 1
     assert bench.answer(request_from("other")) == ContractNotice(alarm=False, escalations_per_hour=600 / 10)
-    assert bench.answer(request_from("broken0")) == ContractNotice(alarm=True, escalations_per_hour=600 / 10)
+    assert bench.answer(request_from("broken0")) == ContractNotice(True, escalations_per_hour=600 / 10, devices=9)
     assert bench.monitor.quotas() == {ModelKey("digits", 2): 5}
 
 
@@ -173,11 +178,82 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     for _ in range(100):
         await bench.clock.advance(600)
         bench.audit("quiet")
-    assert bench.answer(request_from("quiet")) is not None
-    assert bench.answer(request_from("quiet"), version=2) is None
+    told = bench.answer(request_from("quiet"))
+    assert told is not None
+    assert told.alarm
+    assert bench.answer(request_from("quiet"), version=2) == ContractNotice(False, None)
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
-    assert bench.answer(request_from("quiet")) is None
+    assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
+
+
+# What devices are told of each other, and tell of themselves.
+
+
+def test_a_quota_that_is_taken_back_is_told(bench: Bench) -> None:
+    model = ModelKey("digits", 1)
+    bench.monitor.set_quota(model, 40).result()
+    assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=40)
+    bench.monitor.set_quota(model, None).result()
+    assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=None)
+
+
+def test_a_device_is_told_how_many_audit_its_promise(bench: Bench) -> None:
+    def told(device: str) -> int:
+        notice = bench.answer(request_from(device))
+        assert notice is not None
+        return notice.devices
+
+    assert told("new") == 1
+    for number in range(5):
+        bench.audit(f"cam{number}")
+        bench.audit("cam0")
+    bench.answer(request_from("other", note_of(bench.served(), 3, variant=1)))
+    bench.audit("cam9", epsilon=0.5)  # of a promise that nobody made
+    assert (told("cam0"), told("other"), told("new")) == (5, 1, 5)
+    repeated = request_from("cam5", note_of(bench.served(), 3))
+    bench.answer(repeated)
+    bench.answer(repeated)
+    bench.monitor.close()
+    bench.open()
+    assert (told("cam0"), told("other"), told("new")) == (6, 1, 6)
+
+
+async def test_an_audit_that_is_not_counted_is_a_device_that_audits_all_the_same(
+    tmp_path: Path, repository: Repository
+) -> None:
+    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audit_spacing_s=60))
+    notices = [bench.audit(f"cam{number}") for number in range(5)]
+    assert bench.counted() == 1
+    assert [notice and notice.devices for notice in notices] == [1, 2, 3, 4, 5]
+    bench.monitor.close()
+
+
+async def test_a_devices_own_alarm_is_shown_and_tells_nobody_else(bench: Bench) -> None:
+    digest = certificate_of(bench.served()).edge_digest
+    gauge = 'firstline_gateway_contract_device_alarms{model="digits",version="1"}'
+    for _ in range(3):
+        bench.answer(request_from("cam", alarm=digest))
+        await bench.clock.advance(60)
+    (shown,) = bench.monitor.device_alarms()
+    assert (shown.device, shown.edge_digest, shown.last_s - shown.since_s) == ("cam", digest, 120)
+    assert bench.metric(gauge) == 1
+    assert bench.answer(request_from("yard")) == ContractNotice(alarm=False, escalations_per_hour=None)
+    bench.answer(request_from("cam"))
+    (ended,) = bench.monitor.device_alarms()
+    assert ended.ended_s == bench.clock.wall_s()
+    assert bench.metric(gauge) == 0
+
+
+def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
+    digest = certificate_of(bench.served()).edge_digest
+    for principal in ("application:shop", "operator:anna"):
+        bench.answer(request_from("", alarm=digest, principal=principal))
+    assert bench.monitor.device_alarms() == []
+    bench.answer(request_from("", alarm=digest))  # where authentication is off, nobody knows who says it no more
+    bench.answer(request_from(""))
+    (shown,) = bench.monitor.device_alarms()
+    assert (shown.device, shown.ended_s) == ("anybody", None)
 
 
 # What a device, or somebody who would be one, might try.
@@ -237,7 +313,7 @@ async def test_devices_with_one_scene_may_be_counted_apart(tmp_path: Path, repos
 def test_nobody_has_tested_what_was_not_promised(bench: Bench, changes: dict[str, object]) -> None:
     with captured_lines() as lines:
         for number in range(30):
-            assert bench.audit(f"cam{number}", predicted=4, **changes) is None
+            assert quiet(bench.audit(f"cam{number}", predicted=4, **changes))
     assert bench.monitor.pools() == []
     assert ["same bundle" in line["why"] for line in lines] == [True]
     assert bench.skipped(Skipped.NOT_PROMISED) == 30
@@ -247,7 +323,7 @@ def test_a_device_raises_no_alarm_in_a_pool_of_its_own(bench: Bench) -> None:
     for number in range(50):
         bench.audit(f"cam{number}")
     for step in range(1, 100):
-        assert bench.audit("liar", predicted=4, threshold=THRESHOLD + step * 1e-6) is None
+        assert quiet(bench.audit("liar", predicted=4, threshold=THRESHOLD + step * 1e-6))
     assert len(bench.monitor.pools()) == 1
     assert bench.skipped(Skipped.NOT_PROMISED) == 99
 
@@ -280,7 +356,7 @@ def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, reposi
     bench = Bench(tmp_path / "file" / "contracts.db", repository)
     with captured_lines() as lines:
         for _ in range(3):
-            assert bench.audit("cam", predicted=4) is None
+            assert quiet(bench.audit("cam", predicted=4))
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.DISK) == 3
     assert [line["event"] for line in lines] == ["audit not counted"]

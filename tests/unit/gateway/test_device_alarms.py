@@ -1,0 +1,62 @@
+"""What devices say of their own audits, as a gateway remembers it."""
+
+from __future__ import annotations
+
+from support.logs import captured_lines
+
+from firstline_gateway.contracts import device_alarms
+from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
+from firstline_gateway.executors.base import ModelKey
+
+M, N = ModelKey("digits", 1), ModelKey("digits", 2)
+A, B = "a" * 64, "b" * 64
+
+
+def test_what_is_said_again_and_again_is_one_alarm_and_one_line() -> None:
+    alarms = DeviceAlarms()
+    with captured_lines() as lines:
+        for now_s in (10.0, 20.0, 30.0):
+            alarms.hear(M, "cam", A, now_s)
+    assert alarms.listed(30.0) == [DeviceAlarm(M, "cam", A, since_s=10.0, last_s=30.0)]
+    assert [(line["event"], line["device"]) for line in lines] == [("a device's own audits broke its contract", "cam")]
+
+
+def test_an_alarm_ends_when_the_device_says_it_no_more_and_may_begin_again() -> None:
+    alarms = DeviceAlarms()
+    alarms.hear(M, "cam", A, 10.0)
+    with captured_lines() as lines:
+        for now_s in (20.0, 30.0):
+            alarms.hear(M, "cam", "", now_s)
+    assert alarms.listed(30.0) == [DeviceAlarm(M, "cam", A, 10.0, 20.0, ended_s=20.0)]
+    assert [line["event"] for line in lines] == ["a device's own alarm ended"]
+    alarms.hear(M, "cam", A, 40.0)
+    assert alarms.listed(40.0) == [DeviceAlarm(M, "cam", A, 40.0, 40.0)]
+
+
+def test_each_device_version_and_variant_is_its_own() -> None:
+    alarms = DeviceAlarms()
+    alarms.hear(M, "cam", A, 10.0)
+    alarms.hear(M, "yard", "", 11.0)
+    alarms.hear(N, "cam", "", 12.0)
+    assert alarms.listed(12.0) == [DeviceAlarm(M, "cam", A, 10.0, 10.0)]
+    alarms.hear(M, "cam", B, 13.0)  # it changed its edge variant, and that one's promise is broken too
+    assert alarms.listed(13.0) == [DeviceAlarm(M, "cam", B, 13.0, 13.0)]
+
+
+def test_those_under_way_come_first_and_the_long_silent_are_forgotten() -> None:
+    alarms = DeviceAlarms()
+    alarms.hear(M, "ended", A, 0.0)
+    alarms.hear(M, "ended", "", 5.0)
+    alarms.hear(M, "old", A, 1.0)
+    alarms.hear(M, "new", A, 2.0)
+    assert [alarm.device for alarm in alarms.listed(10.0)] == ["new", "old", "ended"]
+    alarms.hear(M, "old", A, 80_000.0)
+    assert [alarm.device for alarm in alarms.listed(86_410.0)] == ["old"]
+
+
+def test_memory_is_bounded() -> None:
+    alarms = DeviceAlarms()
+    for number in range(device_alarms._REMEMBERED + 10):
+        alarms._alarms[M, f"cam{number}"] = DeviceAlarm(M, f"cam{number}", A, 0.0, 0.0)
+    alarms.hear(M, "last", A, 1.0)
+    assert len(alarms.listed(1.0)) == device_alarms._REMEMBERED
