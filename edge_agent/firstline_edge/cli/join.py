@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.secrets_file import read_secret
-from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.output import say, say_json
+from firstline_edge.cli.parser import OK
 from firstline_edge.identity.files import Identity, IdentityFiles
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import shown
@@ -24,28 +24,21 @@ _TOKEN_LIMIT_CHARS = 4096
 
 def command(arguments: argparse.Namespace) -> int:
     """Joins, once: a second time it says who the device is."""
-    try:
-        # What it was joined as before does not matter to how it joins.
-        settings = load(arguments.config, overrides={**dict(arguments.overrides), "agent.use_identity": False})
-        url = _checked(arguments.url)
-        token = parse_join_token(_token_text(arguments.token_file))
-        files = IdentityFiles(settings.state_dir)
-        known = None if arguments.force else files.read()
-        if known is not None and _still_good(known, token, files):
-            _print(arguments.output, known, settings, "already joined", files)
-            return OK
-        if known is not None and known.authority != token.ca_hash.hex():
-            raise ConfigError(
-                f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
-                "leaves the one for the other."
-            )
-        joined = asyncio.run(_join(url, token, files, arguments.proxy))
-    except ConfigError as error:
-        complain(error.message)
-        return USAGE
-    except FirstlineError as error:
-        complain(error.message)
-        return FAILED
+    # What it was joined as before does not matter to how it joins.
+    settings = load(arguments.config, overrides={**dict(arguments.overrides), "agent.use_identity": False})
+    url = _checked(arguments.url)
+    token = parse_join_token(_token_text(arguments.token_file))
+    files = IdentityFiles(settings.state_dir)
+    known = None if arguments.force else files.read()
+    if known is not None and _still_good(known, token, files):
+        _print(arguments.output, known, settings, "already joined", files)
+        return OK
+    if known is not None and known.authority != token.ca_hash.hex():
+        raise ConfigError(
+            f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
+            "leaves the one for the other."
+        )
+    joined = asyncio.run(_join(url, token, files, arguments.proxy))
     _print(arguments.output, joined, settings, "joined", files)
     return OK
 

@@ -26,8 +26,12 @@ class _Object(ssl.SSLObject):
 
 class _Socket(ssl.SSLSocket):
     def do_handshake(self, block: bool = False) -> None:
-        super().do_handshake(block)
-        _check_times(self)
+        try:
+            super().do_handshake(block)
+            _check_times(self)
+        except OSError:
+            self.close()  # paho would let go of it as it is
+            raise
 
 
 class DeviceContext(ssl.SSLContext):
