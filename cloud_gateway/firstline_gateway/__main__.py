@@ -1,4 +1,4 @@
-"""`firstline-gateway`: run, check, status, token. The package's outermost loop.
+"""`firstline-gateway`: run, check, status, key, ca. The package's outermost loop.
 
 What only one command needs is imported there: a health check every few seconds must not load a model runtime.
 """
@@ -6,17 +6,17 @@ What only one command needs is imported there: a health check every few seconds 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
-from firstline_gateway import __version__, settings, tokens
+from firstline_gateway import __version__
+from firstline_gateway.commands import authority, keys
+from firstline_gateway.commands.base import add_command, settings_of, show
 
 _STATUS_TIMEOUT_S = 5.0
 _ALARMS_SHOWN = 10
@@ -46,46 +46,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = _command(commands, "run", _run, "serve until SIGTERM")
+    run = add_command(commands, "run", _run, "serve until SIGTERM")
     run.add_argument("--host", help="address to listen on, instead of api.host")
     run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
-    _command(commands, "check", _check, "try the configuration and load every bundle, without serving")
+    add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
 
-    status = _command(commands, "status", _status, "ask a running gateway how it is", config=False)
+    status = add_command(commands, "status", _status, "ask a running gateway how it is", config=False)
     status.add_argument("url", nargs="?", default="http://127.0.0.1:8080", metavar="URL", help="(default: %(default)s)")
+    status.add_argument("--ca", type=Path, metavar="FILE", help="whom to believe about an https:// URL (PEM)")
 
-    token = commands.add_parser("token", help="create, list and revoke tokens")
-    actions = token.add_subparsers(required=True, metavar="ACTION")
-    create = _command(actions, "create", _token_create, "create a token and print it, this once")
-    create.add_argument("name", metavar="NAME", help="whose; a device's is its name in the MQTT topics too")
-    create.add_argument("--kind", required=True, choices=get_args(tokens.Kind))
-    _command(actions, "list", _token_list, "names, kinds and dates")
-    revoke = _command(actions, "revoke", _token_revoke, "refuse a token from now on")
-    revoke.add_argument("name", metavar="NAME")
+    keys.add_commands(commands)
+    authority.add_commands(commands)
     return parser
-
-
-def _command(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, config: bool = True
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    if config:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; without it the defaults hold")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
-    parser.set_defaults(command=command)
-    return parser
-
-
-def _settings(arguments: argparse.Namespace, **overrides: object) -> settings.Settings:
-    return settings.load(
-        arguments.config,
-        environ=os.environ,
-        overrides={key.replace("__", "."): value for key, value in overrides.items()},
-    )
-
-
-def _print(arguments: argparse.Namespace, text: str, value: object) -> None:
-    print(json.dumps(value) if arguments.output == "json" else text, flush=True)  # noqa: T201
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -94,16 +66,16 @@ def _run(arguments: argparse.Namespace) -> int:
     from firstline_gateway import server
     from firstline_gateway.gateway import open_gateway
 
-    found = _settings(arguments, api__host=arguments.host, api__port=arguments.port)
+    found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(found.log.level, found.log.format)
     bound = server.bind(found.api.host, found.api.port)
-    url = server.url_of(bound)
+    url = server.url_of(bound, tls=found.tls.enabled)
     gateway = open_gateway(found)
     ended = uvloop.run(
         server.serve(
             gateway,
             bound,
-            lambda: _print(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+            lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
         )
     )
     if not ended:
@@ -118,7 +90,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from firstline_gateway.gateway import check_files, runtime_options
     from firstline_gateway.repository import load_repository
 
-    found = _settings(arguments)
+    found = settings_of(arguments)
     logs.configure("error", found.log.format)
     check_files(found)
     repository = load_repository(Path(found.models.directory), runtime_options(found))
@@ -131,7 +103,7 @@ def _check(arguments: argparse.Namespace) -> int:
     lines += [f"refused: {bundle['error']}" for bundle in refused]
     if not lines:
         lines = [f"no bundle in {found.models.directory}"]
-    _print(arguments, "\n".join(lines), {"models": models, "refused": refused, "sessions": found.sessions})
+    show(arguments, "\n".join(lines), {"models": models, "refused": refused, "sessions": found.sessions})
     for served in repository:
         served.loaded.close()
     return 0 if models and not refused else 1
@@ -144,7 +116,8 @@ def _status(arguments: argparse.Namespace) -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     found: dict[str, Any] = {"url": arguments.url, "live": False, "ready": False}
     try:
-        with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S) as client:
+        verify = tls_context(arguments.ca)
+        with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S, verify=verify) as client:
             found["live"] = client.get("/v2/health/live").is_success
             found["ready"] = client.get("/v2/health/ready").is_success
             listed = client.get("/firstline/v1/models")
@@ -167,8 +140,8 @@ def _status(arguments: argparse.Namespace) -> int:
         lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]
         lines += _device_alarm_lines(found["device_alarms"])
     elif "models" in found:
-        lines.append("contracts: an operator's token shows them")
-    _print(arguments, "\n".join(lines), found)
+        lines.append("contracts: a key with the scope fleet shows them")
+    show(arguments, "\n".join(lines), found)
     return 0 if found["ready"] else 1
 
 
@@ -199,27 +172,6 @@ def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
 
 def _yes(value: object) -> str:
     return "yes" if value else "no"
-
-
-def _token_create(arguments: argparse.Namespace) -> int:
-    path = Path(_settings(arguments).auth.tokens_file)
-    text = tokens.create_token(path, arguments.name, arguments.kind, datetime.now(UTC))
-    _print(arguments, text, {"name": arguments.name, "kind": arguments.kind, "token": text})
-    return 0
-
-
-def _token_list(arguments: argparse.Namespace) -> int:
-    known = tokens.read_tokens(Path(_settings(arguments).auth.tokens_file))
-    rows = [{"name": token.name, "kind": token.kind, "created": token.created.isoformat()} for token in known]
-    text = "\n".join(f"{row['kind']:12} {row['name']}  {row['created']}" for row in rows)
-    _print(arguments, text or "no tokens", {"tokens": rows})
-    return 0
-
-
-def _token_revoke(arguments: argparse.Namespace) -> int:
-    tokens.revoke_token(Path(_settings(arguments).auth.tokens_file), arguments.name)
-    _print(arguments, f"revoked {arguments.name}", {"revoked": arguments.name})
-    return 0
 
 
 if __name__ == "__main__":

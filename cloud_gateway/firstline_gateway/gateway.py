@@ -1,4 +1,4 @@
-"""The gateway put together from its settings: models, engine, batcher, data plane, tokens, MQTT."""
+"""The gateway put together from its settings: models, engine, batcher, data plane, identities, MQTT."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from firstline_gateway.contracts.store import Store, is_writable
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.identity import keys
+from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
-from firstline_gateway.tokens import TokenStore
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
@@ -51,7 +52,6 @@ class Gateway:
         self.repository = repository
         self.clock = clock
         self.metrics = GatewayMetrics()
-        self.tokens = TokenStore(Path(settings.auth.tokens_file)) if settings.auth.mode == "tokens" else None
         self._executor = executor
         batcher = Batcher(
             executor,
@@ -65,6 +65,7 @@ class Gateway:
         self.metrics.queue_depth(lambda: batcher.depth)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
+        self.identity = Identity(settings, self.database, self.writer, clock=clock)
         self.contracts = ContractMonitor(
             Store(Path(settings.contracts.state_file)),
             repository,
@@ -82,7 +83,8 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        """Begins to keep revocations fresh, and to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        await self.identity.start()
         if self._mqtt is not None:
             await self._mqtt.start()
 
@@ -118,6 +120,7 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        await self.identity.close()
         self.contracts.close()
         self.writer.close()
         self.database.close()
@@ -142,8 +145,8 @@ def open_gateway(settings: Settings) -> Gateway:
         log.warning("audits cannot be kept, so none will count", state_file=settings.contracts.state_file)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
-    if gateway.tokens is not None and not len(gateway.tokens):
-        log.warning("no token yet, so nobody may call", create="firstline-gateway token create NAME --kind application")
+    if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
+        log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
     return gateway
 
 
@@ -164,7 +167,6 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
-    if settings.auth.mode == "tokens":
-        TokenStore(Path(settings.auth.tokens_file))
+    keys.read_old_tokens(Path(settings.auth.tokens_file))
     if settings.mqtt.enabled:
         mqtt.check(settings.mqtt)

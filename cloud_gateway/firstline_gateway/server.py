@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
@@ -49,17 +50,20 @@ def _taken(host: str, port: int, error: OSError) -> CapacityError:
     )
 
 
-def url_of(bound: socket.socket) -> str:
+def url_of(bound: socket.socket, *, tls: bool = False) -> str:
     """The address as a URL."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """uvicorn with its signals left to us and a moment from which it answers."""
+    """uvicorn with its signals left to us, a TLS context that is ours, and a moment from which it answers."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
+        config.load()
+        config.ssl = tls
         self.up = asyncio.Event()
 
     @contextlib.contextmanager
@@ -97,7 +101,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = http_server(create_app(gateway), gateway.settings.api.keep_alive_s)
+    server = http_server(gateway, gateway.settings.api.keep_alive_s)
     ended = True
     await gateway.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
@@ -123,22 +127,22 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     return ended
 
 
-def http_server(app: ASGIApp, keep_alive_s: float) -> Server:
+def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
-    return Server(
-        uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=int(keep_alive_s),
-            timeout_graceful_shutdown=_CLOSE_S,
-        )
+    config = uvicorn.Config(
+        create_app(gateway),
+        # Whose constructor it calls for each connection.
+        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(keep_alive_s),
+        timeout_graceful_shutdown=_CLOSE_S,
     )
+    return Server(config, gateway.identity.tls.context if gateway.identity.tls is not None else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,9 @@ ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 SYSTEM_AUTHORITIES = "system"
 _SQLITE = "sqlite:///"
 _POSTGRESQL = "postgresql+psycopg://"
+
+# A name of DNS, perhaps with a star for its first part.
+_HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -40,15 +44,51 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long an idle connection stays open (seconds); longer than the clients' own, so that they close first."""
     drain_s: Seconds = 10.0
     """How long requests in flight may take after SIGTERM (seconds)."""
+    plain_http: bool = False
+    """Serve beyond loopback without TLS: for networks that are protected otherwise, or behind a proxy that ends TLS."""
     open_metrics: bool = False
-    """Serve /metrics without a token; otherwise any valid token reads them."""
+    """Serve /metrics to everybody; otherwise any valid API key reads them."""
+
+
+class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    """Serve HTTPS instead of HTTP."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses that devices and applications reach this gateway by; its own authority vouches for them."""
+    certificate_file: str = ""
+    """Another authority's certificate for the gateway (PEM, with its chain) instead; it may be exchanged any time."""
+    key_file: str = ""
+    """The key of that certificate."""
+    ca_file: str = ""
+    """Who vouches for that certificate, or for a proxy's (PEM): what devices believe when they enrol."""
 
 
 class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["tokens", "off"] = "tokens"
     """"off" serves whoever connects, and is refused unless `api.host` is a loopback address."""
     tokens_file: str = "tokens.json"
-    """Hashes of the tokens, kept by `firstline-gateway token`."""
+    """Tokens of a gateway before there was a store; taken over as API keys when this one starts."""
+    refresh_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0
+    """How soon a revocation holds everywhere, open connections included (seconds)."""
+    proxy_certificate_header: str = ""
+    """In which header a trusted proxy names the client's certificate (percent-encoded PEM, or RFC 9440); "" is none."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of the proxies that are believed; each must replace that header on every request."""
+
+
+class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    directory: str = "identity"
+    """The certificate authority's key and what it made; replicas share a copy. Made when it is first needed."""
+    certificate_days: Annotated[float, Meta(gt=0, le=825)] = 90.0
+    """How long a device's certificate is valid; the device renews it after two thirds."""
+    renew_grace_days: Annotated[float, Meta(ge=0, le=825)] = 90.0
+    """How long after its end it can still be renewed, and only that: for devices that were switched off."""
+    attempts_per_minute: Count = 60
+    """How many enrolments of one address may fail in a minute; more have to wait."""
+    broker_host: str = ""
+    """Where devices reach the MQTT broker, which enrolment tells them; "" leaves MQTT out."""
+    broker_port: Port = 8883
+    """The broker's port for TLS."""
 
 
 class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +163,9 @@ class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api: Api = Api()
+    tls: Tls = Tls()
     auth: Auth = Auth()
+    identity: Identity = Identity()
     models: Models = Models()
     execution: Execution = Execution()
     mqtt: Mqtt = Mqtt()
@@ -179,6 +221,7 @@ def load(
             f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
             'set auth.mode = "tokens", or api.host = "127.0.0.1".'
         )
+    _check_tls(found)
     if found.mqtt.password_file and not found.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
     if not found.contracts.state_file:
@@ -193,7 +236,14 @@ def load(
     )
     return msgspec.structs.replace(
         found,
+        tls=msgspec.structs.replace(
+            found.tls,
+            certificate_file=_below(base, found.tls.certificate_file),
+            key_file=_below(base, found.tls.key_file),
+            ca_file=_below(base, found.tls.ca_file),
+        ),
         auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
+        identity=msgspec.structs.replace(found.identity, directory=_below(base, found.identity.directory)),
         models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
         store=store,
         contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
@@ -205,6 +255,43 @@ def load(
             else _below(base, found.mqtt.tls_ca_file),
         ),
     )
+
+
+def _check_tls(found: Settings) -> None:
+    """Whether what is served can be trusted by whom it is served to.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    api, tls, auth = found.api, found.tls, found.auth
+    if not (tls.enabled or api.plain_http or is_loopback(api.host)):
+        raise ConfigError(
+            f'api.host = "{api.host}" would send API keys and pictures over the network unencrypted; set tls.enabled = '
+            "true and tls.hosts, or api.plain_http = true where something else protects that network."
+        )
+    if bool(tls.certificate_file) != bool(tls.key_file):
+        raise ConfigError("Of tls.certificate_file and tls.key_file one is set; set both, or neither.")
+    if tls.enabled and not (tls.hosts or tls.certificate_file):
+        raise ConfigError(
+            'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
+            '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
+        )
+    for host in tls.hosts:
+        if not _is_host(host):
+            raise ConfigError(f"tls.hosts has {host!a}, which is no host name and no address.")
+    if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
+        raise ConfigError(
+            "Of auth.proxy_certificate_header and auth.trusted_proxies one is set; a header counts from named proxies "
+            "alone, so set both, or neither."
+        )
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True
 
 
 def is_loopback(host: str) -> bool:

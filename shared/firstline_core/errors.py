@@ -12,6 +12,7 @@
     ├── CapacityError             come back later; `retry_after_s` says when
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
+    │   ├── RateLimitedError          this caller asks too often
     │   ├── BudgetExceededError       what may be spent in this hour or day is spent
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
@@ -98,6 +99,10 @@ class QueueFullError(CapacityError):
 
 class DeadlineExceededError(CapacityError):
     code = "deadline_exceeded"
+
+
+class RateLimitedError(CapacityError):
+    code = "rate_limited"
 
 
 class BudgetExceededError(CapacityError):

@@ -13,7 +13,6 @@ from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.types import Array, InferRequest, Tensor
 from firstline_gateway import server
-from firstline_gateway.api.app import create_app
 from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
 
@@ -102,12 +101,12 @@ class Doubler:
 async def serving(gateway: Gateway) -> AsyncIterator[str]:
     """Serves on a free loopback port as the process does, and yields the URL."""
     bound = server.bind("127.0.0.1", 0)
-    running = server.http_server(create_app(gateway), keep_alive_s=5)
+    running = server.http_server(gateway, keep_alive_s=5)
     await gateway.start()
     task = asyncio.create_task(running.serve(sockets=[bound]))
     await running.up.wait()
     try:
-        yield server.url_of(bound)
+        yield server.url_of(bound, tls=gateway.identity.tls is not None)
     finally:
         running.should_exit = True
         await task

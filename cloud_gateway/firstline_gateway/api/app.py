@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, openapi
+from firstline_gateway.api import contracts, control, errors, identity, openapi
 from firstline_gateway.api.infer import infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -22,7 +22,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
     )
     app.state.gateway = gateway
-    for router in (control.health, control.metadata, control.metrics, contracts.router):
+    for router in (control.health, control.metadata, control.metrics, contracts.router, identity.enrolment, identity.fleet):
         app.include_router(router)
     errors.install(app)
     openapi.describe(app)

@@ -1,11 +1,16 @@
-"""Who calls: from the Authorization header to a principal."""
+"""Who calls: from a client certificate, or the Authorization header, to a principal and what it may do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starlette.requests import HTTPConnection
+
 from firstline_core.errors import ForbiddenError, UnauthorizedError
-from firstline_gateway.tokens import TokenStore
+from firstline_core.protocol.enrolment import application_principal, device_principal
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.presented import SCOPE_KEY, Presented
+from firstline_gateway.identity.scopes import SCOPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,54 +18,75 @@ class Caller:
     """An authenticated caller.
 
     Args:
-        principal: the token's kind and name, e.g. "device:NAME"; "" where authentication is off.
+        principal: "device:NAME" or "application:NAME"; "" where authentication is off.
+        scopes: what it may do.
         trust_request_id: whether its own request ids are kept. An application could otherwise guess at, or
             reuse, an id that belongs to somebody else's answer.
-        operator: whether it may see and change what devices are told.
     """
 
     principal: str
+    scopes: frozenset[str]
     trust_request_id: bool
-    operator: bool
 
 
-_ANYBODY = Caller(principal="", trust_request_id=True, operator=True)
+_ANYBODY = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
+_DEVICE_SCOPES = frozenset({"infer"})
 
 
-def authenticate(tokens: TokenStore | None, authorization: str | None) -> Caller:
-    """Finds the caller.
+async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller:
+    """Finds the caller: by its certificate where it shows one, else by its API key.
 
     Args:
-        tokens: the valid ones; None where authentication is off.
-        authorization: the header's value, None where it is absent.
+        identity: judges both.
+        connection: of the request; its body is not touched.
 
     Raises:
-        UnauthorizedError: no token, or not a valid one.
+        UnauthorizedError: neither, or not a valid one.
+        RateLimitedError: the key was used too often.
+        CapacityError: the store that knows cannot be asked.
     """
-    if tokens is None:
+    presented = await presented_by(identity, connection)
+    if presented is not None:
+        device = await identity.gatekeeper.device(presented)
+        return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
+    if not identity.required:
         return _ANYBODY
-    scheme, _, text = (authorization or "").partition(" ")
+    scheme, _, text = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not text.strip():
-        raise UnauthorizedError("This gateway needs a token; send the header `Authorization: Bearer TOKEN`.")
-    token = tokens.find(text.strip())
-    if token is None:
         raise UnauthorizedError(
-            "The token in the Authorization header is not valid here; ask the gateway's operator for a new one."
+            "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
         )
-    return Caller(token.principal, trust_request_id=token.kind == "device", operator=token.kind == "operator")
+    key = await identity.gatekeeper.key(text.strip())
+    is_device = key.kind == "device"
+    principal = device_principal(key.name) if is_device else application_principal(key.name)
+    return Caller(principal, key.scopes, trust_request_id=is_device)
 
 
-def authenticate_operator(tokens: TokenStore | None, authorization: str | None) -> Caller:
-    """Finds the caller, who must be an operator.
+async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
+    """Finds the caller, who must have a scope.
 
     Raises:
-        UnauthorizedError: no token, or not a valid one.
-        ForbiddenError: one of another kind.
+        UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
+        ForbiddenError: it lacks the scope.
     """
-    caller = authenticate(tokens, authorization)
-    if not caller.operator:
+    caller = await authenticate(identity, connection)
+    if scope not in caller.scopes:
         raise ForbiddenError(
-            f"{caller.principal} may not do this; use an operator's token (`firstline-gateway token create NAME --kind "
-            "operator`)."
+            f"{caller.principal} may not do this; use an API key with the scope '{scope}' (`firstline-gateway key "
+            f"create NAME --scope {scope}`)."
         )
     return caller
+
+
+async def presented_by(identity: Identity, connection: HTTPConnection) -> Presented | None:
+    """The certificate that the caller's end of the connection, or a trusted proxy, has shown; not judged yet.
+
+    Raises:
+        UnauthorizedError: what the proxy says cannot be used.
+    """
+    if identity.proxy_header and connection.client is not None and identity.trusts(connection.client.host):
+        found = await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
+        if found is not None:
+            return found
+    presented: Presented | None = connection.scope.get(SCOPE_KEY)
+    return presented

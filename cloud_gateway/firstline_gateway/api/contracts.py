@@ -17,7 +17,7 @@ from firstline_core.protocol import http
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.api.auth import authenticate_operator
+from firstline_gateway.api.auth import authorize
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
@@ -35,9 +35,10 @@ log = logger(__name__)
 
 async def _operator(
     request: Request,
-    _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An operator's token."))],
+    _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet' to read, 'admin' to change."))],
 ) -> None:
-    caller = authenticate_operator(gateway_of(request).tokens, request.headers.get("authorization"))
+    scope = "fleet" if request.method == "GET" else "admin"
+    caller = await authorize(gateway_of(request).identity, request, scope)
     request.state.principal = caller.principal
 
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
-from firstline_core.errors import UnknownAnswerError
+from firstline_core.errors import ForbiddenError, UnknownAnswerError
 from firstline_core.protocol import http
+from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.tensors import shown
-from firstline_gateway.api.auth import authenticate
+from firstline_gateway.api.auth import authenticate, authorize
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 
@@ -21,15 +22,17 @@ def gateway_of(request: Request) -> Gateway:
 
 
 async def _caller(
-    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="A token."))]
+    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
 ) -> None:
-    authenticate(gateway_of(request).tokens, request.headers.get("authorization"))
+    await authorize(gateway_of(request).identity, request, "infer")
 
 
 async def _reader_of_metrics(request: Request) -> None:
     gateway = gateway_of(request)
     if not gateway.settings.api.open_metrics:
-        authenticate(gateway.tokens, request.headers.get("authorization"))
+        caller = await authenticate(gateway.identity, request)
+        if device_of_principal(caller.principal) is not None:
+            raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
 
 
 health = APIRouter(tags=["health"])
@@ -38,18 +41,18 @@ metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
 
 
 @health.head("/v2/health/live", include_in_schema=False)
-@health.get("/v2/health/live", summary="Is the process up? Needs no token.")
+@health.get("/v2/health/live", summary="Is the process up? Needs no key.")
 async def live(request: Request) -> Response:
     return response_of(http.live_reply(gateway_of(request).plane))
 
 
 @health.head("/v2/health/ready", include_in_schema=False)
-@health.get("/v2/health/ready", summary="Does it take requests? 400 while it does not. Needs no token.")
+@health.get("/v2/health/ready", summary="Does it take requests? 400 while it does not. Needs no key.")
 async def ready(request: Request) -> Response:
     return response_of(http.ready_reply(gateway_of(request).plane))
 
 
-@metrics.get("/metrics", summary="Prometheus metrics; a token of any kind reads them unless api.open_metrics is set.")
+@metrics.get("/metrics", summary="Prometheus metrics; an API key of any scope reads them, everybody with api.open_metrics is set.")
 async def read_metrics(request: Request) -> Response:
     content, content_type = gateway_of(request).metrics.render()
     return Response(content, media_type=content_type)

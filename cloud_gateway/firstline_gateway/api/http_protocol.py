@@ -1,18 +1,22 @@
 """uvicorn's HTTP/1.1 with what it lacks: bounds on what comes beside bodies, and refusals in JSON as everywhere else.
 
 Whoever reaches the port can send heads, trailers and request after request, before any token is looked at; without
-bounds it is all kept.
+bounds it is all kept. Where TLS ends here, the certificate that the client has shown is put into the scope, and its
+connection can be ended when that is revoked.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
+from firstline_gateway.identity.sessions import Sessions
 
 # Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
 PIPELINE_LIMIT = 16
@@ -25,15 +29,27 @@ class HttpProtocol(HttpToolsProtocol):
     _read_bytes = 0  # since the last body, by packets: also what the parser has not made a header of yet
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
+    _presented: Presented | None = None
+
+    def __init__(self, *arguments: Any, sessions: Sessions, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._sessions = sessions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        if certificate is not None:
+            self._presented = read_presented(certificate)
+            self._sessions.add(self._presented.serial, self)
         self._head_timer = HeadTimer(self.loop, self.timeout_keep_alive_handler)
         # uvicorn starts this one with the first answer; a connection that never asks is idle too.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
+        if self._presented is not None:
+            self._sessions.remove(self._presented.serial, self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -51,6 +67,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._read_bytes = self._head_bytes = 0
         super().on_message_begin()
+        if self._presented is not None:
+            self.scope[SCOPE_KEY] = self._presented  # type: ignore[literal-required]  # a key of ours
 
     def on_url(self, url: bytes) -> None:
         self._count(url)
@@ -78,6 +96,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_length()
         else:
             self._close_with(400, "This is no valid HTTP/1.1 request; check its request line, headers and chunks.")
+
+    def end(self) -> None:
+        """Closes the connection at once: its certificate was revoked."""
+        self.transport.abort()
 
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)

@@ -16,7 +16,7 @@ from starlette.types import Message
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
 from firstline_core.protocol.short import short_reply
-from firstline_gateway.api.auth import Caller, authenticate
+from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.journal import record
@@ -75,7 +75,7 @@ async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response
     error: FirstlineError | None = None
     try:
         # Before the body is read: a stranger may not make us hold megabytes.
-        caller = authenticate(gateway.tokens, request.headers.get("authorization"))
+        caller = await authorize(gateway.identity, request, "infer")
         principal = caller.principal
         body = await read_body(request.stream(), request.headers, gateway.plane.limits)
         reply = await _while_connected(request, answer(gateway, request, caller, body, started_s))

@@ -7,6 +7,9 @@ that the device knows whom to believe before it has a certificate, a list of aut
 1. `GET CA_PATH` without verifying the server: the authorities' certificates, PEM; it keeps the one with the hash,
 2. `POST ENROL_PATH` verifying the server by that one: `EnrolRequest` -> `EnrolAnswer`,
 3. from then on shows its certificate, and asks for the next one at `RENEW_PATH` (`RenewRequest` -> `EnrolAnswer`).
+
+Tokens come from whoever keeps the fleet, with an API key of scope `fleet`: `POST DEVICES_PATH` (`InviteRequest` ->
+`InviteAnswer`); `GET DEVICES_PATH` is the `DeviceList`, and `POST DEVICES_PATH/{name}/revoke` ends a device's access.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from firstline_core.names import NAME_PATTERN, Name
 CA_PATH = "/firstline/v1/ca"
 ENROL_PATH = "/firstline/v1/enroll"
 RENEW_PATH = "/firstline/v1/identity/renew"
+DEVICES_PATH = "/firstline/v1/devices"
 
 JOIN_TOKEN_PREFIX = "flj_"  # noqa: S105 (by it people and secret scanners know one)
 SECRET_BYTES = 32
@@ -92,6 +96,58 @@ class EnrolAnswer(Struct, frozen=True):
     ca: Pem
     broker: BrokerAddress | None
     now_s: float
+
+
+class InviteRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who shall get join tokens.
+
+    Attributes:
+        devices: names; one that is enrolled already may enrol anew, which ends its older certificates. A new token
+            ends those that the device has not used.
+        valid_s: how long the tokens enrol (seconds).
+    """
+
+    devices: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=10_000)]
+    valid_s: Annotated[float, Meta(ge=60, le=90 * 86_400)] = 7 * 86_400.0
+
+
+class Invitation(Struct, frozen=True):
+    """One device's join token, which is shown this once, and until when it enrols (seconds since 1970)."""
+
+    device: Name
+    token: str
+    expires_s: float
+
+
+class InviteAnswer(Struct, frozen=True):
+    """One invitation for each device, in the request's order."""
+
+    invitations: tuple[Invitation, ...]
+
+
+class DeviceState(Struct, frozen=True):
+    """What a gateway knows of a device; times are seconds since 1970.
+
+    Attributes:
+        device: its name.
+        enrolled_s: when it enrolled last; None where it has only been invited.
+        certificate_expires_s: of its newest certificate that is not revoked; None where there is none.
+        revoked_s: since when it is refused; None where it is not.
+        invited_until_s: until when its unused join token enrols; None where there is none.
+    """
+
+    device: Name
+    enrolled_s: float | None
+    certificate_expires_s: float | None
+    revoked_s: float | None
+    invited_until_s: float | None
+
+
+class DeviceList(Struct, frozen=True):
+    """Devices by name; `after` is what to ask for next (`?after=NAME`), None at the end."""
+
+    devices: tuple[DeviceState, ...]
+    after: str | None
 
 
 def format_join_token(secret: str, ca_hash: bytes) -> str:

@@ -32,6 +32,7 @@ STATUSES = {
     "payload_too_large": 413,
     "unavailable": 503,
     "queue_full": 503,
+    "rate_limited": 429,
     "not_ready": 503,
     "budget_exceeded": 503,
     "link_error": 503,

@@ -1,0 +1,1 @@
+"""The commands of `firstline-gateway`, beside `run`, `check` and `status`."""

@@ -1,0 +1,126 @@
+"""`key create | list | revoke`: the API keys of applications, of people, and of devices without a certificate."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstline_core.errors import ConfigError
+from firstline_gateway.commands.base import add_command, settings_of, show
+from firstline_gateway.identity.scopes import SCOPES
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_DAY_S = 86_400.0
+
+
+def add_commands(commands: Any) -> None:
+    """Adds them to the parser's."""
+    key = commands.add_parser("key", help="create, list and revoke API keys")
+    actions = key.add_subparsers(required=True, metavar="ACTION")
+    create = add_command(actions, "create", _create, "create an API key and print it, this once")
+    create.add_argument("name", metavar="NAME", help="whose")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=SCOPES,
+        help="what it may do, once for each: infer (the default), fleet (invite, list and revoke devices, read "
+        "contracts), admin (change contracts)",
+    )
+    create.add_argument(
+        "--device", action="store_true", help="it stands for the device NAME, where that has no certificate"
+    )
+    create.add_argument("--expires-days", type=float, metavar="DAYS", help="how long it is valid; without end if absent")
+    create.add_argument("--requests-per-s", type=float, metavar="N", help="how often it may be used, on each gateway")
+    add_command(actions, "list", _list, "names, scopes and dates")
+    revoke = add_command(actions, "revoke", _revoke, "refuse a key from now on")
+    revoke.add_argument("name", metavar="NAME")
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.identity import keys
+
+    days, per_s = arguments.expires_days, arguments.requests_per_s
+    if days is not None and not 0 < days <= 36_500:
+        raise ConfigError("--expires-days must be above 0, and at most 36500.")
+    if per_s is not None and not 0.001 <= per_s <= 1e6:
+        raise ConfigError("--requests-per-s must be between 0.001 and 1000000.")
+    scopes = tuple(dict.fromkeys(arguments.scope or ("infer",)))
+    if arguments.device and scopes != ("infer",):
+        raise ConfigError("A device's key has the scope infer and no other.")
+    now_s = time.time()
+    expires_s = None if days is None else now_s + days * _DAY_S
+    with _writing(arguments) as connection:
+        text = keys.create_key(
+            connection,
+            arguments.name,
+            scopes,
+            now_s=now_s,
+            kind="device" if arguments.device else "application",
+            expires_s=expires_s,
+            requests_per_s=per_s,
+        )
+    made = {"name": arguments.name, "kind": "device" if arguments.device else "application", "scopes": list(scopes)}
+    show(arguments, text, made | {"expires": _date(expires_s), "requests_per_s": per_s, "key": text})
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.identity import keys
+
+    with _writing(arguments) as connection:
+        rows = [
+            {
+                "name": row.name,
+                "kind": row.kind,
+                "scopes": row.scopes.split(),
+                "created": _date(row.created_s),
+                "expires": _date(row.expires_s),
+                "requests_per_s": row.requests_per_s,
+            }
+            for row in keys.list_keys(connection)
+        ]
+    text = "\n".join(
+        f"{row['kind']:12} {row['name']}  {','.join(row['scopes'])}  {row['created']}"
+        + (f"  expires {row['expires']}" if row["expires"] else "")
+        + (f"  {row['requests_per_s']:g} a second" if row["requests_per_s"] else "")
+        for row in rows
+    )
+    show(arguments, text or "no keys", {"keys": rows})
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.identity import keys
+
+    with _writing(arguments) as connection:
+        keys.revoke_key(connection, arguments.name, time.time())
+    show(arguments, f"revoked {arguments.name}", {"revoked": arguments.name})
+    return 0
+
+
+@contextmanager
+def _writing(arguments: argparse.Namespace) -> Iterator[Connection]:
+    """A transaction of the store's, after what an older gateway kept was taken over."""
+    from firstline_gateway.identity import keys
+    from firstline_gateway.store.database import open_database
+
+    found = settings_of(arguments)
+    old = keys.read_old_tokens(Path(found.auth.tokens_file))
+    database = open_database(found.store)
+    try:
+        with database.begin() as connection:
+            keys.take_over(connection, old)
+            yield connection
+    finally:
+        database.close()
+
+
+def _date(wall_s: float | None) -> str | None:
+    return None if wall_s is None else datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")

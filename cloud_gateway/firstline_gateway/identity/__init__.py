@@ -1,0 +1,1 @@
+"""Who may call: the gateway's certificate authority, enrolment, revocation, and API keys."""

@@ -1,0 +1,282 @@
+"""The authority's files: made once, imported, exchanged for another; and the server certificate that it issues.
+
+    ca.key              who signs: key and certificate, read by nobody but the gateway's user
+    next.key            who will sign after `ca switch`: devices hear of it as they renew
+    previous.key        who signed before it: devices that have not renewed yet are still believed
+    authorities.pem     the certificates of all of them, for a broker or a proxy
+    crl.pem             what they have revoked, likewise
+    server.pem          the gateway's own certificate, with its key
+
+Every file is replaced at once, and a `switch` that was cut short is ended when the folder is opened next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from firstline_core.errors import ConfigError
+from firstline_gateway.identity import ca
+from firstline_gateway.identity.ca import Authority
+
+CRL_FILE = "crl.pem"
+BUNDLE_FILE = "authorities.pem"
+SERVER_FILE = "server.pem"
+
+_ACTIVE, _NEXT, _PREVIOUS = "ca.key", "next.key", "previous.key"
+# A certificate lives 90 days; a month is enough for whoever has to find out why it was not renewed.
+_RENEW_BEFORE_S = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """Whom devices' certificates may come from.
+
+    Args:
+        active: signs.
+        others: are believed too, while one authority takes over from another.
+    """
+
+    active: Authority
+    others: tuple[Authority, ...] = ()
+
+    def __iter__(self) -> Iterator[Authority]:
+        return iter((self.active, *self.others))
+
+    @property
+    def pem(self) -> str:
+        """Their certificates, the active one's first."""
+        return "".join(authority.pem for authority in self)
+
+
+def open_authorities(directory: Path, now_s: float) -> Authorities:
+    """The authorities in a folder; the first is made where there is none.
+
+    Raises:
+        ConfigError: the folder cannot be read or written, or holds something else.
+    """
+    with _locked(directory):
+        active, following, previous = (directory / name for name in (_ACTIVE, _NEXT, _PREVIOUS))
+        if not active.exists() and previous.exists() and following.exists():
+            _rename(following, active)
+        if not active.exists():
+            if (directory / BUNDLE_FILE).exists():
+                raise ConfigError(
+                    f"The authority's key {active} is gone; restore it from a backup. Without one, empty {directory}: "
+                    "then there will be a new authority, and all devices have to enrol again."
+                )
+            _store(active, ca.create_authority(ca.new_key(), now_s))
+        found = Authorities(_load(active), tuple(_load(file) for file in (following, previous) if file.exists()))
+        bundle = directory / BUNDLE_FILE
+        if not bundle.exists() or read(bundle) != found.pem.encode():
+            write(bundle, found.pem.encode())
+        return found
+
+
+def signature(directory: Path) -> tuple[tuple[int, int] | None, ...]:
+    """What differs once one of the authorities was replaced, added or taken away."""
+    return tuple(changed(directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS))
+
+
+def changed(file: Path) -> tuple[int, int] | None:
+    """What differs once a file was replaced or written; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def import_authority(directory: Path, authority: Authority) -> None:
+    """Makes an operator's own authority the one that signs.
+
+    Raises:
+        ConfigError: there is one already, or the folder cannot be written.
+    """
+    with _locked(directory):
+        if (directory / _ACTIVE).exists() or (directory / BUNDLE_FILE).exists():
+            raise ConfigError(
+                f"There is an authority in {directory} already, which devices may have enrolled with; begin with an "
+                "empty folder, or let another take over from it: `ca next --certificate FILE --key FILE`."
+            )
+        _store(directory / _ACTIVE, authority)
+
+
+def prepare_next(directory: Path, authority: Authority) -> None:
+    """Has another authority believed and made known beside the active one.
+
+    Raises:
+        ConfigError: one is prepared already, or the folder cannot be written.
+    """
+    with _locked(directory):
+        if (directory / _NEXT).exists():
+            raise ConfigError(f"{directory / _NEXT} is there already; `ca switch` makes it the one that signs.")
+        _store(directory / _NEXT, authority)
+
+
+def switch(directory: Path) -> None:
+    """Makes the next authority the one that signs; the one before it is still believed.
+
+    Raises:
+        ConfigError: none is prepared, an earlier one is still believed, or the folder cannot be written.
+    """
+    with _locked(directory):
+        if not (directory / _NEXT).exists():
+            raise ConfigError("No authority is prepared; `ca next` makes one.")
+        if (directory / _PREVIOUS).exists():
+            raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
+        _rename(directory / _ACTIVE, directory / _PREVIOUS)
+        _rename(directory / _NEXT, directory / _ACTIVE)
+
+
+def retire(directory: Path) -> None:
+    """Ends the belief in the authority before the present one.
+
+    Raises:
+        ConfigError: there is none, or the folder cannot be written.
+    """
+    previous = directory / _PREVIOUS
+    with _locked(directory):
+        try:
+            previous.unlink()
+        except FileNotFoundError as error:
+            raise ConfigError("There is no previous authority.") from error
+        except OSError as error:
+            raise ConfigError(f"{previous} cannot be removed: {error.strerror}.") from error
+
+
+def server_certificate(directory: Path, authority: Authority, hosts: Sequence[str], now_s: float) -> Path:
+    """The file with the gateway's certificate, chain and key; made, or made anew before it ends.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    file = directory / SERVER_FILE
+    with _locked(directory):
+        if not _still_good(file, authority, hosts, now_s):
+            certificate, key = ca.issue_server(authority, hosts, now_s)
+            write(file, ca.key_pem(key) + (ca.pem_of(certificate) + authority.pem).encode(), private=True)
+    return file
+
+
+def write_revocations(
+    directory: Path, authorities: Authorities, revoked: Iterable[tuple[str, float]], now_s: float
+) -> None:
+    """Writes `crl.pem`: a list of each authority, all with all serial numbers, which only their own match.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    listed = sorted(revoked)
+    text = "".join(ca.revocation_list(authority, listed, now_s) for authority in authorities)
+    write(directory / CRL_FILE, text.encode())
+
+
+def write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replaces a file at once, and has it on the disk.
+
+    Args:
+        path: of the file; its folder is there.
+        content: all of it.
+        private: mode 0600 instead of 0644.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(stream.fileno(), 0o600 if private else 0o644)
+            if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
+                owner = path.parent.stat()
+                os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def read(path: Path) -> bytes:
+    """Raises:
+    ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _load(file: Path) -> Authority:
+    content = read(file)
+    try:
+        return ca.load_authority(content, content)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.message}") from error
+
+
+def _store(file: Path, authority: Authority) -> None:
+    write(file, ca.key_pem(authority.key) + authority.pem.encode(), private=True)
+
+
+def _still_good(file: Path, authority: Authority, hosts: Sequence[str], now_s: float) -> bool:
+    if not file.exists():
+        return False
+    try:
+        found = ca.load_certificate(read(file))
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ConfigError, x509.ExtensionNotFound):
+        return False
+    listed = {str(name.value) for name in names}
+    return (
+        found.issuer == authority.certificate.subject
+        and listed == {host.strip("[]") for host in hosts}
+        and found.not_valid_before_utc.timestamp() <= now_s < found.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S
+    )
+
+
+def _rename(old: Path, new: Path) -> None:
+    try:
+        old.replace(new)
+        _sync(new.parent)
+    except OSError as error:
+        raise ConfigError(f"{old} cannot be renamed to {new}: {error.strerror}.") from error
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps two processes from making two authorities."""
+    try:
+        if not directory.exists():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.geteuid() == 0:
+                owner = directory.parent.stat()
+                os.chown(directory, owner.st_uid, owner.st_gid)
+        descriptor = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise ConfigError(f"identity.directory {directory} cannot be written: {error.strerror}.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

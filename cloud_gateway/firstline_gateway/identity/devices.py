@@ -1,0 +1,252 @@
+"""What a gateway does for its devices: invites, enrols, renews, revokes, lists; and tells it to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConfigError, RateLimitedError, RequestError, UnauthorizedError
+from firstline_core.protocol.enrolment import (
+    SECRET_BYTES,
+    BrokerAddress,
+    DeviceList,
+    EnrolAnswer,
+    EnrolRequest,
+    Invitation,
+    InviteAnswer,
+    InviteRequest,
+    RenewRequest,
+    format_join_token,
+    format_secret,
+    public_key_hash,
+)
+from firstline_core.telemetry.logs import logger
+from firstline_gateway import settings
+from firstline_gateway.identity import authorities, ca, enrolment
+from firstline_gateway.identity.buckets import Buckets
+from firstline_gateway.identity.enrolment import Issue, Issued
+from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.identity.gatekeeper import Gatekeeper
+from firstline_gateway.identity.presented import Presented
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import GroupWriter
+
+# A device renews once in two months; this is for one that crashes each time before the answer is on its disk.
+_RENEWALS_PER_S = 1 / 600
+_RENEWALS_BURST = 6.0
+_DAY_S = 86_400.0
+
+_T = TypeVar("_T")
+
+log = logger(__name__)
+
+
+class Devices:
+    """The devices of one gateway, or of the replicas that share its store and its authority.
+
+    Args:
+        folder: of the authority.
+        database: read.
+        writer: writes to it.
+        gatekeeper: told of what changes.
+        found: the settings.
+        server_authority: PEM of whoever vouches for the gateway's server certificate; "" is the gateway's own authority.
+        broker: what devices are told.
+        clock: what times are on.
+    """
+
+    def __init__(
+        self,
+        folder: AuthorityFolder,
+        database: Database,
+        writer: GroupWriter,
+        gatekeeper: Gatekeeper,
+        found: settings.Identity,
+        *,
+        server_authority: str,
+        broker: BrokerAddress | None,
+        clock: Clock,
+    ) -> None:
+        self._folder = folder
+        self._database = database
+        self._writer = writer
+        self._gatekeeper = gatekeeper
+        self._settings = found
+        self._server_authority = server_authority
+        self._broker = broker
+        self._clock = clock
+        self._attempts = Buckets()
+        self._renewals = Buckets()
+
+    async def authorities_pem(self) -> str:
+        """Whom devices are to believe: the server's authority first, then those of certificates."""
+        return self._server_authority + (await asyncio.to_thread(self._folder.open)).pem
+
+    async def invite(self, request: InviteRequest, by: str) -> InviteAnswer:
+        """Makes a join token for each device; the store keeps their hashes alone.
+
+        Args:
+            request: who, and for how long.
+            by: the principal that asks.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+        now_s = self._clock.wall_s()
+        expires_s = now_s + request.valid_s
+        names = tuple(dict.fromkeys(request.devices))
+        made = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in names}
+        kept = [(name, enrolment.secret_hash(secret)) for name, secret in made.items()]
+        trusted = public_key_hash(await self.authorities_pem())
+        await self._write(lambda on: enrolment.invite(on, kept, by=by, now_s=now_s, expires_s=expires_s))
+        for name in names:
+            log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
+        return InviteAnswer(
+            tuple(Invitation(name, format_join_token(secret, trusted), expires_s) for name, secret in made.items())
+        )
+
+    async def enrol(self, request: EnrolRequest, address: str) -> EnrolAnswer:
+        """Gives the device that a join token is for its certificate.
+
+        Args:
+            request: the token's secret and the device's key.
+            address: whom it came from; one that fails too often has to wait.
+
+        Raises:
+            RequestError: the CSR is no good.
+            UnauthorizedError: the token is none, has expired or was used.
+            RateLimitedError: too many failures.
+            CapacityError: the store refuses.
+        """
+        per_s = self._settings.attempts_per_minute / 60
+        wait_s = self._attempts.take(
+            address, self._clock.monotonic_s(), per_s=per_s, burst=float(self._settings.attempts_per_minute)
+        )
+        if wait_s:
+            raise RateLimitedError("Too many attempts to enrol came from this address.", retry_after_s=wait_s)
+        key = ca.requested_key(request.csr)
+        issue = await self._issuing(key)
+        now_s, sha256 = self._clock.wall_s(), enrolment.secret_hash(request.secret)
+        if not await asyncio.to_thread(self._is_open, sha256):  # what nobody invited costs no write
+            enrolled = None
+        else:
+            enrolled = await self._write(lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s))
+        if enrolled is None:
+            log.warning("enrolment refused", address=address)
+            raise UnauthorizedError(
+                "The join token is not valid here: it was used, has expired, or another has replaced it. Ask the "
+                "gateway's operator for a new one."
+            )
+        self._attempts.give_back(address)
+        log.info("device enrolled", device=enrolled.device, address=address, again=enrolled.again)
+        await self._gatekeeper.refreshed()
+        return await self._answer(enrolled.device, enrolled.certificate)
+
+    async def renew(self, request: RenewRequest, presented: Presented) -> EnrolAnswer:
+        """Gives a device its next certificate.
+
+        Args:
+            request: the device's next key, which may be the present one.
+            presented: its present certificate.
+
+        Raises:
+            RequestError: the CSR is no good.
+            UnauthorizedError: the present certificate is not, or no more, good for it.
+            RateLimitedError: it came too often.
+            CapacityError: the store refuses.
+        """
+        device = await self._gatekeeper.device(presented, renewing=True)
+        wait_s = self._renewals.take(
+            device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST
+        )
+        if wait_s:
+            raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
+        issue = await self._issuing(ca.requested_key(request.csr))
+        now_s = self._clock.wall_s()
+        certificate = await self._write(lambda on: enrolment.renew(on, device, presented.serial, issue, now_s))
+        if certificate is None:
+            raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
+        log.info("certificate renewed", device=device, before=presented.serial)
+        await self._gatekeeper.refreshed()
+        return await self._answer(device, certificate)
+
+    async def revoke(self, device: str, by: str) -> None:
+        """Refuses a device from now on: here at once, elsewhere within `auth.refresh_s`.
+
+        Raises:
+            RequestError: there is no such device.
+            CapacityError: the store refuses.
+        """
+        now_s = self._clock.wall_s()
+        if not await self._write(lambda on: enrolment.revoke(on, device, now_s)):
+            raise RequestError(f"There is no device {device[:64]!a} here.")
+        log.warning("device revoked", device=device, principal=by)
+        await self._gatekeeper.refreshed()
+
+    async def list(self, after: str, limit: int) -> DeviceList:
+        """The devices by name, from the first one after a name on.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+
+        def read() -> DeviceList:
+            with self._database.reading() as connection:
+                found = enrolment.list_devices(connection, after, limit, self._clock.wall_s())
+            return DeviceList(tuple(found), found[-1].device if len(found) == limit else None)
+
+        return await asyncio.to_thread(read)
+
+    def write_revocations(self) -> None:
+        """Writes the list of revoked certificates for the broker, where there is an authority. Blocks."""
+        if not self._folder.exists:
+            return
+        now_s = self._clock.wall_s()
+        try:
+            authorities.write_revocations(
+                self._folder.directory, self._folder.open(), self._gatekeeper.known.revoked(now_s), now_s
+            )
+        except ConfigError as error:
+            log.error("revocation list not written", error=error.message)
+
+    async def forget_expired(self) -> None:
+        """Deletes what has ended so long ago that nobody asks for it any more.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+        before_s = self._clock.wall_s() - 2 * self._settings.renew_grace_days * _DAY_S
+        await self._write(lambda on: enrolment.forget_expired(on, before_s))
+
+    def _is_open(self, sha256: str) -> bool:
+        with self._database.reading() as connection:
+            return enrolment.is_token(connection, sha256, self._clock.wall_s())
+
+    async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
+        authority = (await asyncio.to_thread(self._folder.open)).active
+        now_s, days = self._clock.wall_s(), self._settings.certificate_days
+
+        def issue(device: str) -> Issued:
+            certificate = ca.issue_device(authority, device, key, now_s, days)
+            return Issued(ca.serial_of(certificate), ca.pem_of(certificate), certificate.not_valid_after_utc.timestamp())
+
+        return issue
+
+    async def _answer(self, device: str, certificate: str) -> EnrolAnswer:
+        return EnrolAnswer(
+            device=device,
+            certificate=certificate,
+            ca=await self.authorities_pem(),
+            broker=self._broker,
+            now_s=self._clock.wall_s(),
+        )
+
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
+        return await asyncio.wrap_future(self._writer.submit(operation))
+

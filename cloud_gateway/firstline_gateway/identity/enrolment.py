@@ -1,0 +1,211 @@
+"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. Every function is one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from firstline_core.protocol.enrolment import DeviceState
+from firstline_gateway.identity.tables import CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate made for a device, as the store keeps it."""
+
+    serial: str
+    pem: str
+    not_after_s: float
+
+
+Issue = Callable[[str], Issued]
+"""Makes a certificate for the device of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What a join token brought: the device's certificate; `again` where it had been given before."""
+
+    device: str
+    certificate: str
+    again: bool
+
+
+def secret_hash(secret: str) -> str:
+    """What the store keeps of a join token's secret: 32 random bytes, so a plain hash of them cannot be searched."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def next_version(connection: Connection) -> int:
+    """The number of the change that this transaction makes; others that change wait until it ends."""
+    connection.execute(update(VERSION).values(version=VERSION.c.version + 1))
+    return connection.execute(select(VERSION.c.version)).scalar_one()
+
+
+def invite(
+    connection: Connection, secrets: Sequence[tuple[str, str]], *, by: str, now_s: float, expires_s: float
+) -> None:
+    """Keeps the join tokens of devices; those that they had and did not use count no more.
+
+    Args:
+        connection: within a transaction.
+        secrets: names, and the `secret_hash` of each one's token.
+        by: the principal that asked.
+        now_s: the wall time.
+        expires_s: the wall time until which they enrol.
+    """
+    for device, sha256 in secrets:
+        connection.execute(
+            delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None))
+        )
+        connection.execute(
+            insert(JOIN_TOKENS).values(
+                sha256=sha256, device=device, created_by=by, created_s=now_s, expires_s=expires_s
+            )
+        )
+    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s))
+
+
+def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
+    """Whether there is a join token with this hash, used or not, that has not expired."""
+    query = select(JOIN_TOKENS.c.sha256).where(JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.expires_s > now_s)
+    return connection.execute(query).first() is not None
+
+
+def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float) -> Enrolled | None:
+    """Enrols the device that a join token is for, and revokes the certificates that it had before.
+
+    A token that was used enrols nobody else; but the same device, which may have lost the answer, gets it again.
+
+    Args:
+        connection: within a transaction.
+        sha256: `secret_hash` of the token's secret.
+        key_hash: of the device's public key.
+        issue: makes the certificate.
+        now_s: the wall time.
+
+    Returns:
+        None where there is no such token, it has expired, or another key used it.
+    """
+    unused = (JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s)
+    # Of several that come at once, on whatever replica, the database lets one change the row.
+    taken = connection.execute(update(JOIN_TOKENS).where(*unused).values(used_s=now_s, key_hash=key_hash)).rowcount
+    token = connection.execute(select(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256)).one_or_none()
+    if not taken:
+        if token is None or token.expires_s <= now_s or token.key_hash != key_hash:
+            return None
+        return Enrolled(token.device, token.certificate, again=True)
+    assert token is not None  # noqa: S101 (this transaction has just changed it)
+    version = next_version(connection)
+    _revoke_certificates(connection, token.device, version, now_s)
+    known = connection.execute(
+        update(DEVICES)
+        .where(DEVICES.c.name == token.device)
+        .values(enrolled_s=now_s, revoked_s=None, changed=version)
+    ).rowcount
+    if not known:
+        connection.execute(insert(DEVICES).values(name=token.device, enrolled_s=now_s, changed=version))
+    issued = issue(token.device)
+    _keep(connection, token.device, issued, version, now_s)
+    connection.execute(update(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256).values(certificate=issued.pem))
+    return Enrolled(token.device, issued.pem, again=False)
+
+
+def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s: float) -> str | None:
+    """Gives a device its next certificate, as PEM; the present one stays valid until it ends.
+
+    Args:
+        connection: within a transaction.
+        device: its name.
+        serial: of the present certificate.
+        issue: makes the next.
+        now_s: the wall time.
+
+    Returns:
+        None where the present certificate was revoked in the meantime.
+    """
+    version = next_version(connection)
+    present = select(CERTIFICATES.c.serial).where(
+        CERTIFICATES.c.serial == serial, CERTIFICATES.c.device == device, CERTIFICATES.c.revoked_s.is_(None)
+    )
+    if connection.execute(present).one_or_none() is None:
+        return None
+    issued = issue(device)
+    _keep(connection, device, issued, version, now_s)
+    return issued.pem
+
+
+def revoke(connection: Connection, device: str, now_s: float) -> bool:
+    """Refuses a device from now on: its certificates, and a join token that it has not used.
+
+    Returns:
+        False where there is neither a device nor a join token of that name.
+    """
+    version = next_version(connection)
+    known = connection.execute(
+        update(DEVICES).where(DEVICES.c.name == device).values(revoked_s=now_s, changed=version)
+    ).rowcount
+    _revoke_certificates(connection, device, version, now_s)
+    invited = connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device)).rowcount
+    return bool(known or invited)
+
+
+def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:
+    """The devices that are enrolled or invited, by name.
+
+    Args:
+        connection: within a transaction.
+        after: the name to begin after; "" for the first.
+        limit: the most.
+        now_s: the wall time.
+    """
+    unused = (JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s)
+    known = select(DEVICES.c.name.label("name")).where(DEVICES.c.name > after)
+    invited = select(JOIN_TOKENS.c.device.label("name")).where(*unused, JOIN_TOKENS.c.device > after)
+    names = connection.scalars(known.union(invited).order_by("name").limit(limit)).all()
+    if not names:
+        return []
+    devices = {row.name: row for row in connection.execute(select(DEVICES).where(DEVICES.c.name.in_(names)))}
+    ends = (
+        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s))
+        .where(CERTIFICATES.c.device.in_(names), CERTIFICATES.c.revoked_s.is_(None))
+        .group_by(CERTIFICATES.c.device)
+    )
+    ends_s = {device: end_s for device, end_s in connection.execute(ends)}
+    tokens = select(JOIN_TOKENS.c.device, JOIN_TOKENS.c.expires_s).where(*unused, JOIN_TOKENS.c.device.in_(names))
+    invited_s = {device: expires_s for device, expires_s in connection.execute(tokens)}
+    return [
+        DeviceState(
+            device=name,
+            enrolled_s=devices[name].enrolled_s if name in devices else None,
+            certificate_expires_s=ends_s.get(name),
+            revoked_s=devices[name].revoked_s if name in devices else None,
+            invited_until_s=invited_s.get(name),
+        )
+        for name in names
+    ]
+
+
+def forget_expired(connection: Connection, before_s: float) -> None:
+    """Deletes certificates that ended before a wall time, and join tokens that did."""
+    connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.not_after_s < before_s))
+    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < before_s))
+
+
+def _revoke_certificates(connection: Connection, device: str, version: int, now_s: float) -> None:
+    connection.execute(
+        update(CERTIFICATES)
+        .where(CERTIFICATES.c.device == device, CERTIFICATES.c.revoked_s.is_(None))
+        .values(revoked_s=now_s, changed=version)
+    )
+
+
+def _keep(connection: Connection, device: str, issued: Issued, version: int, now_s: float) -> None:
+    connection.execute(
+        insert(CERTIFICATES).values(
+            serial=issued.serial, device=device, issued_s=now_s, not_after_s=issued.not_after_s, changed=version
+        )
+    )

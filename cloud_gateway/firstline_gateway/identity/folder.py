@@ -1,0 +1,43 @@
+"""The authorities' folder as a running gateway sees it: read again where a command has changed it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_gateway.identity import authorities
+from firstline_gateway.identity.authorities import Authorities
+
+
+class AuthorityFolder:
+    """The authorities of one gateway; threads may share it, and everything here blocks.
+
+    Args:
+        directory: where they are, or will be.
+        clock: what certificates are dated by.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._found: Authorities | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether an authority was made or imported."""
+        return (self.directory / authorities.BUNDLE_FILE).exists()
+
+    def open(self) -> Authorities:
+        """The authorities; the first is made where there is none.
+
+        Raises:
+            ConfigError: the folder is no good.
+        """
+        with self._lock:
+            if self._found is None or self._seen != authorities.signature(self.directory):
+                self._found = authorities.open_authorities(self.directory, self._clock.wall_s())
+                self._seen = authorities.signature(self.directory)
+            return self._found

@@ -1,0 +1,200 @@
+"""Who is let in: judges certificates and API keys by what is known, and keeps that knowledge fresh.
+
+Requests are judged from memory. Every `auth.refresh_s` the changes in the store are taken over, whoever made them:
+this gateway, another replica, or a command; a certificate revoked since then has its connections closed. What is not
+known is looked for in the store before it is refused, so that a device may come to one replica after it has enrolled
+with another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, RateLimitedError, UnauthorizedError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.identity.buckets import Buckets
+from firstline_gateway.identity.keys import key_hash
+from firstline_gateway.identity.known import ApiKey, Changes, Known, read_changes
+from firstline_gateway.identity.presented import Presented
+from firstline_gateway.identity.sessions import Sessions
+from firstline_gateway.store.database import Database
+
+# How often strangers may have the store looked through, all together.
+_SPACING_S = 0.1
+
+log = logger(__name__)
+
+
+class Gatekeeper:
+    """Of one gateway; used on its event loop, but for the constructor.
+
+    Args:
+        database: where devices and keys are kept.
+        refresh_s: how often changes are taken over.
+        grace_s: how long after its end a certificate can still be renewed.
+        on_revoked: called in a thread once certificates were found to be revoked.
+        clock: what times are on.
+
+    Raises:
+        CapacityError: the store refuses.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        refresh_s: float,
+        grace_s: float,
+        on_revoked: Callable[[], None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.sessions = Sessions()
+        self.known = Known()
+        self._database = database
+        self._refresh_s = refresh_s
+        self._grace_s = grace_s
+        self._on_revoked = on_revoked
+        self._clock = clock
+        self._buckets = Buckets()
+        self._lock = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+        self._began_s = -_SPACING_S
+        self._keeping: asyncio.Task[None] | None = None
+        self.known.apply(self._read())
+
+    def start(self) -> None:
+        """Begins to take changes over."""
+        self._keeping = asyncio.create_task(self._keep_fresh())
+
+    async def close(self) -> None:
+        for task in (self._keeping, self._next):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def key(self, text: str) -> ApiKey:
+        """The API key with this text.
+
+        Raises:
+            UnauthorizedError: there is none, or it has expired.
+            RateLimitedError: it was used too often.
+            CapacityError: it is not known here, and the store cannot be asked.
+        """
+        digest = key_hash(text)
+        found = self.known.key(digest)
+        if found is None:
+            await self.refreshed()
+            found = self.known.key(digest)
+        if found is None:
+            raise UnauthorizedError(
+                "The API key in the Authorization header is not valid here; ask the gateway's operator for a new one."
+            )
+        if found.expires_s is not None and found.expires_s <= self._clock.wall_s():
+            raise UnauthorizedError(
+                f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "
+                "one."
+            )
+        if found.requests_per_s is not None:
+            wait_s = self._buckets.take(
+                digest, self._clock.monotonic_s(), per_s=found.requests_per_s, burst=max(1.0, found.requests_per_s)
+            )
+            if wait_s:
+                raise RateLimitedError(
+                    f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
+                    retry_after_s=wait_s,
+                )
+        return found
+
+    async def device(self, presented: Presented, *, renewing: bool = False) -> str:
+        """The device that a certificate stands for.
+
+        Args:
+            presented: from an authority of ours.
+            renewing: let one in that has ended, for as long as it can be renewed.
+
+        Raises:
+            UnauthorizedError: it names no device, is not known, revoked, expired, or not valid yet.
+            CapacityError: it is not known here, and the store cannot be asked.
+        """
+        if presented.device is None:
+            raise UnauthorizedError("The client certificate is no device's; enrol the device with a join token.")
+        found = self.known.certificate(presented.serial)
+        if found is None:
+            await self.refreshed()
+            found = self.known.certificate(presented.serial)
+        if found is None or found.device != presented.device:
+            raise UnauthorizedError(
+                f"This gateway has not issued the certificate {presented.serial} to '{presented.device}'; enrol the "
+                "device with a new join token."
+            )
+        if found.revoked_s is not None:
+            raise UnauthorizedError(
+                f"The certificate of '{found.device}' was revoked on {_date(found.revoked_s)}; to let the device in "
+                "again, enrol it with a new join token."
+            )
+        now_s = self._clock.wall_s()
+        if now_s < presented.not_before_s:
+            raise UnauthorizedError(
+                f"The certificate of '{found.device}' is valid from {_date(presented.not_before_s)} on, and here it is "
+                f"{_date(now_s)}; is the gateway's clock right?"
+            )
+        if now_s > presented.not_after_s + (self._grace_s if renewing else 0):
+            late = now_s > presented.not_after_s + self._grace_s
+            raise UnauthorizedError(
+                f"The certificate of '{found.device}' expired on {_date(presented.not_after_s)}; "
+                + ("enrol the device with a new join token." if late else "renew it.")
+            )
+        return found.device
+
+    async def refreshed(self) -> None:
+        """Returns once changes were taken over that were made before this call.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._refresh_next())
+        await asyncio.shield(self._next)
+
+    async def _refresh_next(self) -> None:
+        # Everybody who asks while this waits gets its result.
+        await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self._clock.monotonic_s()))
+        self._next = None
+        await self._refresh()
+
+    async def _refresh(self) -> None:
+        async with self._lock:
+            self._began_s = self._clock.monotonic_s()
+            revoked = self.known.apply(await asyncio.to_thread(self._read))
+            if revoked:
+                ended = self.sessions.end(revoked)
+                log.info("certificates revoked", certificates=len(revoked), connections=ended)
+                await asyncio.to_thread(self._on_revoked)
+
+    def _read(self) -> Changes:
+        with self._database.reading() as connection:
+            return read_changes(connection, self.known.version)
+
+    async def _keep_fresh(self) -> None:
+        """For ever; while the store is away, what was known goes on to hold."""
+        trouble = ""
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            try:
+                await self._refresh()
+                self.known.forget(self._clock.wall_s() - self._grace_s)
+            except FirstlineError as error:
+                if error.message != trouble:
+                    log.error("revocations not taken over", error=error.message)
+                trouble = error.message
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("revocations not taken over")
+            else:
+                trouble = ""
+
+
+def _date(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,113 @@
+"""A gateway's identities put together from its settings: authority, devices, gatekeeper, TLS, trusted proxies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.protocol.enrolment import BrokerAddress
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.identity import authorities, ca, keys, proxy
+from firstline_gateway.identity.devices import Devices
+from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.identity.gatekeeper import Gatekeeper
+from firstline_gateway.identity.presented import Presented
+from firstline_gateway.identity.tls import ServerTls
+from firstline_gateway.settings import Settings
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import GroupWriter
+
+_DAY_S = 86_400.0
+
+log = logger(__name__)
+
+
+class Identity:
+    """Everything that decides who may call this gateway.
+
+    Args:
+        settings: as `settings.load` gave them.
+        database: where devices and keys are kept; not closed here.
+        writer: writes to it; not closed here.
+        clock: what times are on.
+
+    Raises:
+        ConfigError: a file that the settings name is no good.
+        CapacityError: the store refuses.
+    """
+
+    def __init__(self, settings: Settings, database: Database, writer: GroupWriter, *, clock: Clock) -> None:
+        auth, found = settings.auth, settings.identity
+        self.required = auth.mode != "off"
+        self.proxy_header = auth.proxy_certificate_header.lower()
+        self._trusted = proxy.networks(auth.trusted_proxies)
+        self.folder = AuthorityFolder(Path(found.directory), clock)
+        self._take_over(database, Path(auth.tokens_file))
+        self.gatekeeper = Gatekeeper(
+            database,
+            refresh_s=auth.refresh_s,
+            grace_s=found.renew_grace_days * _DAY_S,
+            on_revoked=lambda: self.devices.write_revocations(),
+            clock=clock,
+        )
+        self.devices = Devices(
+            self.folder,
+            database,
+            writer,
+            self.gatekeeper,
+            found,
+            server_authority=_server_authority(settings.tls.ca_file),
+            broker=BrokerAddress(found.broker_host, found.broker_port, settings.mqtt.prefix)
+            if found.broker_host
+            else None,
+            clock=clock,
+        )
+        self.tls = ServerTls(settings.tls, self.folder, clock) if settings.tls.enabled else None
+        self.devices.write_revocations()
+
+    async def start(self) -> None:
+        """Begins to take changes over."""
+        self.gatekeeper.start()
+        if self.tls is not None:
+            self.tls.start()
+
+    async def close(self) -> None:
+        await self.gatekeeper.close()
+        if self.tls is not None:
+            await self.tls.close()
+
+    def trusts(self, address: str) -> bool:
+        """Whether a connection from this address may name the certificate of somebody else."""
+        return proxy.is_trusted(address, self._trusted)
+
+    async def presented_by_proxy(self, values: Sequence[str]) -> Presented | None:
+        """The certificate that a trusted proxy names.
+
+        Raises:
+            UnauthorizedError: it cannot be used.
+        """
+        return proxy.read_header(values, await asyncio.to_thread(self.folder.open))
+
+    def _take_over(self, database: Database, tokens_file: Path) -> None:
+        tokens = keys.read_old_tokens(tokens_file)
+        if not tokens:
+            return
+        with database.begin() as connection:
+            taken = keys.take_over(connection, tokens)
+        if taken:
+            log.info("tokens taken over as API keys", keys=len(taken), file=str(tokens_file))
+
+
+def _server_authority(file: str) -> str:
+    """The certificate of another authority that vouches for the server; "" where there is none.
+
+    Raises:
+        ConfigError: it is no authority's.
+    """
+    if not file:
+        return ""
+    certificate = ca.load_certificate(authorities.read(Path(file)))
+    ca.check_authority(certificate)
+    return ca.pem_of(certificate)

@@ -1,0 +1,133 @@
+"""What requests are judged by, in memory: devices, their certificates, and API keys. No I/O but `read_changes`."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, VERSION
+
+_INDEX_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """One that a device was given; times are seconds since 1970."""
+
+    serial: str
+    device: str
+    not_after_s: float
+    revoked_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One caller's key.
+
+    Args:
+        sha256: of the key's text, as hexadecimal digits.
+        name: unique among those that are not revoked.
+        kind: "device" stands for a device of that name, "application" for anybody else.
+        scopes: what it may do.
+        expires_s: wall time until which it is valid; None without end.
+        requests_per_s: how often it may be used; None without limit.
+    """
+
+    sha256: str
+    name: str
+    kind: str
+    scopes: frozenset[str]
+    expires_s: float | None
+    requests_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is new in the store since a version of it."""
+
+    version: int
+    devices: list[Any] = field(default_factory=list)
+    certificates: list[Any] = field(default_factory=list)
+    api_keys: list[Any] = field(default_factory=list)
+
+
+def read_changes(connection: Connection, since: int) -> Changes:
+    """What changed after version `since`; 0 is before everything."""
+    version = connection.execute(select(VERSION.c.version)).scalar_one()
+    if version == since:
+        return Changes(version)
+
+    def changed(table: Any) -> list[Any]:
+        return list(connection.execute(select(table).where(table.c.changed > since)))
+
+    return Changes(version, changed(DEVICES), changed(CERTIFICATES), changed(API_KEYS))
+
+
+class Known:
+    """All of it; changed by `apply` alone."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._revoked_devices: set[str] = set()
+        self._certificates: dict[str, Certificate] = {}
+        self._keys: dict[str, ApiKey] = {}
+
+    @property
+    def anybody(self) -> bool:
+        """Whether there is an API key or a certificate at all."""
+        return bool(self._keys or self._certificates)
+
+    def is_revoked(self, device: str) -> bool:
+        """Whether a device was revoked, and has not enrolled again since."""
+        return device in self._revoked_devices
+
+    def certificate(self, serial: str) -> Certificate | None:
+        """A certificate that was issued here."""
+        return self._certificates.get(serial)
+
+    def revoked(self, now_s: float) -> list[tuple[str, float]]:
+        """Serial numbers of the revoked certificates that would otherwise still be valid, and since when."""
+        return [
+            (one.serial, one.revoked_s)
+            for one in self._certificates.values()
+            if one.revoked_s is not None and one.not_after_s > now_s
+        ]
+
+    def key(self, sha256: str) -> ApiKey | None:
+        """The API key with this hash; takes the same time however much of a guess is right."""
+        # The index sees only a hash, which a guesser cannot steer; the comparison that decides is constant-time.
+        found = self._keys.get(sha256[:_INDEX_CHARACTERS])
+        return found if found is not None and hmac.compare_digest(found.sha256, sha256) else None
+
+    def apply(self, changes: Changes) -> list[str]:
+        """Takes changes over, of which some may be known already.
+
+        Returns:
+            Serial numbers of the certificates that are revoked now and were not before.
+        """
+        for row in changes.devices:
+            (self._revoked_devices.discard if row.revoked_s is None else self._revoked_devices.add)(row.name)
+        revoked = []
+        for row in changes.certificates:
+            before = self._certificates.get(row.serial)
+            if row.revoked_s is not None and (before is None or before.revoked_s is None):
+                revoked.append(row.serial)
+            self._certificates[row.serial] = Certificate(row.serial, row.device, row.not_after_s, row.revoked_s)
+        for row in changes.api_keys:
+            if row.revoked_s is not None:
+                self._keys.pop(row.sha256[:_INDEX_CHARACTERS], None)
+            else:
+                self._keys[row.sha256[:_INDEX_CHARACTERS]] = ApiKey(
+                    row.sha256, row.name, row.kind, frozenset(row.scopes.split()), row.expires_s, row.requests_per_s
+                )
+        self.version = max(self.version, changes.version)
+        return revoked
+
+    def forget(self, before_s: float) -> None:
+        """Drops certificates that ended before a wall time."""
+        self._certificates = {
+            serial: one for serial, one in self._certificates.items() if one.not_after_s >= before_s
+        }

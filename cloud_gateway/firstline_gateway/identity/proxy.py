@@ -1,0 +1,86 @@
+"""Certificates that a trusted proxy has seen: it ends TLS, checks that the client has the key, and says whose it is.
+
+Only the configured header counts, and only from the configured addresses. The certificate's signature is checked here
+once more; that the client has its key is the proxy's word.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from firstline_core.errors import ConfigError, UnauthorizedError
+from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.presented import Presented, presented_by
+
+_LIMIT_CHARACTERS = 16_384
+_PEM_START = "-----BEGIN CERTIFICATE-----"
+
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+
+
+def networks(addresses: Sequence[str]) -> Networks:
+    """Addresses and networks as they are configured.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    try:
+        return tuple(ipaddress.ip_network(address) for address in addresses)
+    except ValueError as error:
+        raise ConfigError(f"auth.trusted_proxies: {error}; give addresses, or networks such as 10.0.0.0/24.") from error
+
+
+def is_trusted(address: str, trusted: Networks) -> bool:
+    """Whether a connection comes from one of the proxies."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in network for network in trusted)
+
+
+def read_header(values: Sequence[str], authorities: Authorities) -> Presented | None:
+    """The certificate in a proxy's header: PEM with percent signs (nginx, Envoy, HAProxy), or RFC 9440's `:BASE64:`.
+
+    Args:
+        values: of the header, each time that it is there; an empty one stands for a client without certificate.
+        authorities: who may have signed it.
+
+    Raises:
+        UnauthorizedError: it is there twice, is no certificate, or another authority's.
+    """
+    if len(values) > 1:
+        raise UnauthorizedError("The proxy's header with the client certificate is there twice; have it replace what clients send.")
+    if not values or not values[0].strip():
+        return None
+    try:
+        certificate = _certificate(values[0].strip())
+    except (ValueError, binascii.Error) as error:
+        raise UnauthorizedError("The proxy's header holds no certificate that can be read.") from error
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return presented_by(certificate)
+    raise UnauthorizedError("The client certificate that the proxy names was not issued by this gateway's authority.")
+
+
+def _certificate(text: str) -> x509.Certificate:
+    if len(text) > _LIMIT_CHARACTERS:
+        raise ValueError("too long")
+    if text.startswith(":") and text.endswith(":"):
+        return x509.load_der_x509_certificate(base64.b64decode(text.strip(":"), validate=True))
+    pem = unquote(text)
+    if not pem.startswith(_PEM_START):
+        raise ValueError("no certificate")
+    return x509.load_pem_x509_certificate(pem.encode())
