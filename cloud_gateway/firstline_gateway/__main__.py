@@ -15,7 +15,7 @@ from typing import Any
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
 from firstline_gateway import __version__
-from firstline_gateway.commands import authority, keys
+from firstline_gateway.commands import authority, broker, keys
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 _STATUS_TIMEOUT_S = 5.0
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     keys.add_commands(commands)
     authority.add_commands(commands)
+    broker.add_commands(commands)
     return parser
 
 

@@ -10,6 +10,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
+from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Store, is_writable
 from firstline_gateway.dataplane import GatewayDataPlane
@@ -76,8 +77,12 @@ class Gateway:
         self.plane = GatewayDataPlane(
             repository, batcher, self.contracts, metrics=self.metrics, clock=clock, limits=settings.limits
         )
+        known = self.identity.gatekeeper.known
+        self._broker = broker_keeper(settings, self.identity.folder, known, clock)
+        if self._broker is not None:
+            self._broker.refresh()  # the password that the next line reads may be made by this
         self._mqtt = (
-            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock)
+            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
             if settings.mqtt.enabled
             else None
         )
@@ -85,6 +90,8 @@ class Gateway:
     async def start(self) -> None:
         """Begins to keep revocations fresh, and to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
         await self.identity.start()
+        if self._broker is not None:
+            self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
 
@@ -120,6 +127,8 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        if self._broker is not None:
+            await self._broker.close()
         await self.identity.close()
         self.contracts.close()
         self.writer.close()
@@ -168,5 +177,5 @@ def check_files(settings: Settings) -> None:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
     keys.read_old_tokens(Path(settings.auth.tokens_file))
-    if settings.mqtt.enabled:
+    if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

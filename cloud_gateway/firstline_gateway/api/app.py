@@ -22,7 +22,14 @@ def create_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
     )
     app.state.gateway = gateway
-    for router in (control.health, control.metadata, control.metrics, contracts.router, identity.enrolment, identity.fleet):
+    for router in (
+        control.health,
+        control.metadata,
+        control.metrics,
+        contracts.router,
+        identity.enrolment,
+        identity.fleet,
+    ):
         app.include_router(router)
     errors.install(app)
     openapi.describe(app)

@@ -35,7 +35,12 @@ log = logger(__name__)
 
 async def _operator(
     request: Request,
-    _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet' to read, 'admin' to change."))],
+    _documented: Annotated[
+        object,
+        Depends(
+            HTTPBearer(auto_error=False, description="An API key with the scope 'fleet' to read, 'admin' to change.")
+        ),
+    ],
 ) -> None:
     scope = "fleet" if request.method == "GET" else "admin"
     caller = await authorize(gateway_of(request).identity, request, scope)

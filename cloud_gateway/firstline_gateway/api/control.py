@@ -52,7 +52,10 @@ async def ready(request: Request) -> Response:
     return response_of(http.ready_reply(gateway_of(request).plane))
 
 
-@metrics.get("/metrics", summary="Prometheus metrics; an API key of any scope reads them, everybody with api.open_metrics is set.")
+@metrics.get(
+    "/metrics",
+    summary="Prometheus metrics; an API key of any scope reads them, everybody with api.open_metrics is set.",
+)
 async def read_metrics(request: Request) -> Response:
     content, content_type = gateway_of(request).metrics.render()
     return Response(content, media_type=content_type)

@@ -53,7 +53,9 @@ enrolment = APIRouter(tags=["devices"])
 fleet = APIRouter(tags=["devices"], dependencies=[Depends(_keeper)])
 
 
-@enrolment.get(CA_PATH, summary="The authorities that a device believes, as PEM. Needs no key: a join token has the hash.")
+@enrolment.get(
+    CA_PATH, summary="The authorities that a device believes, as PEM. Needs no key: a join token has the hash."
+)
 async def read_authorities(request: Request) -> Response:
     pem = await gateway_of(request).identity.devices.authorities_pem()
     return Response(pem, media_type="application/x-pem-file")

@@ -28,6 +28,7 @@ ACCESS_LIST = "acl"
 AUTHORITIES = "ca.pem"
 CERTIFICATE = "broker.pem"
 CONFIGURATION = "mosquitto.conf"
+GATEWAY_PASSWORD = "gateway_password"  # noqa: S105 (a file's name)
 KEY = "broker.key"
 PASSWORDS = "passwords"
 REVOCATIONS = "crl.pem"

@@ -23,8 +23,6 @@ from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities, write
 
-GATEWAY_PASSWORD = "gateway_password"  # noqa: S105 (a file's name)
-
 _SALT_BYTES = 12
 # The broker's certificate lives 90 days, as the gateway's own.
 _RENEW_BEFORE_S = 30 * 86_400.0
@@ -93,7 +91,7 @@ class BrokerFolder:
     @property
     def password_file(self) -> Path:
         """The password of gateways, for `mqtt.password_file`."""
-        return self.path / GATEWAY_PASSWORD
+        return self.path / config.GATEWAY_PASSWORD
 
     def _make(self) -> None:
         try:

@@ -13,10 +13,10 @@ from firstline_gateway.broker.files import BrokerFolder, Revoked
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
 
-# Mosquitto sees to a signal within a tenth of a second; `reload.sh` looks once a second.
+# Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
 _RELOAD_S = 1.5
-# Nothing tells of a certificate that is about to end.
-_LOOK_S = 3600.0
+# Nothing tells of a certificate that is about to end, or of another authority.
+_LOOK_S = 600.0
 
 log = logger(__name__)
 
@@ -27,9 +27,10 @@ class BrokerKeeper:
     Args:
         folder: the broker's.
         authorities: asked anew each time; blocks.
+        version: of what the gateway knows; another one whenever a device or a certificate has changed.
         revoked: certificates that would still be valid at a wall time.
         devices: the names of revoked devices.
-        settings: of the gateway's connection to the broker, by which sessions are ended.
+        refresh_s: how often the version is looked at.
         clock: what certificates are dated by.
     """
 
@@ -38,35 +39,20 @@ class BrokerKeeper:
         folder: BrokerFolder,
         *,
         authorities: Callable[[], Authorities],
+        version: Callable[[], int],
         revoked: Callable[[float], Iterable[Revoked]],
         devices: Callable[[], Iterable[str]],
-        settings: MqttSettings,
+        refresh_s: float,
         clock: Clock,
     ) -> None:
         self._folder = folder
         self._authorities = authorities
+        self._version = version
         self._revoked = revoked
         self._devices = devices
-        self._settings = settings
+        self._refresh_s = refresh_s
         self._clock = clock
-        self._changed = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to keep up."""
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._keep())
-
-    def changed(self) -> None:
-        """Takes note that something was revoked; from any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._changed.set)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def refresh(self) -> set[str]:
         """Brings the folder up to date; the devices that are refused from now on. Blocks.
@@ -77,21 +63,37 @@ class BrokerKeeper:
         now_s = self._clock.wall_s()
         return self._folder.refresh(self._authorities(), self._revoked(now_s), self._devices(), now_s)
 
-    async def _keep(self) -> None:
+    def start(self, connection: MqttSettings) -> None:
+        """Begins to keep up.
+
+        Args:
+            connection: the gateway's own to the broker, by which sessions are ended.
+        """
+        self._task = asyncio.create_task(self._keep(connection))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self, connection: MqttSettings) -> None:
+        seen, looked_s = -1, self._clock.monotonic_s()
         while True:
+            now_s, version = self._clock.monotonic_s(), self._version()
+            if version == seen and now_s - looked_s < _LOOK_S:
+                await self._clock.sleep(self._refresh_s)
+                continue
+            looked_s = now_s
             try:
                 refused = await asyncio.to_thread(self.refresh)
+                seen = version
                 if refused:
-                    log.info("revoked devices are refused by the broker", devices=len(refused))
+                    log.info("the broker refuses revoked devices", devices=len(refused))
                     await self._clock.sleep(_RELOAD_S)
-                    await end_sessions(self._settings, sorted(refused))
+                    await end_sessions(connection, sorted(refused))
             except FirstlineError as error:
                 log.error("the broker's files are not up to date", error=error.message)
+                await self._clock.sleep(self._refresh_s)
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("the broker's files are not up to date")
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            self._changed.clear()
+                await self._clock.sleep(self._refresh_s)

@@ -19,7 +19,9 @@ def add_commands(commands: Any) -> None:
     """Adds them to the parser's."""
     parser = commands.add_parser("ca", help="make, show and exchange the certificate authority")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _with_files(add_command(actions, "init", _init, "make the authority, which otherwise happens when it is first needed"))
+    _with_files(
+        add_command(actions, "init", _init, "make the authority, which otherwise happens when it is first needed")
+    )
     add_command(actions, "show", _show, "show whose certificates are believed, and until when")
     _with_files(add_command(actions, "next", _next, "have another authority believed, to be the one that signs later"))
     add_command(actions, "switch", _switch, "make the next authority the one that signs")
@@ -27,7 +29,9 @@ def add_commands(commands: Any) -> None:
 
 
 def _with_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="an authority of your own (PEM), instead of a new one")
+    parser.add_argument(
+        "--certificate", type=Path, metavar="FILE", help="an authority of your own (PEM), instead of a new one"
+    )
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM, EC, not encrypted)")
 
 

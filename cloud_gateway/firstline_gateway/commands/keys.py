@@ -36,7 +36,9 @@ def add_commands(commands: Any) -> None:
     create.add_argument(
         "--device", action="store_true", help="it stands for the device NAME, where that has no certificate"
     )
-    create.add_argument("--expires-days", type=float, metavar="DAYS", help="how long it is valid; without end if absent")
+    create.add_argument(
+        "--expires-days", type=float, metavar="DAYS", help="how long it is valid; without end if absent"
+    )
     create.add_argument("--requests-per-s", type=float, metavar="N", help="how often it may be used, on each gateway")
     add_command(actions, "list", _list, "names, scopes and dates")
     revoke = add_command(actions, "revoke", _revoke, "refuse a key from now on")

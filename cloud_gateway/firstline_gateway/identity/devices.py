@@ -162,9 +162,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         device = await self._gatekeeper.device(presented, renewing=True)
-        wait_s = self._renewals.take(
-            device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST
-        )
+        wait_s = self._renewals.take(device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST)
         if wait_s:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
@@ -234,7 +232,9 @@ class Devices:
 
         def issue(device: str) -> Issued:
             certificate = ca.issue_device(authority, device, key, now_s, days)
-            return Issued(ca.serial_of(certificate), ca.pem_of(certificate), certificate.not_valid_after_utc.timestamp())
+            return Issued(
+                ca.serial_of(certificate), ca.pem_of(certificate), certificate.not_valid_after_utc.timestamp()
+            )
 
         return issue
 
@@ -249,4 +249,3 @@ class Devices:
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))
-

@@ -58,9 +58,7 @@ def invite(
         expires_s: the wall time until which they enrol.
     """
     for device, sha256 in secrets:
-        connection.execute(
-            delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None))
-        )
+        connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None)))
         connection.execute(
             insert(JOIN_TOKENS).values(
                 sha256=sha256, device=device, created_by=by, created_s=now_s, expires_s=expires_s
@@ -102,9 +100,7 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
     version = next_version(connection)
     _revoke_certificates(connection, token.device, version, now_s)
     known = connection.execute(
-        update(DEVICES)
-        .where(DEVICES.c.name == token.device)
-        .values(enrolled_s=now_s, revoked_s=None, changed=version)
+        update(DEVICES).where(DEVICES.c.name == token.device).values(enrolled_s=now_s, revoked_s=None, changed=version)
     ).rowcount
     if not known:
         connection.execute(insert(DEVICES).values(name=token.device, enrolled_s=now_s, changed=version))

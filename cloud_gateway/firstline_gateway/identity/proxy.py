@@ -59,7 +59,9 @@ def read_header(values: Sequence[str], authorities: Authorities) -> Presented | 
         UnauthorizedError: it is there twice, is no certificate, or another authority's.
     """
     if len(values) > 1:
-        raise UnauthorizedError("The proxy's header with the client certificate is there twice; have it replace what clients send.")
+        raise UnauthorizedError(
+            "The proxy's header with the client certificate is there twice; have it replace what clients send."
+        )
     if not values or not values[0].strip():
         return None
     try:
