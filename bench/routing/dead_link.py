@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 from figures import Figure
 from pools import DIGITS, Pool
+from simulation.network import SimulatedLink, Weather
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
@@ -24,7 +25,6 @@ from firstline_core.routing.confidence import score
 from firstline_core.types import InferRequest, Reason
 from firstline_edge.router import Router
 from routing.device import Device, device
-from routing.network import SimulatedLink, Weather
 from routing.parts import Effort, Job, Table
 from routing.replay import NAME, ReplayedGateway, held_model, manifest_of, tensor_of
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from pools import Pool
+from simulation.network import SimulatedLink
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -34,7 +35,6 @@ from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, merge
-from routing.network import SimulatedLink
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of
 from routing.traffic import Floats

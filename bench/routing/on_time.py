@@ -14,15 +14,15 @@ from functools import partial
 import numpy as np
 from figures import Figure
 from pools import TRAINSAMPLE, Pool
+from simulation.network import SimulatedLink, Weather
+from simulation.simulated_time import LoopClock, simulate
 
 from firstline_core.routing.policies import Kind
 from firstline_core.types import Tier
 from routing.device import Given, device, serve
 from routing.kinds import KINDS, router_of
-from routing.network import SimulatedLink, Weather
 from routing.parts import Effort, Job, Table
 from routing.replay import Deployed, ReplayedGateway, deploy, held_model
-from routing.simulated_time import LoopClock, simulate
 from routing.traffic import Traffic
 
 DEADLINE_S = 0.4

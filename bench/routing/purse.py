@@ -15,6 +15,8 @@ from functools import partial
 import numpy as np
 from figures import Figure
 from pools import CIFAR10, Pool
+from simulation.network import SimulatedLink, Weather
+from simulation.simulated_time import LoopClock, simulate
 
 from firstline_core.routing.account import Account
 from firstline_core.routing.budget import HOUR_S, Budget, Ledger, Meter
@@ -22,12 +24,10 @@ from firstline_core.routing.tariff import Tariff
 from firstline_edge.budgets.spending import Spending
 from routing.device import device, serve
 from routing.kinds import router_of
-from routing.network import SimulatedLink, Weather
 from routing.on_budget import HELD
 from routing.on_time import DEADLINE_S, EDGE_MS, FULL_MS
 from routing.parts import Effort, Job, Table
 from routing.replay import Deployed, ReplayedGateway, deploy, held_model
-from routing.simulated_time import LoopClock, simulate
 from routing.traffic import Traffic
 
 HOURS = 3

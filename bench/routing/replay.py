@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from pools import Pool
+from simulation.core import OneCore
 
 from firstline.workbench.scores import fit_value
 from firstline_core.bundle.artefact import Artefact
@@ -21,7 +18,6 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
 from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
-from firstline_core.errors import DeadlineExceededError
 from firstline_core.routing.certificate import certify
 from firstline_core.routing.confidence import score
 from firstline_core.types import (
@@ -36,10 +32,6 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_edge.models import EdgeModel, HeldModel
-from firstline_edge.workers import Workers
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 NAME = "pair"
 DECLARED = 0.9
@@ -133,35 +125,6 @@ class _ReplayedModel:
         pass
 
 
-class _OneCore(Workers):
-    """Runs one call after the other, each for as long as it is stated to take."""
-
-    def __init__(self, run_ms: float, clock: Clock) -> None:
-        super().__init__(1, 0, clock)
-        self._run_ms = run_ms
-        self._core = asyncio.Lock()
-        self._here = 0
-
-    @property
-    def wait_s(self) -> float:
-        return self._here * self._run_ms / 1000
-
-    async def run(
-        self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
-    ) -> R:
-        self._here += 1
-        try:
-            async with self._core:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise DeadlineExceededError(
-                        "The request's deadline passed before this device's model was free for it."
-                    )
-                await self._clock.sleep(self._run_ms / 1000)
-        finally:
-            self._here -= 1
-        return call(argument)
-
-
 def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> HeldModel:
     """The bundle on a device that answers any row of the pool within `run_ms`; below 1 ms, at once."""
     model = manifest.edge[0]
@@ -171,7 +134,7 @@ def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> H
         digest="evidence",
         row_ms=run_ms,
         sample_bytes=int(pool.size_bytes.max()),
-        workers=_OneCore(run_ms, clock),
+        workers=OneCore(run_ms, clock),
         certificate=model.certificate,
         value=manifest.policy.value,
     )

@@ -36,6 +36,11 @@ def keep(
     totals.answer_bytes += size_bytes
 
 
+def correct_sizes(connection: sqlite3.Connection) -> None:
+    """No seal covers them, and the limits count by them."""
+    connection.execute("UPDATE answers SET size_bytes = length(response) WHERE size_bytes IS NOT length(response)")
+
+
 def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, limit_bytes: int) -> None:
     """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits."""
     count, size_bytes = connection.execute(
@@ -56,22 +61,18 @@ def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, 
 
 
 def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:
-    """The answer under this id, or the provisional one while its promise stands."""
-    # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
-    for query in (
-        "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
-        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?",
-    ):
-        row: tuple[bytes, int | None] | None = connection.execute(query, (request_id, principal)).fetchone()
-        if row is not None:
-            return row
-    return None
+    """The final or expired answer under this id."""
+    row: tuple[bytes, int | None] | None = connection.execute(
+        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
+    ).fetchone()
+    return row
 
 
-def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, bytes, int | None]]:
-    """Ids and bytes of the oldest answers that are still to be announced."""
+def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes, int | None]]:
+    """Ids, principals and bytes of the oldest answers that are still to be announced."""
     return connection.execute(
-        "SELECT request_id, response, response_header FROM answers WHERE announced = 0 ORDER BY sequence LIMIT ?",
+        "SELECT request_id, principal, response, response_header FROM answers WHERE announced = 0 "
+        "ORDER BY sequence LIMIT ?",
         (limit,),
     ).fetchall()
 

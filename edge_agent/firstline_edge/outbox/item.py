@@ -1,4 +1,9 @@
-"""What waits in the outbox, and its form on disk: the V2 binary bodies that also travel."""
+"""What waits in the outbox, and its form on disk: the V2 binary bodies that also travel, sealed.
+
+The two bodies of an item have a seal each, so that damage to the request still leaves the answer that was given. A
+seal also covers the columns that say what its body is for; the other columns stand in an index too, which SQLite
+compares when the outbox is opened.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
+from firstline_core.storage.seals import Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 
 # What this agent accepted and wrote is read back whatever limits hold by then.
@@ -24,7 +30,13 @@ _NO_LIMITS = Limits(
     body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
 )
 
-_FIXED_BYTES = 512  # a row's columns and its share of the indexes, about
+FIXED_BYTES = 512
+"""A row's columns and its share of the indexes, about."""
+
+# How a body begins that was stored before there were seals: with its JSON.
+_UNSEALED = b"{"
+
+_REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +81,23 @@ class StoredItem:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.request) + len(self.provisional) + len(self.rows) + _FIXED_BYTES
+        return len(self.request) + len(self.provisional) + len(self.rows) + FIXED_BYTES
 
 
-def pack(item: OutboxItem) -> StoredItem:
+def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
     """The item for the disk.
+
+    Args:
+        item: whose `created_wall_s` is passed over.
+        created_wall_s: when the promise was made, as it is stored.
+        seal: closes it.
 
     Raises:
         InvalidTensorError: an input or output that V2 cannot carry.
     """
     request = encode_request(replace(item.request, deadline_s=None), binary=True)
     provisional = pack_response(item.provisional)
-    return StoredItem(
+    stored = StoredItem(
         request_id=item.request.request_id,
         principal=item.request.principal,
         model=item.request.model,
@@ -92,9 +109,16 @@ def pack(item: OutboxItem) -> StoredItem:
         provisional_header=provisional.header_length,
         asked=item.asked,
     )
+    return replace(
+        stored,
+        request=seal.close(stored.request, _about_request(stored, created_wall_s)),
+        provisional=seal.close(
+            stored.provisional, _about(_PROVISIONAL, stored.request_id, stored.principal, stored.provisional_header)
+        ),
+    )
 
 
-def unpack(stored: StoredItem, created_wall_s: float) -> OutboxItem:
+def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     """The item from the disk.
 
     Raises:
@@ -102,15 +126,58 @@ def unpack(stored: StoredItem, created_wall_s: float) -> OutboxItem:
     """
     request = decode_request(
         stored.model,
-        stored.request,
+        _opened(seal, stored.request, _about_request(stored, created_wall_s)),
         stored.request_header,
         version=stored.version,
         principal=stored.principal,
         trust_request_id=True,
         limits=_NO_LIMITS,
     )
-    provisional = unpack_response(stored.provisional, stored.provisional_header)
+    provisional = unpack_provisional(
+        stored.provisional, stored.provisional_header, stored.request_id, stored.principal, seal
+    )
     return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
+
+
+def unpack_provisional(
+    body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal
+) -> InferResponse:
+    """The answer that was given with the promise.
+
+    Raises:
+        FirstlineError: the bytes are not what `pack` wrote.
+    """
+    return unpack_response(
+        _opened(seal, body, _about(_PROVISIONAL, request_id, principal, header_length)), header_length
+    )
+
+
+def seal_answer(encoded: Encoded, request_id: str, principal: str, seal: Seal) -> Encoded:
+    """A packed answer for the disk, under its id and for its principal."""
+    about = _about(_ANSWER, request_id, principal, encoded.header_length)
+    return replace(encoded, body=seal.close(encoded.body, about))
+
+
+def unpack_answer(body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal) -> InferResponse:
+    """The answer from the disk.
+
+    Raises:
+        FirstlineError: the bytes are not what `seal_answer` made.
+    """
+    return unpack_response(_opened(seal, body, _about(_ANSWER, request_id, principal, header_length)), header_length)
+
+
+def _opened(seal: Seal, body: bytes, about: bytes) -> bytes:
+    return body if body[:1] == _UNSEALED else seal.open(body, about)
+
+
+def _about(kind: str, request_id: str, principal: str, header_length: int | None, *more: object) -> bytes:
+    return orjson.dumps((kind, request_id, principal, header_length, *more))
+
+
+def _about_request(stored: StoredItem, created_wall_s: float) -> bytes:
+    more = (stored.model, stored.version, stored.rows, float(created_wall_s))
+    return _about(_REQUEST, stored.request_id, stored.principal, stored.request_header, *more)
 
 
 def _positions(text: str, count: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import orjson
 
 from firstline_core.errors import QueueFullError
-from firstline_edge.outbox.item import StoredItem
+from firstline_edge.outbox.item import FIXED_BYTES, StoredItem
 from firstline_edge.outbox.writer import Totals
 
 _COLUMNS = (
@@ -52,6 +52,12 @@ def insert(
     return True
 
 
+def correct_sizes(connection: sqlite3.Connection) -> None:
+    """No seal covers them, and the limits count by them."""
+    size = f"length(request) + length(provisional) + length(rows) + {FIXED_BYTES}"
+    connection.execute(f"UPDATE items SET size_bytes = {size} WHERE size_bytes IS NOT {size}")  # noqa: S608
+
+
 def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> str | None:
     """Removes a promise; returns whose it was, None where there was none."""
     found = connection.execute("SELECT principal, size_bytes FROM items WHERE request_id = ?", (request_id,)).fetchone()
@@ -62,6 +68,17 @@ def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> s
     totals.item_bytes -= found[1]
     principal: str = found[0]
     return principal
+
+
+def find_provisional(
+    connection: sqlite3.Connection, request_id: str, principal: str
+) -> tuple[bytes, int | None] | None:
+    """The answer that was given under this id, while its promise stands."""
+    row: tuple[bytes, int | None] | None = connection.execute(
+        "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
+        (request_id, principal),
+    ).fetchone()
+    return row
 
 
 def oldest(

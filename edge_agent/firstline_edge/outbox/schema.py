@@ -1,4 +1,8 @@
-"""The outbox's database file: opening it, its schema and migrations, and what happens to a damaged one."""
+"""The outbox's database file: opening it, its schema and migrations, and how damage to it is found.
+
+SQLite checks the tree of pages and the indexes against the rows; what it does not check is checked here (the file's
+head, the schema) or by the records' seals (what they hold). What happens to a damaged file is in `replacement.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ import sqlite3
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.telemetry.logs import logger
-
-log = logger(__name__)
+from firstline_core.storage.files import make_folder
 
 # Each step takes the database from the version before it to its own; a change of format adds a step.
 _MIGRATIONS = (
@@ -49,10 +51,30 @@ _MIGRATIONS = (
     ALTER TABLE items ADD COLUMN asked INTEGER NOT NULL DEFAULT 1;
     CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
     """,
+    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended.
+    "",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
+
 _BUSY_TIMEOUT_S = 5.0
+APPLICATION = 0x464C_0000
+"""Stands in the file's head with the version, so that a damaged version is not taken for a newer one."""
+_SEALED_VERSION = 4
+_HEAD_BYTES = 100
+# What may stand in the head: page size, journal mode, reserved bytes and payload fractions, schema format, text
+# encoding; the last two are 0 until there is a table.
+_HEAD_FACTS = (
+    (0, (b"SQLite format 3\0\x10\0",)),
+    (18, (b"\x01\x01", b"\x02\x02")),
+    (20, (b"\0\x40\x20\x20",)),
+    (44, (b"\0\0\0\x04", b"\0\0\0\0")),
+    (56, (b"\0\0\0\x01", b"\0\0\0\0")),
+)
+
+
+class DamagedError(Exception):
+    """The file is not what was written there; the text says what of it."""
 
 
 def make_private(path: Path) -> None:
@@ -62,8 +84,7 @@ def make_private(path: Path) -> None:
         CapacityError: the disk refuses.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
+        make_folder(path.parent)
         # SQLite gives its journal files the mode of the database.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         path.chmod(0o600)
@@ -71,63 +92,110 @@ def make_private(path: Path) -> None:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
 
-def open_or_replace(path: Path, wall_s: float) -> sqlite3.Connection:
-    """The database for writing. A damaged file is moved aside, so that the agent still answers.
-
-    Args:
-        path: of the database, made by `make_private`; no other process uses it.
-        wall_s: names the damaged file.
-
-    Raises:
-        ConfigError: a newer version wrote it.
-        CapacityError: the disk refuses.
-    """
-    try:
-        return _open_writer(path)
-    except sqlite3.OperationalError as error:  # no space, no permission: the file itself may be well
-        raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
-    except sqlite3.DatabaseError as error:
-        aside = path.with_name(f"{path.name}.corrupt-{int(wall_s)}")
-        log.error("outbox corrupt, moved aside", path=str(path), aside=str(aside), why=str(error))
-        try:
-            for suffix in ("-wal", "-shm", ""):
-                old = path.with_name(path.name + suffix)
-                if old.exists():
-                    old.rename(aside.with_name(aside.name + suffix))
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            return _open_writer(path)
-        except (OSError, sqlite3.Error) as second:
-            raise CapacityError(f"The outbox {path} is damaged, and no new one can be made: {second}.") from second
-
-
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that only reads; under WAL it waits for no writer."""
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection = _connect(path)
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
-def _open_writer(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The database for writing, in the present format.
+
+    Args:
+        path: of the database, made by `make_private`; no other process uses it.
+
+    Raises:
+        DamagedError: it is not whole.
+        ConfigError: a newer version wrote it.
+        CapacityError: the disk refuses.
+    """
+    try:
+        log_bytes = _size_bytes(path.with_name(path.name + "-wal"))
+        if not _size_bytes(path) and log_bytes:  # SQLite would delete the log
+            raise DamagedError("it is empty, though there is a log to it")
+        connection = _connect(path)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # under WAL: each commit is fsynced
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        connection.execute("PRAGMA secure_delete = FAST")  # zeros over what is deleted, where that costs no write
+        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise sqlite3.DatabaseError(found)
+            raise DamagedError(found.splitlines()[-1])
+        _check_head(path)
         _migrate(connection, path)
+        _check_schema(connection)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _judged(error, path) from error
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def accepted_frames(connection: sqlite3.Connection) -> int:
+    """How much of the log SQLite takes for good; -1 without a log. To be asked before anything is written."""
+    frames: int = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+    return frames
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+
+def _judged(error: sqlite3.DatabaseError, path: Path) -> CapacityError | DamagedError:
+    """Whether the disk refuses, or the file is damaged: one that must not be read or written may be both."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
+        try:
+            _check_head(path)
+        except DamagedError as damage:
+            return damage
+        return CapacityError(f"The outbox {path} cannot be opened: {error}.")
+    return DamagedError(str(error))
+
+
+def _check_head(path: Path) -> None:
+    """What SQLite takes for a wish: another page size, a file that may only be read."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head and any(head[at : at + len(facts[0])] not in facts for at, facts in _HEAD_FACTS):
+        raise DamagedError("its first page is not as it was written")
+
+
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if (application or version >= _SEALED_VERSION) and application != APPLICATION | version:
+        raise DamagedError(f"its format is {version} in one place and {application & 0xFFFF} in another")
     if version > SCHEMA_VERSION:
         raise ConfigError(
             f"The outbox {path} has format {version}; this version of Firstline reads up to {SCHEMA_VERSION}. "
             "Install the version that wrote it, or give another path."
         )
     for target in range(version + 1, SCHEMA_VERSION + 1):
-        connection.executescript(f"BEGIN; {_MIGRATIONS[target - 1]} PRAGMA user_version = {target}; COMMIT;")
+        application = APPLICATION | target if target >= _SEALED_VERSION else 0
+        numbers = f"PRAGMA user_version = {target}; PRAGMA application_id = {application};"
+        connection.executescript(f"BEGIN; {_MIGRATIONS[target - 1]} {numbers} COMMIT;")
+
+
+def _check_schema(connection: sqlite3.Connection) -> None:
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        fresh.executescript("".join(_MIGRATIONS))
+        if _statements(connection) != _statements(fresh):
+            raise DamagedError("its tables are not as they were made")
+    finally:
+        fresh.close()
+
+
+def _statements(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    found = connection.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema ORDER BY name")
+    return [(*names, " ".join(sql.split())) for *names, sql in found]
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

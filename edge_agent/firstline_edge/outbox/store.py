@@ -1,7 +1,8 @@
 """The durable outbox: promises of corrections, and the answers that kept them.
 
 What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
-the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`.
+the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`, what becomes of a damaged
+file in `replacement.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,26 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, FirstlineError, RequestError, UnknownAnswerError
+from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, RequestError, UnknownAnswerError
+from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
-from firstline_edge.outbox import answers, promises, schema
+from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.ages import Ages
 from firstline_edge.outbox.endings import Endings
-from firstline_edge.outbox.item import OutboxItem, StoredItem, expire, pack, pack_response, unpack, unpack_response
+from firstline_edge.outbox.item import (
+    OutboxItem,
+    StoredItem,
+    expire,
+    pack,
+    pack_response,
+    seal_answer,
+    unpack,
+    unpack_answer,
+    unpack_provisional,
+)
+from firstline_edge.outbox.replacement import open_or_replace
+from firstline_edge.outbox.schema import open_reader
 from firstline_edge.outbox.writer import GroupWriter, Totals
 from firstline_edge.settings import OutboxSection
 
@@ -33,6 +47,7 @@ log = logger(__name__)
 _T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
+_CHECKSUM = ChecksumSeal()
 
 
 class Outbox:
@@ -45,7 +60,9 @@ class Outbox:
         limits: how much is kept, and how long.
         announcing: answers are to be announced, so note which were.
         endings: told of each promise that ends; None where nobody waits.
+        seal: closes the bodies, and opens them again.
         clock: for ages.
+        writer: commits what is to be kept.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -59,9 +76,13 @@ class Outbox:
         *,
         announcing: bool = False,
         endings: Endings | None = None,
+        seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
+        writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
         self._limits = limits
+        self._seal = seal
+        self._unreadable = 0
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
         self._clock = clock
@@ -71,15 +92,16 @@ class Outbox:
         self._to_announce.set()  # what an earlier process left
         self._ages = Ages(clock)
         with contextlib.ExitStack() as undo:
-            schema.make_private(path)
-            connection = undo.enter_context(contextlib.closing(schema.open_or_replace(path, clock.wall_s())))
+            opened = open_or_replace(path, seal)
+            self._damage = opened.damage
+            undo.callback(opened.connection.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(schema.open_reader(path)))
-                totals = self._learn()
+                self._reader = undo.enter_context(contextlib.closing(open_reader(path)))
+                totals = self._learn(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._writer = GroupWriter(connection, totals, self._note_depth)
+        self._writer = writer(opened.connection, totals, self._note_depth)
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
@@ -92,6 +114,12 @@ class Outbox:
         """Bytes of those."""
         return self._writer.totals.item_bytes
 
+    @property
+    def damage(self) -> str:
+        """What the disk did to what was kept, in sentences; "" where nothing is known."""
+        lost = f"{self._unreadable} records could not be read, and were given up." if self._unreadable else ""
+        return " ".join(filter(None, (self._damage, lost)))
+
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
 
@@ -103,8 +131,8 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
-        stored = pack(item)
         created_wall_s = self._ages.wall_s(item.created_wall_s)
+        stored = pack(item, created_wall_s, self._seal)
         known = request_id in self._ages
         insert = partial(
             promises.insert,
@@ -177,8 +205,8 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        encoded = pack_response(final)
         now_wall_s = self._ages.wall_s(self._clock.wall_s())
+        encoded = pack_response(final)
 
         def move(connection: sqlite3.Connection, totals: Totals) -> bool:
             principal = promises.delete(connection, totals, request_id)
@@ -187,7 +215,7 @@ class Outbox:
             answers.keep(
                 connection,
                 totals,
-                encoded,
+                seal_answer(encoded, request_id, principal, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
@@ -212,10 +240,17 @@ class Outbox:
             UnknownAnswerError: none is kept, or it is not this principal's.
             CapacityError: the disk refuses.
         """
-        row = await self._read(lambda reader: answers.find(reader, request_id, principal))
-        if row is None:
-            raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
-        return unpack_response(*row)
+        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
+        for find, unpacked in ((promises.find_provisional, unpack_provisional), (answers.find, unpack_answer)):
+            row = await self._read(partial(find, request_id=request_id, principal=principal))
+            if row is not None:
+                try:
+                    return unpacked(*row, request_id, principal, self._seal)
+                except IntegrityError as error:
+                    raise UnknownAnswerError(
+                        f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
+                    ) from error
+        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""
@@ -230,12 +265,14 @@ class Outbox:
         self._to_announce.clear()
         found, lost = [], []
         try:
-            for request_id, body, header in await self._read(lambda reader: answers.unannounced(reader, limit)):
+            stored = await self._read(lambda reader: answers.unannounced(reader, limit))
+            for request_id, principal, body, header in stored:
                 self._to_announce.set()
                 try:
-                    found.append((request_id, unpack_response(body, header)))
+                    found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
+                    self._unreadable += 1
                     lost.append(request_id)
         except BaseException:
             self._to_announce.set()
@@ -274,9 +311,10 @@ class Outbox:
         found = []
         for stored, created_wall_s in stored_items:
             try:
-                found.append(unpack(stored, created_wall_s))
+                found.append(unpack(stored, created_wall_s, self._seal))
             except FirstlineError as error:
                 log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
+                self._unreadable += 1
                 await self._give_up(stored)
         return found
 
@@ -284,7 +322,9 @@ class Outbox:
         """Ends a promise whose request nobody could ever send, so that it does not block those behind it."""
         request_id = stored.request_id
         try:
-            provisional = unpack_response(stored.provisional, stored.provisional_header)
+            provisional = unpack_provisional(
+                stored.provisional, stored.provisional_header, request_id, stored.principal, self._seal
+            )
         except FirstlineError:
             await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
             self._ages.forget(request_id)
@@ -298,8 +338,10 @@ class Outbox:
         else:
             self._pending.clear()
 
-    def _learn(self) -> Totals:
+    def _learn(self, writer: sqlite3.Connection) -> Totals:
         """Takes stock of what an earlier process left."""
+        promises.correct_sizes(writer)
+        answers.correct_sizes(writer)
         one = self._reader.execute
         items = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
         kept = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()

@@ -50,6 +50,10 @@ class GroupWriter:
         self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
         self._closing = False
         self._trouble = ""
+        self._start()
+
+    def _start(self) -> None:
+        """Has somebody take groups from the queue: a thread, or the timers of a simulated loop."""
         self._thread = threading.Thread(target=self._run, name="outbox-writer", daemon=True)
         self._thread.start()
 
@@ -84,16 +88,19 @@ class GroupWriter:
     def _run(self) -> None:
         open_ = True
         while open_:
-            group = [self._queue.get()]
-            while not self._queue.empty() and len(group) < _GROUP_LIMIT:
-                group.append(self._queue.get())
-            open_ = None not in group
-            work = [entry for entry in group if entry is not None]
+            work, open_ = self._next_group()
             if work:
                 outcomes = self._commit([operation for operation, _ in work])
                 waiting = [done for _, done in work]
                 waiting[0].get_loop().call_soon_threadsafe(self._settle, waiting, outcomes)
         self._connection.close()
+
+    def _next_group(self) -> tuple[list[tuple[Operation, asyncio.Future[Any]]], bool]:
+        """Waits for what is queued, and says whether more may come."""
+        group = [self._queue.get()]
+        while not self._queue.empty() and len(group) < _GROUP_LIMIT:
+            group.append(self._queue.get())
+        return [entry for entry in group if entry is not None], None not in group
 
     def _settle(self, futures: list[asyncio.Future[Any]], outcomes: list[Any]) -> None:
         self._on_commit()

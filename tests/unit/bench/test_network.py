@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from routing.network import SimulatedLink, Weather
-from routing.simulated_time import LoopClock, simulate
+from simulation.network import SimulatedLink, Weather
+from simulation.simulated_time import LoopClock, simulate
 
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tensor

@@ -1,0 +1,1 @@
+"""Simulated time, a simulated network and a simulated core, on which both tiers' own code runs."""

@@ -1,0 +1,188 @@
+"""A damaged outbox: what can still be read of it goes into a fresh one, and the damaged file is set aside.
+
+Promises and answers count where their seals open, and a promise that has an answer has ended. The fresh outbox is
+written in full beside the damaged one before it takes its place, so that a power cut on the way costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
+from firstline_core.storage.seals import HEAD_BYTES, Seal
+from firstline_core.telemetry.logs import logger
+from firstline_edge.outbox import salvage
+from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
+from firstline_edge.outbox.salvage import Row
+from firstline_edge.outbox.schema import DamagedError, accepted_frames, make_private, open_writer
+
+log = logger(__name__)
+
+_FRESH = ".fresh"
+_JOURNALS = ("-wal", "-shm", "-journal")
+# By how many columns a row has, in the order in which the formats made them; the earlier formats lack the last one.
+_ITEM_COLUMNS = (12, 13)
+_ANSWER_COLUMNS = (7, 8)
+_SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An outbox that can be written.
+
+    Args:
+        connection: for writing.
+        damage: what had happened to the one before, in sentences; "" where nothing had.
+    """
+
+    connection: sqlite3.Connection
+    damage: str = ""
+
+
+def open_or_replace(path: Path, seal: Seal) -> Opened:
+    """The outbox for writing, a fresh one where it is damaged or written with a key that is not here.
+
+    Args:
+        path: of the database; no other process uses it.
+        seal: opens its records.
+
+    Raises:
+        ConfigError: a newer version wrote it.
+        CapacityError: the disk refuses.
+    """
+    try:
+        _finish(path)
+        make_private(path)
+        try:
+            connection = open_writer(path)
+        except DamagedError as error:
+            return _replaced(path, seal, f"It was damaged ({error})")
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
+            _take_up_log(connection, path, seal)
+            if _knows_keys(connection, seal):
+                undo.pop_all()
+                return Opened(connection)
+        return _replaced(path, seal, "Some of it was encrypted with a key that encryption.key_file does not hold")
+    except (OSError, sqlite3.Error) as error:
+        raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
+
+
+def _replaced(path: Path, seal: Seal, why: str) -> Opened:
+    fresh = path.with_name(path.name + _FRESH)
+    make_private(fresh)
+    try:
+        with contextlib.closing(open_writer(fresh)) as connection:
+            promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
+    except (DamagedError, ConfigError) as error:  # an empty file cannot be that
+        raise CapacityError(f"No outbox can be written beside {path}: {error}.") from error
+    aside = set_aside(path)
+    _finish(path)
+    damage = (
+        f"{why}, and was set aside as {aside.name}; what could still be read was kept: {promises} promised "
+        f"corrections and {answers} answers."
+    )
+    log.error("outbox replaced", path=str(path), said=damage)
+    return Opened(open_writer(path), damage)
+
+
+def _finish(path: Path) -> None:
+    """Puts a fresh outbox into its place, or forgets it: it is whole once the damaged one was set aside."""
+    fresh, aside = path.with_name(path.name + _FRESH), path.with_name(path.name + DAMAGED)
+    if fresh.exists() and not path.exists():
+        for suffix in _JOURNALS:  # the damaged one's: the fresh one must never meet them
+            aside.with_name(aside.name + suffix).unlink(missing_ok=True)
+            if (journal := path.with_name(path.name + suffix)).exists():
+                journal.replace(aside.with_name(aside.name + suffix))
+        fresh.replace(path)
+        sync_folder(path.parent)
+    for suffix in ("", *_JOURNALS):
+        fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
+
+
+def _knows_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
+    for table, column in _SEALED:
+        heads = connection.execute(f"SELECT DISTINCT substr({column}, 1, {HEAD_BYTES}) FROM {table}")  # noqa: S608
+        if not all(seal.knows(head) for (head,) in heads):
+            return False
+    return True
+
+
+def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> None:
+    """Saves what stands in the log after a frame that is damaged, where SQLite stops to read.
+
+    After a power cut that may be a group of promises that was never acknowledged; it is no harm to keep those. What
+    the database has counted already is not taken from there: it may have ended since.
+    """
+    frames = accepted_frames(connection)
+    if frames < 0:
+        return
+    counts = {"items": 0, "answers": 0} | dict(connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+    known = dict.fromkeys(_ITEM_COLUMNS, counts["items"]) | dict.fromkeys(_ANSWER_COLUMNS, counts["answers"])
+    new = [row for row in salvage.rows_beyond(path, frames) if row[0] > known.get(len(row), math.inf)]
+    if new:
+        promises, answers = _take_over(connection, new, seal, whole=True)
+        log.warning("the outbox's log is damaged; read on behind", path=str(path), promises=promises, answers=answers)
+
+
+def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal, *, whole: bool) -> tuple[int, int]:
+    """Adds what can be read; returns how many promises and answers that were.
+
+    Args:
+        connection: of the outbox that gains them.
+        rows: of any table.
+        seal: opens them.
+        whole: passes over promises whose request cannot be read: these may never have been acknowledged. Others are
+            taken, to end as expired, with the answer that was given.
+    """
+    count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
+    before = connection.execute(count).fetchone()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for row in rows:
+            if len(row) in _ITEM_COLUMNS:
+                _take_item(connection, row, seal, whole=whole)
+            elif len(row) in _ANSWER_COLUMNS:
+                _take_answer(connection, row, seal)
+        connection.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    after = connection.execute(count).fetchone()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: bool) -> None:
+    sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
+    provisional, provisional_header, _size_bytes, *asked = rest
+    try:
+        stored = StoredItem(
+            *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
+            asked=asked != [0],
+        )
+        if whole:
+            unpack(stored, float(created_wall_s), seal)
+        unpack_provisional(provisional, provisional_header, request_id, principal, seal)
+        values = (sequence, request_id, principal, model, version, float(created_wall_s), positions, request, header)
+        more = (provisional, provisional_header, stored.size_bytes, stored.asked)
+    except (FirstlineError, TypeError, ValueError):
+        return
+    connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
+
+
+def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
+    sequence, request_id, principal, stored_wall_s, response, header, _size_bytes, *announced = row
+    try:
+        unpack_answer(response, header, request_id, principal, seal)
+        values = (sequence, request_id, principal, float(stored_wall_s), response, header, len(response))
+    except (FirstlineError, TypeError, ValueError):
+        return
+    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != [0]))

@@ -1,0 +1,99 @@
+"""Files that a power cut leaves whole: the one home for writing a file durably, and for setting a damaged one aside."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from firstline_core.errors import IntegrityError
+
+DAMAGED = ".damaged"
+"""What the name of something that was set aside ends with."""
+
+_DIGEST_BYTES = 16
+# Some file systems have no durable names; nothing more can be done there.
+_NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder for this user alone, with those above it; their names are on the disk when it returns.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.parent)
+    if path.stat().st_mode & 0o777 != 0o700:
+        path.chmod(0o700)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns once the names in a folder are on the disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_SYNC:
+            raise
+    finally:
+        os.close(folder)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Puts the content into the file's place, mode 0600: after a power cut it is the old one or the new one.
+
+    Raises:
+        OSError: the disk refuses; the old one stays.
+    """
+    fresh = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def with_checksum(line: bytes) -> bytes:
+    """One line of text, and a second with its BLAKE2b: what `read_checked` reads."""
+    return line + b"\n" + _checksum(line) + b"\n"
+
+
+def read_checked(path: Path) -> bytes:
+    """The line of a file made by `with_checksum`; a file of one line was written before there were checksums.
+
+    Raises:
+        FileNotFoundError: there is none.
+        IntegrityError: the content is not what was written.
+        OSError: the disk refuses.
+    """
+    line, _, rest = path.read_bytes().rstrip(b"\n").partition(b"\n")
+    if rest and rest != _checksum(line):
+        raise IntegrityError(f"{path} is damaged: its checksum does not fit.")
+    return line
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged file or folder, over the one that was set aside before; returns where it is now.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    aside = path.with_name(path.name + DAMAGED)
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    path.replace(aside)
+    return aside
+
+
+def _checksum(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=_DIGEST_BYTES).hexdigest().encode()

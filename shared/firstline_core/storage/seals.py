@@ -1,0 +1,166 @@
+"""Seals: a record on a disk is what was written, or is refused. Each is bound to what it stands for.
+
+A seal is a byte that says which, and then
+
+    1   16 bytes BLAKE2b of what it stands for and the content, the content       (finds every damage; hides nothing)
+    2   4 bytes of the key's name, 12 of nonce, AES-256-GCM of the content        (needs a key to read and to forge)
+
+(NIST SP 800-38D; nonces are random, which is sound for 2^32 records of a key.) A seal is larger than its content by
+at most `OVERHEAD_BYTES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from firstline_core.errors import ConfigError, IntegrityError
+
+OVERHEAD_BYTES = 33
+HEAD_BYTES = 5
+"""Of a record: what tells whether the key to it is here."""
+KEY_BYTES = 32
+
+_PLAIN, _ENCRYPTED = 1, 2
+_DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
+_NONCE_AT = 1 + _NAME_BYTES
+_CONTENT_AT = _NONCE_AT + _NONCE_BYTES
+_KEYS_LIMIT_BYTES = 4096
+_CREDENTIAL = "credential:"
+
+
+class UnknownKeyError(IntegrityError):
+    """The record may be well, but no key is here that opens it."""
+
+
+class Seal(Protocol):
+    """Closes and opens records."""
+
+    def close(self, content: bytes, about: bytes) -> bytes:
+        """The record; `about` is what it stands for, and must be told again to open it."""
+        ...
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        """The content.
+
+        Raises:
+            UnknownKeyError: it was encrypted with a key that is not here.
+            IntegrityError: it is not what was closed under `about`.
+        """
+        ...
+
+    def knows(self, head: bytes) -> bool:
+        """Whether the key to a record is here, by its first bytes."""
+        ...
+
+
+class ChecksumSeal:
+    """Finds damage, and hides nothing."""
+
+    def close(self, content: bytes, about: bytes) -> bytes:
+        return bytes([_PLAIN]) + _digest(content, about) + content
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        if _is_encrypted(sealed):
+            raise UnknownKeyError("It is encrypted, and no key is set (encryption.key_file).")
+        content = bytes(sealed[1 + _DIGEST_BYTES :])
+        if sealed[:1] != bytes([_PLAIN]) or sealed[1 : 1 + _DIGEST_BYTES] != _digest(content, about):
+            raise IntegrityError("Its checksum does not fit: the disk has damaged it.")
+        return content
+
+    def knows(self, head: bytes) -> bool:
+        return not _is_encrypted(head)
+
+
+class KeySeal:
+    """Encrypts with the first key, and opens what any of them encrypted, or what was not encrypted at all.
+
+    Args:
+        keys: `KEY_BYTES` each, at least one.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._ciphers = {_name(key): AESGCM(key) for key in reversed(keys)}
+        self._first = _name(keys[0])
+        self._plain = ChecksumSeal()
+
+    def close(self, content: bytes, about: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        hidden = self._ciphers[self._first].encrypt(nonce, content, about)
+        return bytes([_ENCRYPTED]) + self._first + nonce + hidden
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        if not _is_encrypted(sealed):
+            return self._plain.open(sealed, about)
+        from cryptography.exceptions import InvalidTag
+
+        cipher = self._ciphers.get(bytes(sealed[1:_NONCE_AT]))
+        if cipher is None:
+            raise UnknownKeyError("It is encrypted with a key that encryption.key_file does not hold.")
+        try:
+            return cipher.decrypt(bytes(sealed[_NONCE_AT:_CONTENT_AT]), bytes(sealed[_CONTENT_AT:]), about)
+        except (InvalidTag, ValueError) as error:
+            raise IntegrityError("It does not decrypt: the disk has damaged it.") from error
+
+    def knows(self, head: bytes) -> bool:
+        return not _is_encrypted(head) or bytes(head[1:_NONCE_AT]) in self._ciphers
+
+
+def _is_encrypted(sealed: bytes) -> bool:
+    return sealed[:1] == bytes([_ENCRYPTED])
+
+
+def make_seal(keys: Sequence[bytes]) -> Seal:
+    """A seal that encrypts, where there is a key."""
+    return KeySeal(keys) if keys else ChecksumSeal()
+
+
+def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
+    """The keys of a file, one line of 64 hexadecimal digits each; none where no file is named.
+
+    Args:
+        file: its path, or `credential:NAME` for what systemd passes on (`LoadCredential=`).
+        setting: which setting names it, for the message.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    if not file:
+        return ()
+    path = _credential(file.removeprefix(_CREDENTIAL), setting) if file.startswith(_CREDENTIAL) else Path(file)
+    try:
+        with path.open("rb") as stream:
+            lines = stream.read(_KEYS_LIMIT_BYTES).decode().split()
+        keys = tuple(bytes.fromhex(line) for line in lines)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}.") from error
+    except ValueError:  # its message would quote the key
+        keys = ()
+    if not keys or any(len(key) != KEY_BYTES for key in keys):
+        raise ConfigError(
+            f"{setting}: {path} holds no keys, which are lines of {2 * KEY_BYTES} hexadecimal digits; make one with "
+            f"`openssl rand -hex {KEY_BYTES}`."
+        )
+    return keys
+
+
+def _credential(name: str, setting: str) -> Path:
+    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    if not folder or "/" in name:
+        raise ConfigError(f"{setting}: systemd passed no credential '{name}'; see LoadCredential= in systemd.exec(5).")
+    return Path(folder) / name
+
+
+def _name(key: bytes) -> bytes:
+    """Which key it was, without a word of what it is."""
+    return hmac.digest(key, b"firstline key name", "sha256")[:_NAME_BYTES]
+
+
+def _digest(content: bytes, about: bytes) -> bytes:
+    return hashlib.blake2b(len(about).to_bytes(8, "little") + about + content, digest_size=_DIGEST_BYTES).digest()

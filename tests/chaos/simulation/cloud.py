@@ -1,0 +1,144 @@
+"""A gateway's own logic on simulated time: data plane, batcher, contracts. Model and transport are simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos.simulation.models import full_says, served
+from chaos.simulation.plan import Plan
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_gateway.batcher import Batcher
+from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.contracts.store import Store
+from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.settings import Contracts
+
+if TYPE_CHECKING:
+    from chaos.simulation.book import Book
+
+_MAX_BATCH_ROWS = 8
+
+
+class SimulatedExecutor:
+    """Implements `executors.base.Executor`: computes what the full model says, in simulated time; some batches fail."""
+
+    def __init__(self, plan: Plan, clock: Clock, rng: random.Random, book: Book) -> None:
+        self.slots = plan.slots
+        self._plan = plan
+        self._clock = clock
+        self._rng = rng
+        self._book = book
+        self.running = 0
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self.running += 1
+        try:
+            await self._clock.sleep(self._plan.service_s * self._rng.uniform(0.5, 1.5))
+        finally:
+            self.running -= 1
+        quiet = self._clock.monotonic_s() >= self._plan.quiet_from_s
+        if not quiet and self._rng.random() < self._plan.failing:
+            self._book.failed += 1
+            failure: list[Outcome] = [InferenceError("The full model's runtime failed.")]
+            return failure * len(inputs)
+        return [full_says(tensor.array[:, 0]) for tensor in inputs]
+
+    def close(self, timeout_s: float) -> bool:
+        return not self.running
+
+
+class Cloud:
+    """A gateway that can be killed: what runs then is never answered, and nobody answers until it is started again.
+
+    Implements `simulation.network.Gateway`.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, book: Book) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._clock = clock
+        self._rng = rng
+        self._book = book
+        self._tasks: set[asyncio.Task[InferResponse]] = set()
+        self._plane: GatewayDataPlane | None = None
+        self._metrics = GatewayMetrics()  # registers a family only once
+        self._repository = served()
+
+    def start(self) -> None:
+        executor = SimulatedExecutor(self._plan, self._clock, self._rng, self._book)
+        batcher = Batcher(
+            executor,
+            clock=self._clock,
+            max_batch_rows=_MAX_BATCH_ROWS,
+            queue_requests=self._plan.queue_requests,
+            queue_bytes=1 << 20,
+        )
+        contracts = ContractMonitor(
+            Store(self._folder / "contracts.db"),
+            self._repository,
+            Contracts(),
+            metrics=GatewayMetrics(),
+            clock=self._clock,
+        )
+        self._plane = GatewayDataPlane(
+            self._repository, batcher, contracts, metrics=self._metrics, clock=self._clock, limits=DEFAULT_LIMITS
+        )
+        self._executor, self._batcher, self._contracts = executor, batcher, contracts
+
+    async def kill(self) -> None:
+        """What runs is never answered, and who asks is refused; harmless where it is dead already."""
+        if self._plane is None:
+            return
+        self._plane = None
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            self._contracts.close()
+
+    def check_up(self) -> None:
+        """Raises LinkDownError where nobody listens."""
+        if self._plane is None:
+            raise LinkDownError("The connection was refused.")
+
+    def check_bounds(self) -> None:
+        """Raises where more waits or runs than may."""
+        if not self._tasks:
+            return
+        most = self._plan.queue_requests * len(self._repository.models)
+        self._book.holds(self._batcher.depth <= most, "{} requests wait at the gateway", self._batcher.depth)
+        self._book.holds(self._executor.running <= self._plan.slots, "{} batches run at once", self._executor.running)
+
+    async def answer(self, request: InferRequest) -> InferResponse:
+        """As over a connection: who leaves does not end what was asked.
+
+        Raises:
+            LinkDownError: nobody listens, or the gateway died over it.
+            FirstlineError: its words.
+        """
+        self.check_up()
+        assert self._plane is not None
+        self._book.reached(request)
+        work = asyncio.create_task(self._plane.infer(request))
+        self._tasks.add(work)
+        work.add_done_callback(self._ended)
+        await asyncio.wait({work})
+        if work.cancelled():
+            raise LinkDownError("The connection was reset.")
+        return work.result()
+
+    def _ended(self, work: asyncio.Task[InferResponse]) -> None:
+        self._tasks.discard(work)
+        if not work.cancelled() and not isinstance(work.exception(), FirstlineError | None):
+            self._book.broke(work.exception())

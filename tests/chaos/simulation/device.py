@@ -1,0 +1,166 @@
+"""An agent's own logic on simulated time, over the outbox's own file; it can be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.edge import NoAudits, NoContracts
+
+from chaos.simulation import models
+from chaos.simulation.cloud import Cloud
+from chaos.simulation.disk import Disk
+from chaos.simulation.plan import Plan
+from chaos.simulation.wire import GatewayLink, Voice
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.types import InferRequest
+from firstline_edge.audits.live_traffic import LiveTraffic
+from firstline_edge.cache import ResultCache
+from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.complaints import Complaints
+from firstline_edge.gateway import Gateway
+from firstline_edge.hedge import HedgeOptions, Hedging
+from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.chain import LinkChain
+from firstline_edge.models import Models
+from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.store import Outbox
+from firstline_edge.router import Router
+from firstline_edge.rows import merge
+from firstline_edge.settings import OutboxSection
+
+if TYPE_CHECKING:
+    from chaos.simulation.book import Book
+
+_OPTIONS = CascadeOptions(limit_bytes=1 << 20, default_timeout_s=2.0, reserve_s=0.02)
+
+
+class _Promises:
+    """As `PatientOutbox`: tells the delivery of each promise that was made."""
+
+    def __init__(self, outbox: Outbox, delivery: Delivery) -> None:
+        self._outbox = outbox
+        self._delivery = delivery
+
+    async def put(self, item: OutboxItem) -> None:
+        await self._outbox.put(item)
+        self._delivery.hurry(item)
+
+
+class Device:
+    """See the module.
+
+    Args:
+        plan: what goes wrong.
+        folder: empty; each life of the process has a folder of its own there.
+        cloud: at the far end of its link.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, *, cloud: Cloud, book: Book) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._clock = clock
+        self._rng = rng
+        self._cloud = cloud
+        self._book = book
+        self._lives = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.up = False
+        self.outbox: Outbox
+        self.chain: LinkChain
+
+    @property
+    def _state(self) -> Path:
+        return self._folder / f"life-{self._lives}" / "outbox.db"
+
+    async def start(self) -> None:
+        """As `parts.open_parts` puts an agent together."""
+        plan, clock, rng = self._plan, self._clock, self._rng
+        self.disk = Disk(plan.fsync_s, self._book.committed)
+        limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)
+        self.outbox = Outbox(self._state, limits, announcing=True, clock=clock, writer=self.disk.writer)
+        link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
+        self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
+        cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
+        complaints = Complaints()
+        gateway = Gateway(chain, cache, clock, complaints, contracts=NoContracts(), traffic=LiveTraffic())
+        hedging = Hedging(gateway, clock, HedgeOptions())
+        delivery = Delivery(
+            self.outbox,
+            chain,
+            merge,
+            clock,
+            rng,
+            max_age_s=plan.max_age_s,
+            complaints=complaints,
+            retries=chain.retries,
+        )
+        self._cascade = Cascade(
+            models=Models(models.held(plan.row_ms, clock)),
+            cache=cache,
+            gateway=gateway,
+            hedging=hedging,
+            router=Router(min_threshold=0.0, clock=clock),
+            spending=None,
+            promises=_Promises(self.outbox, delivery),
+            audits=NoAudits(),
+            options=_OPTIONS,
+            clock=clock,
+        )
+        self._closes = (hedging.close, self._cascade.close, gateway.close, chain.close)
+        await self._book.started(self.outbox)
+        await chain.start()
+        self._spawn(delivery.run())
+        self._spawn(Announcer(self.outbox, Voice(plan.mutes, clock, self._book), clock, rng).run())
+        self.up = True
+
+    async def kill(self) -> None:
+        """`kill -9`: nothing is written and nobody is told any more; the disk is as it was."""
+        if not self.up:
+            return
+        self.up = False
+        self.disk.dead = True
+        before = self._state.parent
+        self._lives += 1
+        shutil.copytree(before, self._state.parent)  # with its journal, as a process leaves it that is not asked
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        try:
+            await asyncio.gather(*running, return_exceptions=True)
+            for close in self._closes:
+                await close()
+        finally:
+            self.outbox.close()
+
+    def ask(self, request: InferRequest) -> None:
+        """As over a connection that ends with the process."""
+        self._spawn(self._ask(request))
+
+    async def _ask(self, request: InferRequest) -> None:
+        try:
+            response = await self._cascade.infer(request)
+        except FirstlineError as error:
+            self._book.refused(request.request_id, error)
+        except asyncio.CancelledError:
+            self._book.cut(request.request_id)
+            raise
+        else:
+            self._book.answered(request.request_id, response)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._book.broke(task.exception())

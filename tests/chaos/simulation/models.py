@@ -1,0 +1,111 @@
+"""Three bundles whose answers anybody can compute: the input is the edge model's probability of "yes".
+
+One has a certificate, one has none, and that of the third was made for another full model, so it is void.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+from simulation.core import OneCore
+from support.bundles import with_certificate
+
+from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
+from firstline_core.bundle.pipeline import Prediction
+from firstline_core.bundle.store import Bundle
+from firstline_core.clock import Clock
+from firstline_core.types import Array, Tensor
+from firstline_edge.models import EdgeModel, HeldModel
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.repository import Repository, ServedModel
+
+INPUT = "x"
+THRESHOLD = 0.8
+"""From which an answer is kept, in every bundle."""
+
+
+def full_says(values: Array) -> Array:
+    """(rows, 2) float32: the full model is certain, and one time in three that it is not what the edge thinks."""
+    yes = np.rint(values.astype(np.float64) * 1e6).astype(np.int64) % 3 != 0
+    return np.where(yes[:, None], [[0.99, 0.01]], [[0.01, 0.99]]).astype(np.float32)
+
+
+def edge_says(values: Array) -> Array:
+    """(rows, 2) float32."""
+    return np.stack([values, 1 - values], axis=1).astype(np.float32)
+
+
+def _manifest(name: str, digit: str) -> Manifest:
+    edge, full = (
+        Model(file, Artefact(f"{file}.onnx", digit * 63 + last, 1), "onnx", "fp32")
+        for file, last in (("edge", "a"), ("full", "b"))
+    )
+    manifest = Manifest(
+        name=name,
+        version=1,
+        labels=("yes", "no"),
+        input=InputSpec(INPUT, "FP32", (-1, 1)),
+        edge=(edge,),
+        full=full,
+        policy=Policy(threshold=THRESHOLD),
+    )
+    if name == UNCERTIFIED:
+        return manifest
+    other = {"full_digest": "f" * 64} if name == VOID else {}
+    return msgspec.structs.replace(manifest, edge=(with_certificate(edge, manifest, THRESHOLD, **other),))
+
+
+MANIFESTS = {name: _manifest(name, digit) for name, digit in ((CERTIFIED, "1"), (UNCERTIFIED, "2"), (VOID, "3"))}
+
+
+class _Echo:
+    """What `EdgeModel` needs of a `LoadedModel`."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.digest = model, model.digest
+        self.runtime = SimpleNamespace(provider="echo")
+
+    def predict_with_logits(self, tensor: Tensor) -> Prediction:
+        return Prediction(edge_says(tensor.array[:, 0]), None)
+
+    def close(self) -> None:
+        pass
+
+
+def held(row_ms: float, clock: Clock) -> list[HeldModel]:
+    """The bundles as a device has them."""
+    core = OneCore(row_ms, clock)
+
+    def edge_of(manifest: Manifest) -> EdgeModel:
+        loaded: Any = _Echo(manifest.edge[0])
+        return EdgeModel(
+            loaded,
+            lambda probabilities, _: probabilities.max(axis=1),
+            f"evidence of {manifest.name}",
+            row_ms,
+            4,
+            core,
+            valid_certificate(manifest, manifest.edge[0]),
+        )
+
+    return [HeldModel(Bundle(Path(), manifest), edge_of(manifest)) for manifest in MANIFESTS.values()]
+
+
+def served() -> Repository:
+    """The same as a gateway has them."""
+    unloaded: Any = None
+    return Repository(
+        {
+            (key := ModelKey(name, manifest.version)): ServedModel(
+                key, Path(), manifest, unloaded, manifest.full_digest
+            )
+            for name, manifest in MANIFESTS.items()
+        }
+    )

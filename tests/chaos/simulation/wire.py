@@ -1,0 +1,83 @@
+"""What leads away from the device: the link to the gateway, and the local broker that hears of corrections."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulation.network import Gateway, SimulatedLink, Weather
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.deadline import within
+
+if TYPE_CHECKING:
+    from chaos.simulation.book import Book
+
+_ANSWER_BYTES = 1200
+_ACKNOWLEDGE_S = 0.003
+
+
+class GatewayLink(SimulatedLink):
+    """As its parent, to a gateway that may be gone, and seen by the book."""
+
+    def __init__(self, weather: Weather, gateway: Gateway, clock: Clock, rng: random.Random, book: Book) -> None:
+        super().__init__(weather, gateway, clock, rng)
+        self._book = book
+
+    async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        self._book.sent(request)
+        ends_s = self._clock.monotonic_s() + timeout_s
+        await self._cross("up", request.size_bytes + 700, ends_s)
+        work = self._gateway.answer(replace(request, deadline_s=ends_s, principal="device:d1"))
+        said: InferResponse | FirstlineError
+        try:
+            said = await within(self._clock, ends_s, work, "The gateway did not answer in time.")
+        except LinkDownError:  # nobody is there, or the connection broke with it
+            raise
+        except FirstlineError as error:
+            said = error
+        if self._clock.monotonic_s() >= ends_s:
+            raise RemoteTimeoutError("The gateway did not answer in time.")
+        await self._cross("down", _ANSWER_BYTES, ends_s)
+        if isinstance(said, FirstlineError):
+            raise said
+        return said
+
+    async def probe(self, timeout_s: float) -> None:
+        await super().probe(timeout_s)
+        self._gateway.check_up()  # type: ignore[attr-defined]
+
+
+class Voice:
+    """The local broker: away in some stretches, and an acknowledgement may be lost with it.
+
+    Args:
+        mutes: (from, to) in seconds.
+        clock: theirs.
+        book: told of what was heard.
+    """
+
+    def __init__(self, mutes: tuple[tuple[float, float], ...], clock: Clock, book: Book) -> None:
+        self._mutes = mutes
+        self._clock = clock
+        self._book = book
+
+    async def wait_connected(self) -> None:
+        while (until_s := self._mute_until_s()) is not None:
+            await self._clock.sleep(until_s - self._clock.monotonic_s())
+
+    async def publish(self, correction: InferResponse) -> None:
+        if self._mute_until_s() is not None:
+            raise LinkDownError("The broker is away.")
+        self._book.announced(correction)
+        await self._clock.sleep(_ACKNOWLEDGE_S)
+        if self._mute_until_s() is not None:
+            self._book.unacknowledged(correction)
+            raise LinkDownError("The broker went away.")
+
+    def _mute_until_s(self) -> float | None:
+        now_s = self._clock.monotonic_s()
+        return next((end for begin, end in self._mutes if begin <= now_s < end), None)

@@ -1,0 +1,173 @@
+"""The proxy does to TCP what it says: an echo server behind it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from chaos.proxy import FINE, ChaosProxy, Network, drawn
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Echo:
+    """Says everything twice over, and notes how its connections ended."""
+
+    def __init__(self) -> None:
+        self.ends: asyncio.Queue[str] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        end = "eof"
+        try:
+            while said := await reader.read(1 << 16):
+                writer.write(said)
+        except ConnectionResetError:
+            end = "reset"
+        writer.close()
+        await self.ends.put(end)
+
+
+@asynccontextmanager
+async def echo_behind(proxy_seed: int = 0) -> AsyncIterator[tuple[ChaosProxy, Echo]]:
+    echo = Echo()
+    async with (
+        await asyncio.start_server(echo.serve, "127.0.0.1", 0) as server,
+        ChaosProxy(server.sockets[0].getsockname()[1], proxy_seed) as proxy,
+    ):
+        yield proxy, echo
+
+
+@asynccontextmanager
+async def connected(proxy: ChaosProxy) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def echoed_s(streams: Streams, said: bytes = b"hello") -> float:
+    """Seconds until all of it is back."""
+    reader, writer = streams
+    began_s = time.perf_counter()
+    writer.write(said)
+    assert await asyncio.wait_for(reader.readexactly(len(said)), 10) == said
+    return time.perf_counter() - began_s
+
+
+async def is_silent(streams: Streams, for_s: float = 0.15) -> bool:
+    reader, writer = streams
+    writer.write(b"anybody?")
+    try:
+        return await asyncio.wait_for(reader.read(1), for_s) is None
+    except TimeoutError:
+        return True
+
+
+async def test_a_fine_network_carries_both_ways_and_ends_as_its_sides_do() -> None:
+    async with echo_behind() as (proxy, echo), connected(proxy) as streams:
+        assert await echoed_s(streams, bytes(200_000)) < 5
+        streams[1].write_eof()
+        assert await streams[0].read() == b""
+        assert await echo.ends.get() == "eof"
+
+
+async def test_delay_counts_each_way_and_jitter_on_top() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        await proxy.become(Network(delay_s=0.05))
+        assert 0.1 <= await echoed_s(streams) < 2
+        await proxy.become(Network(jitter_s=0.02))
+        assert max([await echoed_s(streams) for _ in range(5)]) > 0.01
+
+
+async def test_the_rate_bounds_what_a_connection_carries() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        await proxy.become(Network(rate_bytes_s=100_000))
+        assert await echoed_s(streams, bytes(20_000)) >= 0.2
+
+
+async def test_a_stall_holds_up_and_loses_nothing() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        assert await echoed_s(streams) < 5
+        await proxy.become(Network(stalled=True))
+        assert await is_silent(streams)
+        await proxy.become(FINE)
+        assert await streams[0].readexactly(8) == b"anybody?"
+
+
+async def test_a_black_hole_takes_all_and_says_nothing() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        assert await echoed_s(streams) < 5
+        await proxy.become(Network(black_hole=True))
+        assert await is_silent(streams)
+        async with connected(proxy) as later:
+            assert await is_silent(later)
+        await proxy.become(FINE)
+        assert await echoed_s(streams) < 5  # what was lost stays lost
+
+
+async def test_a_reset_reaches_both_sides() -> None:
+    async with echo_behind() as (proxy, echo), connected(proxy) as streams:
+        await echoed_s(streams)
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            await streams[0].read(1)
+        assert await echo.ends.get() == "reset"
+
+
+async def test_half_open_leaves_the_client_in_the_dark() -> None:
+    async with echo_behind() as (proxy, echo), connected(proxy) as streams:
+        await echoed_s(streams)
+        proxy.half_open()
+        assert await echo.ends.get() == "reset"
+        assert await is_silent(streams)
+        async with connected(proxy) as later:
+            assert await echoed_s(later) < 5
+
+
+async def test_an_answer_is_cut_off_where_it_says() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        await proxy.become(Network(truncate_bytes=3))
+        streams[1].write(b"hello")
+        assert await streams[0].read() == b"hel"
+
+
+async def test_refused_is_refused_and_the_port_stays() -> None:
+    async with echo_behind() as (proxy, _):
+        await proxy.become(Network(refused=True))
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", proxy.port)
+        await proxy.become(FINE)
+        async with connected(proxy) as streams:
+            assert await echoed_s(streams) < 5
+
+
+async def test_a_server_that_is_gone_is_a_connection_that_ends() -> None:
+    async with ChaosProxy(1) as proxy, connected(proxy) as streams:
+        with pytest.raises(ConnectionResetError):
+            await streams[0].read(1)
+
+
+async def test_a_script_is_played_in_its_order_and_ends_fine() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as streams:
+        await echoed_s(streams)
+        playing = asyncio.create_task(proxy.follow([(0.0, Network(stalled=True)), (0.1, FINE), (0.2, "reset")]))
+        assert await echoed_s(streams) >= 0.05
+        with pytest.raises(ConnectionResetError):
+            await streams[0].read(1)
+        await playing
+
+
+def test_a_seed_draws_the_same_script_and_every_kind_of_trouble() -> None:
+    script = drawn(3, 300)
+    assert script == drawn(3, 300) != drawn(4, 300)
+    assert [at_s for at_s, _ in script] == sorted(at_s for at_s, _ in script)
+    assert script[-1] == (300, FINE)
+    assert {what for _, what in script if isinstance(what, str)} == {"reset", "half_open"}
+    kinds = [what for _, what in script if isinstance(what, Network)]
+    assert any(kind.stalled for kind in kinds) and any(kind.black_hole for kind in kinds)
+    assert any(kind.refused for kind in kinds) and any(kind.truncate_bytes is not None for kind in kinds)

@@ -1,0 +1,162 @@
+"""The simulation keeps its promises: seeds hold, replay exactly, and faults that are planted are found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.simulation import disk
+from chaos.simulation.plan import draw
+from chaos.simulation.run import run_many, run_seed, run_seeds
+from firstline_core.routing import policy
+from firstline_edge import models as edge_models
+from firstline_edge.links.breaker import CircuitBreaker
+from firstline_edge.links.chain import LinkChain
+from firstline_edge.outbox import answers, promises
+from firstline_edge.outbox.delivery import Delivery
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_a_hundred_seeds_hold() -> None:
+    tally = run_many(0, 100, os.cpu_count() or 1)
+    assert tally.violations == []
+    assert tally.seeds == 100
+    assert tally.simulated_s >= 100 * 300
+    # All of it happens: what is promised, what is kept, what expires, what a kill cuts off.
+    assert all(tally.counts[fate] > 20 for fate in ("final", "promised", "refused", "cut", "corrected", "expired"))
+
+
+def test_every_seed_has_an_outage_a_restart_and_a_clock_jump() -> None:
+    for plan in map(draw, range(100)):
+        assert plan.weather.off and plan.restarts and plan.jumps and len(plan.asks) > 100
+        assert all(end <= plan.quiet_from_s for _, end in plan.weather.off)
+
+
+def test_the_same_seed_is_the_same_story_in_another_process() -> None:
+    told = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from chaos.simulation.run import run_seed; print(run_seed(7).trace)"
+    )
+    command = [sys.executable, "-c", told, str(CHECKOUT / "tests"), str(CHECKOUT / "bench")]
+    traces = {
+        subprocess.check_output(command, text=True, env=os.environ | {"PYTHONHASHSEED": hash_seed}).strip()
+        for hash_seed in ("1", "2")
+    }
+    here = run_seed(7).trace
+    assert traces == {here}
+    assert run_seed(8).trace != here
+
+
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery that loses what it could not send at once."""
+    deliver = Delivery._deliver
+
+    async def forgetful(self: Any, item: Any) -> Any:
+        error = await deliver(self, item)
+        if error is not None:
+            request_id = item.request.request_id
+            await self._outbox._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
+        return error
+
+    monkeypatch.setattr(Delivery, "_deliver", forgetful)
+
+
+def acknowledges_before_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = disk._SimulatedWriter.submit
+
+    def hasty(self: Any, operation: Any) -> asyncio.Future[Any]:
+        queued = submit(self, operation)
+        if getattr(operation, "func", None) is not promises.insert:
+            return queued
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.set_result(True)
+        return done
+
+    monkeypatch.setattr(disk._SimulatedWriter, "submit", hasty)
+
+
+def corrects_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was announced is never noted."""
+    monkeypatch.setattr(answers, "note_announced", lambda *_: None)
+
+
+def takes_every_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chaos.simulation.models.valid_certificate", lambda _, model: model.certificate)
+    assert edge_models.valid_certificate(*_void()) is None
+
+
+def _void() -> tuple[Any, Any]:
+    from chaos.simulation.models import MANIFESTS, VOID
+
+    return MANIFESTS[VOID], MANIFESTS[VOID].edge[0]
+
+
+def sends_what_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "before", lambda evidence: None)
+
+
+def never_closes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CircuitBreaker, "probe_succeeded", CircuitBreaker.probe_failed)
+
+
+def turns_in_circles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prober that is never let through, and never waits."""
+    monkeypatch.setattr(CircuitBreaker, "try_probe", lambda self: False)
+
+
+def lets_the_outbox_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = promises.insert
+
+    def greedy(*arguments: Any, limit_items: int, **others: Any) -> bool:
+        return insert(*arguments, limit_items=limit_items + 1, **others)
+
+    monkeypatch.setattr(promises, "insert", greedy)
+
+
+def gives_up_on_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller hears of it, though the device has an answer."""
+    infer = LinkChain.infer
+
+    async def broken(self: Any, *arguments: Any) -> Any:
+        if not self.available:
+            raise ZeroDivisionError
+        return await infer(self, *arguments)
+
+    monkeypatch.setattr(LinkChain, "infer", broken)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (forgets, "acknowledged, and is lost|wait for ever|never announced"),
+        (acknowledges_before_it_commits, "acknowledged, and is lost"),
+        (corrects_again_after_a_restart, "announced twice"),
+        (takes_every_certificate, "no certificate covers it"),
+        (sends_what_is_private, "local_only"),
+        (never_closes_again, "is not used|wait for ever"),
+        (turns_in_circles, "time stands still"),
+        (lets_the_outbox_grow, "the outbox"),
+        (gives_up_on_a_dead_link, "ZeroDivisionError"),
+    ],
+    ids=lambda given: given.__name__ if callable(given) else "",
+)
+def test_a_planted_fault_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for first in range(0, 100, 5):
+        violations = run_seeds(range(first, first + 5)).violations
+        if violations:
+            assert any(re.search(found, violation) for violation in violations), violations
+            break
+    else:
+        pytest.fail("no seed of a hundred found it")

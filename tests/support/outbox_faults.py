@@ -1,0 +1,99 @@
+"""An outbox at work on a faulty disk, and what must hold of whatever a power cut leaves of it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+from support.faulty_disk import Recording, run_on
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.types import Status
+from firstline_edge.outbox.store import Outbox
+from firstline_edge.settings import OutboxSection
+
+LIMITS = OutboxSection(limit_items=1_000_000)
+
+# Promises of one page and of many, several at a time so that they share commits; some end, some are announced. The
+# log is taken over into the database often, and the outbox closed and opened again in between.
+_WORKLOAD = """
+import asyncio, random, sys
+from pathlib import Path
+from support.escalations import request, response
+from support.faulty_disk import mark
+from support.outbox_faults import LIMITS
+from firstline_core.clock import SimulatedClock
+from firstline_core.types import Status
+from firstline_edge.outbox.store import Outbox, OutboxItem
+
+rng = random.Random(int(sys.argv[2]))
+steps = int(sys.argv[3])
+
+async def main():
+    clock, waiting = SimulatedClock(), []
+    for _ in range(3):
+        outbox = Outbox(Path(sys.argv[1]) / "outbox" / "outbox.db", LIMITS, announcing=True, clock=clock)
+        outbox._writer._connection.execute("PRAGMA wal_autocheckpoint = 30")
+
+        async def put():
+            asked = request(2, id="x" * rng.choice([1, 1, 5_000, 30_000]))
+            await outbox.put(OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), clock.wall_s()))
+            mark(f"put {asked.request_id}")
+            waiting.append(asked)
+
+        async def end(asked):
+            await outbox.finish(asked.request_id, response(asked, Status.FINAL, rows=3))
+            mark(f"end {asked.request_id}")
+
+        for _ in range(steps):
+            ending = [waiting.pop(rng.randrange(len(waiting))) for _ in range(min(len(waiting), rng.randint(0, 2)))]
+            await asyncio.gather(*(put() for _ in range(rng.randint(1, 4))), *(end(asked) for asked in ending))
+            if rng.random() < 0.2:
+                await outbox.note_announced([request_id for request_id, _ in await outbox.unannounced(2)])
+        outbox.close()
+
+asyncio.run(main())
+"""
+
+
+def recorded(root: Path, seed: int, steps: int) -> Recording:
+    """An outbox's life on a watched disk."""
+    root.mkdir(mode=0o700)
+    _, recording = run_on(root, _WORKLOAD, str(seed), str(steps))
+    return recording
+
+
+async def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None:
+    """Cuts the power, opens what is left, and compares it with what was acknowledged.
+
+    Raises:
+        AssertionError: something acknowledged is lost or there twice, something is wrong, or damage is told of.
+    """
+    shutil.rmtree(into, ignore_errors=True)
+    recording.crash(point, random.Random(seed), into)
+    said = [mark.split() for number, mark in recording.marks if number < point]
+    put, ended = ({request_id for word, request_id in said if word == what} for what in ("put", "end"))
+    outbox = Outbox(into / "outbox" / "outbox.db", LIMITS, announcing=True, clock=SimulatedClock())
+    try:
+        assert outbox.damage == ""
+        found = await outbox.pending(1_000_000)
+        waiting = {item.request.request_id for item in found}
+        assert len(waiting) == len(found) == outbox.depth
+        assert put - ended <= waiting | await answered(outbox, put - ended - waiting)
+        assert await answered(outbox, ended) == ended
+        assert not waiting & ended
+        assert all(item.rows == (0, 2) and item.request.rows == 2 for item in found)
+        assert outbox.damage == ""
+    finally:
+        outbox.close()
+
+
+async def answered(outbox: Outbox, request_ids: set[str]) -> set[str]:
+    """Those that have their final answer."""
+    found = set()
+    for request_id in request_ids:
+        answer = (await outbox.answer(request_id, "local")).answer
+        if answer is not None and answer.status is Status.FINAL:
+            found.add(request_id)
+    return found

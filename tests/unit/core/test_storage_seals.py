@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.storage.seals import (
+    HEAD_BYTES,
+    OVERHEAD_BYTES,
+    ChecksumSeal,
+    KeySeal,
+    Seal,
+    UnknownKeyError,
+    make_seal,
+    read_keys,
+)
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+SEALS = [ChecksumSeal(), KeySeal([KEY])]
+
+
+@given(st.sampled_from(SEALS), st.binary(max_size=200), st.binary(max_size=20), st.data())
+def test_every_flip_of_a_bit_is_found(seal: Seal, content: bytes, about: bytes, data: st.DataObject) -> None:
+    sealed = bytearray(seal.close(content, about))
+    assert seal.open(bytes(sealed), about) == content
+    assert len(sealed) <= len(content) + OVERHEAD_BYTES
+    bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
+    sealed[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(IntegrityError):
+        seal.open(bytes(sealed), about)
+
+
+@pytest.mark.parametrize("seal", SEALS)
+@given(
+    content=st.binary(max_size=50), about=st.binary(max_size=20), other=st.binary(max_size=20), cut=st.integers(0, 80)
+)
+def test_a_record_stands_for_what_it_was_made_for(
+    seal: Seal, content: bytes, about: bytes, other: bytes, cut: int
+) -> None:
+    sealed = seal.close(content, about)
+    if other != about:
+        with pytest.raises(IntegrityError):
+            seal.open(sealed, other)
+    if cut < len(sealed):
+        with pytest.raises(IntegrityError):
+            seal.open(sealed[:cut], about)
+
+
+def test_a_key_hides_and_is_changed_by_putting_a_new_one_first() -> None:
+    old = KeySeal([KEY]).close(b"payload", b"")
+    assert b"payload" not in old
+    both = KeySeal([OTHER, KEY])
+    assert both.open(old, b"") == b"payload"
+    new = both.close(b"payload", b"")
+    assert both.knows(new[:HEAD_BYTES])
+    assert not KeySeal([KEY]).knows(new[:HEAD_BYTES])
+    assert not ChecksumSeal().knows(new[:HEAD_BYTES])
+    for other in (KeySeal([KEY]), ChecksumSeal()):
+        with pytest.raises(UnknownKeyError):
+            other.open(new, b"")
+    plain = ChecksumSeal().close(b"before", b"")
+    assert both.knows(plain[:HEAD_BYTES])
+    assert both.open(plain, b"") == b"before"  # written before there was a key
+
+
+def test_keys_come_from_a_file_or_from_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{OTHER.hex()}\n{KEY.hex()}\n")
+    assert read_keys(str(file), "encryption.key_file") == (OTHER, KEY)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_keys("credential:key", "encryption.key_file") == (OTHER, KEY)
+    assert read_keys("", "encryption.key_file") == ()
+    assert isinstance(make_seal(()), ChecksumSeal)
+
+
+@pytest.mark.parametrize("content", ["", "ab" * 31, "xy" * 32, "ab" * 32 + "\n" + "ab" * 16])
+def test_what_is_no_key_is_refused_without_a_word_of_it(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "key"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="openssl rand -hex 32") as refused:
+        read_keys(str(file), "encryption.key_file")
+    assert not content or content[:8] not in refused.value.message
+
+
+def test_a_key_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_keys(str(tmp_path / "none"), "encryption.key_file")
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    with pytest.raises(ConfigError, match="no credential"):
+        read_keys("credential:key", "encryption.key_file")
