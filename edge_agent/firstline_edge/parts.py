@@ -113,6 +113,7 @@ async def open_parts(
         birth = partial(report.birth_of, models, audits.standings)
         links = await open_links(settings, birth, limits, clock, toll, credentials=identity.credentials)
         opened.push_async_callback(links.close)
+        identity.renews(links.renewed)
 
         # What answers.
         chosen = make_policy(settings.policy)
@@ -166,7 +167,7 @@ async def open_parts(
             hedging=hedging,
             cascade=cascade,
         )
-        works = [_keep_promises(parts, settings, clock), audits.run(auditor, links), identity.run(links.renewed)]
+        works = [_keep_promises(parts, settings, clock), audits.run(auditor, links), identity.run()]
         works += [spending.keep()] if spending is not None else []
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))

@@ -18,11 +18,17 @@ from firstline_gateway.commands.base import add_command, show
 def add_commands(commands: Any) -> None:
     """Adds it to the parser's."""
     command = add_command(
-        commands, "broker-config", _write, "write the files of a Mosquitto broker, as a gateway with [broker] does itself"
+        commands,
+        "broker-config",
+        _write,
+        "write the files of a Mosquitto broker, as a gateway with [broker] does itself",
     )
     command.add_argument("directory", nargs="?", metavar="DIR", help="instead of broker.directory")
     command.add_argument(
-        "--host", action="append", metavar="NAME", help="what the broker is reached by, once for each; else broker.hosts"
+        "--host",
+        action="append",
+        metavar="NAME",
+        help="what the broker is reached by, once for each; else broker.hosts",
     )
 
 
@@ -60,7 +66,11 @@ def _write(arguments: argparse.Namespace) -> int:
         "password_file": str(folder.password_file),
         "tls_ca_file": str(folder.path / config.AUTHORITIES),
     }
-    lines = [f"start it with: mosquitto -c {conf}", "", "in gateway.toml, unless it names the folder as broker.directory:"]
+    lines = [
+        f"start it with: mosquitto -c {conf}",
+        "",
+        "in gateway.toml, unless it names the folder as broker.directory:",
+    ]
     lines += ["[mqtt]", "enabled = true", *(f"{key} = {_toml(value)}" for key, value in mqtt.items())]
     show(arguments, "\n".join(lines), {"configuration": str(conf), "mqtt": mqtt, "devices_port": folder.plan.port})
     return 0

@@ -22,24 +22,26 @@ _BACKOFF_MAX_S = 3600.0
 log = logger(__name__)
 
 
+async def _nobody() -> None:
+    """Where no link shows the certificate."""
+
+
 class Renewal:
     """Keeps the credentials fresh.
 
     Args:
         credentials: renewed in place.
-        adopt: has the links make new connections.
         clock: for waits.
         rng: for the jitter.
 
     Attributes:
+        adopt: has the links make new connections; called after each renewal.
         problem: why the latest attempt failed, "" since one succeeded.
     """
 
-    def __init__(
-        self, credentials: Credentials, adopt: Callable[[], Awaitable[None]], clock: Clock, rng: random.Random
-    ) -> None:
+    def __init__(self, credentials: Credentials, clock: Clock, rng: random.Random) -> None:
         self._credentials = credentials
-        self._adopt = adopt
+        self.adopt: Callable[[], Awaitable[None]] = _nobody
         self._clock = clock
         self._rng = rng
         self.problem = ""
@@ -63,6 +65,9 @@ class Renewal:
                 wait_s = self._rng.uniform(0, min(_BACKOFF_MAX_S, _BACKOFF_BASE_S * 2 ** min(failures, 16)))
                 failures += 1
                 await self._clock.sleep(max(wait_s, error.retry_after_s or 0.0))
+            except Exception:  # the outermost loop of a task without which the device's access ends some day
+                log.exception("certificate not renewed")
+                await self._clock.sleep(_BACKOFF_MAX_S)
 
     async def renew(self) -> None:
         """Gets a certificate for a new key, keeps it, and has every link show it.
@@ -82,7 +87,7 @@ class Renewal:
         credentials.renewed(identity)
         self.problem, self._due_s = "", self._draw()
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self._adopt()
+        await self.adopt()
 
     def _draw(self) -> float:
         known = self._credentials.identity

@@ -24,6 +24,7 @@ class IdentityRoom:
 
     Attributes:
         credentials: None on a device that has not joined, and where the identity is damaged.
+        renewal: None where there are no credentials.
     """
 
     def __init__(self, settings: EdgeSettings, clock: Clock) -> None:
@@ -31,7 +32,7 @@ class IdentityRoom:
         self.folder = files.folder
         self._clock = clock
         self._damage = ""
-        self._renewal: Renewal | None = None
+        self.renewal: Renewal | None = None
         self.credentials: Credentials | None = None
         if not settings.agent.use_identity:
             return
@@ -42,6 +43,7 @@ class IdentityRoom:
             return
         if identity is not None:
             self.credentials = Credentials(files, identity, clock)
+            self.renewal = Renewal(self.credentials, clock, random.Random())  # noqa: S311 (jitter)
 
     @property
     def problems(self) -> list[str]:
@@ -55,21 +57,21 @@ class IdentityRoom:
                     f"the gateway said last, {shown(self.credentials.floor.floor_s)}. Set it: sudo timedatectl "
                     "set-ntp true"
                 )
-        if self._renewal is not None:
-            found.append(self._renewal.problem)
+        if self.renewal is not None:
+            found.append(self.renewal.problem)
         return [problem for problem in found if problem]
 
-    async def run(self, adopt: Callable[[], Awaitable[None]]) -> None:
-        """Renews the certificate whenever it is due, until cancelled.
+    def renews(self, adopt: Callable[[], Awaitable[None]]) -> None:
+        """Has links make new connections whenever there is a new certificate."""
+        if self.renewal is not None:
+            self.renewal.adopt = adopt
 
-        Args:
-            adopt: has the links make new connections.
-        """
-        if self.credentials is None:
+    async def run(self) -> None:
+        """Renews the certificate whenever it is due, until cancelled."""
+        if self.credentials is None or self.renewal is None:
             return
-        self._renewal = Renewal(self.credentials, adopt, self._clock, random.Random())  # noqa: S311 (jitter)
         try:
-            await self._renewal.run()
+            await self.renewal.run()
         finally:
             await asyncio.to_thread(self.credentials.floor.save)
 
