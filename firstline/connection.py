@@ -34,7 +34,7 @@ def authorization(token: str | None) -> dict[str, str]:
     if not (said.isascii() and said.isprintable() and " " not in said):
         raise ConfigError(
             "The token has spaces, line ends or letters beyond ASCII, so it is none; give the one word that "
-            "`firstline-gateway token create` printed."
+            "`firstline-gateway key create` printed."
         )
     return {"Authorization": f"Bearer {said}"}
 

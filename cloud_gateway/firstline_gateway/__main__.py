@@ -10,13 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
 from firstline_gateway import __version__
 from firstline_gateway.commands import authority, broker, keys
 from firstline_gateway.commands.base import add_command, settings_of, show
+
+if TYPE_CHECKING:
+    import ssl
 
 _STATUS_TIMEOUT_S = 5.0
 _ALARMS_SHOWN = 10
@@ -115,9 +118,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    verify = _believing(arguments.ca)
     found: dict[str, Any] = {"url": arguments.url, "live": False, "ready": False}
     try:
-        verify = tls_context(arguments.ca)
         with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S, verify=verify) as client:
             found["live"] = client.get("/v2/health/live").is_success
             found["ready"] = client.get("/v2/health/ready").is_success
@@ -144,6 +147,18 @@ def _status(arguments: argparse.Namespace) -> int:
         lines.append("contracts: a key with the scope fleet shows them")
     show(arguments, "\n".join(lines), found)
     return 0 if found["ready"] else 1
+
+
+def _believing(file: Path | None) -> ssl.SSLContext | bool:
+    """Whom to believe about a server's name: the authority in a file, or those of this machine."""
+    import ssl
+
+    if file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except OSError as error:
+        raise ConfigError(f"--ca {file} cannot be used: {error.strerror or error}.") from error
 
 
 def _contract_line(contract: dict[str, Any]) -> str:

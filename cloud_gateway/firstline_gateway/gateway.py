@@ -88,7 +88,10 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to keep revocations fresh, and to take requests over MQTT, where that is enabled; a broker that is away is tried again."""
+        """Begins to take over revocations, and requests over MQTT where that is enabled.
+
+        A broker that is away is tried again.
+        """
         await self.identity.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))

@@ -27,8 +27,6 @@ _GATEWAY = """\
 port = 0
 [models]
 directory = "models"
-[auth]
-tokens_file = "tokens.json"
 """
 _GATEWAY_MQTT = """\
 [mqtt]
@@ -124,25 +122,25 @@ async def house(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Ho
         config.write_text(_GATEWAY + (_GATEWAY_MQTT.format(port=broker_port) if broker_port else ""))
         token_file = folder / "device.token"
         token_file.touch(mode=0o600)
-        token_file.write_text(await _create_token(config))
+        token_file.write_text(await _create_key(config))
         gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
         yield House(folder, gateway.url, broker_port)
 
 
-async def _create_token(config: Path) -> str:
-    """The device's token, made by the command that an operator would use."""
+async def _create_key(config: Path) -> str:
+    """The device's key, made by the command that an operator would use."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline_gateway", "token", "create", DEVICE, "--kind", "device"),
+        *(sys.executable, "-m", "firstline_gateway", "key", "create", DEVICE, "--device"),
         *("--config", str(config)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        token, said = await process.communicate()
+        key, said = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise ConfigError(f"The device's token could not be made: {said.decode(errors='replace').strip()}")
-    return token.decode()
+        raise ConfigError(f"The device's key could not be made: {said.decode(errors='replace').strip()}")
+    return key.decode()

@@ -190,7 +190,7 @@ def test_the_images_commands_serve_as_compose_starts_them(start_mosquitto: Any, 
         },
     )
     made = gateway.run(
-        *("firstline-gateway", "token", "create", "edge-1", "--kind", "device"),
+        *("firstline-gateway", "key", "create", "edge-1", "--device"),
         *("--config", "/etc/firstline/gateway.toml"),
     )
     assert made.returncode == 0, made.stderr

@@ -37,7 +37,7 @@ def test_the_readme_is_true(reader: Reader) -> None:
     """With the pages on protocols and on answers, which ask the agent that the README started."""
     reader.follow(README, PROTOCOL, ANSWERS)
     typed = "\n".join(reader.executed)
-    for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "token create", "ask.py"):
+    for command in ("edge-agent doctor", "edge-agent explain", "bundle create", "evaluate", "key create", "ask.py"):
         assert command in typed
     assert "stream.py" in typed
     ours = {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}

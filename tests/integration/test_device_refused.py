@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import zipfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from support.agent import CHECKOUT, DIGITS, edge_settings
 from support.gateway import serving
+from support.keys import create_key
 from support.logs import captured_lines
 
 from firstline_core.telemetry.decisions import find
@@ -17,8 +17,8 @@ from firstline_core.types import InferResponse, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import Store
 from firstline_gateway.settings import load as load_gateway_settings
-from firstline_gateway.tokens import create_token
 
 
 def picture() -> bytes:
@@ -38,10 +38,10 @@ def story(agent: EdgeAgent, response: InferResponse) -> str:
 
 
 async def test_a_replaced_token_is_picked_up_without_a_restart(tmp_path: Path) -> None:
-    tokens, device_file = tmp_path / "tokens.json", tmp_path / "device"
-    good = create_token(tokens, "device-1", "device", datetime.now(UTC))
+    device_file = tmp_path / "device"
+    good = create_key(Store(), "device-1", "device")
     device_file.write_text("firstline_of_yesterday")
-    overrides = {"auth.tokens_file": str(tokens), "models.directory": str(DIGITS.parent)}
+    overrides = {"models.directory": str(DIGITS.parent)}
     async with serving(open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))) as url:
         link = {"kind": "http", "url": url, "token_file": str(device_file)}
         async with EdgeAgent(edge_settings(tmp_path / "state", links=[link])) as agent:

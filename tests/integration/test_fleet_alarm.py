@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ import pytest
 from support.agent import edge_settings, until
 from support.broker import Broker
 from support.bundles import model, with_certificate, write_manifest
+from support.databases import sqlite_store
 from support.escalations import response
 from support.gateway import serving
+from support.keys import create_key
 from support.onnx_models import linear
 
 from firstline_core.bundle.manifest import InputSpec
@@ -32,7 +33,6 @@ from firstline_edge.outbox.store import OutboxItem
 from firstline_gateway.contracts.device_alarms import DeviceAlarms
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import load
-from firstline_gateway.tokens import create_token
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.
@@ -83,9 +83,8 @@ class Fleet:
     async def __aenter__(self) -> Fleet:
         async with AsyncExitStack() as stack:
             overrides: dict[str, object] = {
-                "auth.tokens_file": str(self._folder / "tokens.json"),
                 "models.directory": str(self._bundle),
-                "contracts.state_file": str(self._folder / "contracts.db"),
+                "store.url": sqlite_store(self._folder).url,
                 "contracts.escalations_per_hour": 100.0 * DEVICES,
                 "contracts.delta": self._delta,
             }
@@ -122,7 +121,7 @@ class Fleet:
     def token(self, name: str, kind: Any) -> Path:
         file = self._folder / f"{name}.token"
         if not file.exists():
-            file.write_text(create_token(self._folder / "tokens.json", name, kind, datetime.now(UTC)))
+            file.write_text(create_key(sqlite_store(self._folder), name, kind))
         return file
 
     async def ask(self, agent: EdgeAgent, *, agreeing: bool) -> InferResponse:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,9 @@ import numpy as np
 import pytest
 from support.audits import certified_digits, note_of, request_from
 from support.broker import Broker
+from support.databases import sqlite_store
 from support.gateway import serving
+from support.keys import bearer, create_key
 
 from firstline_core.protocol import envelope, oip
 from firstline_core.protocol.http import HEADER_LENGTH
@@ -28,23 +29,22 @@ from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import ServedModel
 from firstline_gateway.settings import load
-from firstline_gateway.tokens import Kind, create_token
 
 CONTRACTS = "/firstline/v1/contracts"
 
 
 class Line:
-    """A gateway's folder with a certified bundle, and the tokens of whoever asks it."""
+    """A gateway's folder with a certified bundle, and the keys of whoever asks it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.store = sqlite_store(folder)
         self._headers: dict[tuple[str, str], dict[str, str]] = {}
         certified_digits(folder / "models")
 
-    def headers(self, name: str, kind: Kind) -> dict[str, str]:
+    def headers(self, name: str, kind: str) -> dict[str, str]:
         if (name, kind) not in self._headers:
-            text = create_token(self.folder / "tokens.json", name, kind, datetime.now(UTC))
-            self._headers[name, kind] = {"Authorization": f"Bearer {text}"}
+            self._headers[name, kind] = bearer(create_key(self.store, name, kind))
         return self._headers[name, kind]
 
     @asynccontextmanager
@@ -52,9 +52,8 @@ class Line:
         found = load(
             None,
             overrides={
-                "auth.tokens_file": str(self.folder / "tokens.json"),
                 "models.directory": str(self.folder / "models"),
-                "contracts.state_file": str(self.folder / "contracts.db"),
+                "store.url": self.store.url,
                 "contracts.escalations_per_hour": 800,
             }
             | overrides,

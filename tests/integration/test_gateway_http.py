@@ -1,4 +1,4 @@
-"""The gateway as a client meets it: a real server on loopback, real bundles, real tokens."""
+"""The gateway as a client meets it: a real server on loopback, real bundles, real keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,7 @@ import pytest
 from PIL import Image
 from starlette.routing import Route
 from support.gateway import DIGITS, GatedExecutor, serving
+from support.keys import bearer, create_key, revoke_key
 
 from firstline_core.errors import CapacityError, QueueFullError
 from firstline_core.ids import new_request_id
@@ -29,10 +29,10 @@ from firstline_gateway import server
 from firstline_gateway.api.app import create_app
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.settings import load
-from firstline_gateway.tokens import create_token, revoke_token
+from firstline_gateway.settings import Store, load
 
 V2 = "/v2/models/digits/infer"
+STORE = Store()
 SHORT = "/firstline/v1/models/digits/infer"
 
 
@@ -47,30 +47,19 @@ def pictures(*encoded: bytes) -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def tokens_file(tmp_path: Path) -> Path:
-    return tmp_path / "tokens.json"
+def make_token() -> Callable[[str, str], dict[str, str]]:
+    return lambda name, kind: bearer(create_key(STORE, name, kind))
 
 
 @pytest.fixture
-def make_token(tokens_file: Path) -> Callable[[str, str], dict[str, str]]:
-    def make(name: str, kind: str) -> dict[str, str]:
-        text = create_token(tokens_file, name, kind, datetime.now(UTC))  # type: ignore[arg-type]
-        return {"Authorization": f"Bearer {text}"}
-
-    return make
-
-
-@pytest.fixture
-async def client(
-    tokens_file: Path, make_token: Callable[[str, str], dict[str, str]]
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(make_token: Callable[[str, str], dict[str, str]]) -> AsyncIterator[httpx.AsyncClient]:
     """An application's client of a gateway that serves the digits."""
     settings = load(
         None,
         overrides={
-            "auth.tokens_file": str(tokens_file),
             "models.directory": str(DIGITS.parent),
             "api.body_limit_bytes": 100_000,
+            "auth.refresh_s": 0.1,
         },
     )
     headers = make_token("shop", "application")
@@ -169,13 +158,15 @@ async def test_health_needs_no_token(client: httpx.AsyncClient) -> None:
         assert (found.status_code, found.content) == (200, b"")
 
 
-async def test_a_revoked_token_is_refused_without_a_restart(
-    client: httpx.AsyncClient, tokens_file: Path, make_token: Callable[[str, str], dict[str, str]]
+async def test_a_revoked_key_is_refused_without_a_restart(
+    client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]]
 ) -> None:
     headers = make_token("guest", "application")
     assert (await client.get("/v2", headers=headers)).status_code == 200
-    revoke_token(tokens_file, "guest")
-    assert (await client.get("/v2", headers=headers)).status_code == 401
+    revoke_key(STORE, "guest")
+    async with asyncio.timeout(10):
+        while (await client.get("/v2", headers=headers)).status_code != 401:  # noqa: ASYNC110 (what is awaited is in the server)
+            await asyncio.sleep(0.01)
 
 
 async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None:
@@ -256,8 +247,8 @@ async def test_the_metrics_tell_what_happened(client: httpx.AsyncClient) -> None
     assert "firstline_gateway_queue_depth 0.0" in text
 
 
-async def test_the_metrics_may_be_opened(tokens_file: Path) -> None:
-    overrides = {"api.open_metrics": True, "auth.tokens_file": str(tokens_file), "models.directory": str(DIGITS)}
+async def test_the_metrics_may_be_opened() -> None:
+    overrides = {"api.open_metrics": True, "models.directory": str(DIGITS)}
     async with serving(open_gateway(load(None, overrides=overrides))) as url, httpx.AsyncClient() as stranger:
         assert (await stranger.get(f"{url}/metrics")).status_code == 200
         assert (await stranger.get(f"{url}/v2")).status_code == 401
@@ -274,7 +265,7 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
     }
     routed = {entry for entry in described if "infer" in entry[0]}
     assert routed == served
-    assert len(described - routed) == 16
+    assert len(described - routed) == 22
     said = {"answers": 404, "quota": 400}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         for path, method in described - routed:

@@ -74,30 +74,28 @@ def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Pat
     assert out == ""
     events = [json.loads(line)["event"] for line in logged.splitlines()]
     assert events[-2:] == ["draining", "stopped"]
-    assert "no token yet, so nobody may call" in events
+    assert "no API key and no device yet, so nobody may call" in events
 
 
-def test_tokens_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
+def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
     with running(config) as (url, _):
-        made = json.loads(
-            call("token", "create", "shop", "--kind", "application", "--config", config, "-o", "json").stdout
-        )
-        headers = {"Authorization": f"Bearer {made['token']}"}
+        made = json.loads(call("key", "create", "shop", "--config", config, "-o", "json").stdout)
+        headers = {"Authorization": f"Bearer {made['key']}"}
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
-        status = call("status", url, FIRSTLINE_TOKEN=made["token"])
+        status = call("status", url, FIRSTLINE_TOKEN=made["key"])
         assert (status.returncode, status.stdout) == (
             0,
-            "live: yes\nready: yes\nmodel: digits version 1\ncontracts: an operator's token shows them\n",
+            "live: yes\nready: yes\nmodel: digits version 1\ncontracts: a key with the scope fleet shows them\n",
         )
         assert "set FIRSTLINE_TOKEN" in call("status", url).stdout
-        assert "application  shop" in call("token", "list", "--config", config).stdout
-        assert call("token", "revoke", "shop", "--config", config).returncode == 0
+        assert "application  shop  infer" in call("key", "list", "--config", config).stdout
+        assert call("key", "revoke", "shop", "--config", config).returncode == 0
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 401
 
 
 def test_a_request_is_one_line_of_the_log_without_its_payload(config: Path) -> None:
     with running(config, "--host", "127.0.0.1") as (url, process):
-        text = call("token", "create", "press-7", "--kind", "device", "--config", config).stdout.strip()
+        text = call("key", "create", "press-7", "--device", "--config", config).stdout.strip()
         body = b"no image, but a secret"
         refused = httpx.post(
             f"{url}/firstline/v1/models/digits/infer", content=body, headers={"Authorization": f"Bearer {text}"}

@@ -31,7 +31,7 @@ _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway) run\b")
 # What a reader copies from one output into the next command.
-_COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|flt_[\w-]+")
+_COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+")
 # What a run computes from the files here alone; spelt in letters it is no number any more, and stays.
 _SAME = re.compile(r"\d+(?:\.\d+)? ?%|\b(?:at least|kept from(?: a score of)?|temperature|threshold) \d+(?:\.\d+)?")
 _SPELT = str.maketrans("0123456789", "abcdefghij")

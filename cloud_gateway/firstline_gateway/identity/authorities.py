@@ -210,8 +210,10 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Raises:
-    ConfigError: the file cannot be read.
+    """A file's content.
+
+    Raises:
+        ConfigError: it cannot be read.
     """
     try:
         return path.read_bytes()

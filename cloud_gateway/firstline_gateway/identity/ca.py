@@ -98,8 +98,10 @@ def check_authority(certificate: x509.Certificate) -> None:
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    """Raises:
-    ConfigError: it is no certificate.
+    """A certificate from PEM.
+
+    Raises:
+        ConfigError: it is none.
     """
     try:
         return x509.load_pem_x509_certificate(pem)
@@ -108,8 +110,10 @@ def load_certificate(pem: bytes) -> x509.Certificate:
 
 
 def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Raises:
-    ConfigError: it is no private key on a NIST curve, or it is encrypted.
+    """An authority's private key from PEM.
+
+    Raises:
+        ConfigError: it is none on a NIST curve, or it is encrypted.
     """
     try:
         key = load_pem_private_key(pem, password=None)

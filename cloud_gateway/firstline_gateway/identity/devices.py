@@ -56,7 +56,7 @@ class Devices:
         writer: writes to it.
         gatekeeper: told of what changes.
         found: the settings.
-        server_authority: PEM of whoever vouches for the gateway's server certificate; "" is the gateway's own authority.
+        server_authority: PEM of whoever vouches for the server's certificate; "" is the gateway's own authority.
         broker: what devices are told.
         clock: what times are on.
     """

@@ -1,4 +1,4 @@
-"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. Every function is one transaction."""
+"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. A function is one transaction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def secret_hash(secret: str) -> str:
 def next_version(connection: Connection) -> int:
     """The number of the change that this transaction makes; others that change wait until it ends."""
     connection.execute(update(VERSION).values(version=VERSION.c.version + 1))
-    return connection.execute(select(VERSION.c.version)).scalar_one()
+    return int(connection.execute(select(VERSION.c.version)).scalar_one())
 
 
 def invite(
@@ -166,13 +166,13 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
         return []
     devices = {row.name: row for row in connection.execute(select(DEVICES).where(DEVICES.c.name.in_(names)))}
     ends = (
-        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s))
+        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s).label("end_s"))
         .where(CERTIFICATES.c.device.in_(names), CERTIFICATES.c.revoked_s.is_(None))
         .group_by(CERTIFICATES.c.device)
     )
-    ends_s = {device: end_s for device, end_s in connection.execute(ends)}
+    ends_s = {row.device: row.end_s for row in connection.execute(ends)}
     tokens = select(JOIN_TOKENS.c.device, JOIN_TOKENS.c.expires_s).where(*unused, JOIN_TOKENS.c.device.in_(names))
-    invited_s = {device: expires_s for device, expires_s in connection.execute(tokens)}
+    invited_s = {row.device: row.expires_s for row in connection.execute(tokens)}
     return [
         DeviceState(
             device=name,

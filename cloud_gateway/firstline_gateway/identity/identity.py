@@ -49,7 +49,7 @@ class Identity:
             database,
             refresh_s=auth.refresh_s,
             grace_s=found.renew_grace_days * _DAY_S,
-            on_revoked=lambda: self.devices.write_revocations(),
+            on_revoked=self._write_revocations,
             clock=clock,
         )
         self.devices = Devices(
@@ -89,6 +89,9 @@ class Identity:
             UnauthorizedError: it cannot be used.
         """
         return proxy.read_header(values, await asyncio.to_thread(self.folder.open))
+
+    def _write_revocations(self) -> None:
+        self.devices.write_revocations()
 
     def _take_over(self, database: Database, tokens_file: Path) -> None:
         tokens = keys.read_old_tokens(tokens_file)

@@ -180,7 +180,7 @@ def _token_finding(subject: str, token: str, status: int) -> Finding:
         return from_error(
             subject,
             "is refused" if token else "is missing, and the gateway wants one",
-            "on the gateway: firstline-gateway token create NAME --kind device; then put it into token_file",
+            "on the gateway: firstline-gateway key create NAME --device; then put it into token_file",
         )
     if status != 200:
         return from_error(subject, f"the gateway answers /v2 with status {status}")

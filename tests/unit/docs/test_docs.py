@@ -66,7 +66,7 @@ def test_every_error_has_its_status() -> None:
 
 def test_what_may_be_asked_again_is_told_by_the_status() -> None:
     for kind in BY_CODE.values():
-        assert kind.retryable == (status_of(kind("x")) in (503, 504))
+        assert kind.retryable == (status_of(kind("x")) in (429, 503, 504))
 
 
 def test_the_limits_are_the_default_ones() -> None:

@@ -1,48 +1,91 @@
+"""From an API key or a certificate to a caller, and what it may do."""
+
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from starlette.requests import HTTPConnection
+from support.databases import sqlite_store
+from support.keys import bearer, create_key
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ForbiddenError, UnauthorizedError
-from firstline_gateway.api.auth import Caller, authenticate, authenticate_operator
-from firstline_gateway.tokens import TokenStore, create_token
+from firstline_gateway.api.auth import Caller, authenticate, authorize
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.presented import SCOPE_KEY, Presented
+from firstline_gateway.identity.scopes import SCOPES
+from firstline_gateway.settings import load
+from firstline_gateway.store.database import open_database
+from firstline_gateway.store.writer import GroupWriter
+
+INFER = frozenset({"infer"})
 
 
-def test_a_token_becomes_a_principal_and_only_a_device_keeps_its_request_ids(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    device = create_token(file, "press-7", "device", datetime.now(UTC))
-    application = create_token(file, "shop", "application", datetime.now(UTC))
-    store = TokenStore(file)
-    press, shop = Caller("device:press-7", True, operator=False), Caller("application:shop", False, operator=False)
-    assert authenticate(store, f"Bearer {device}") == press
-    assert authenticate(store, f"bearer  {application} ") == shop
+@pytest.fixture
+async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
+    overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
+    database = open_database(sqlite_store(tmp_path))
+    writer = GroupWriter(database)
+    overrides["auth.tokens_file"] = str(tmp_path / "tokens.json")
+    found = Identity(load(None, overrides=overrides), database, writer, clock=SYSTEM_CLOCK)
+    yield found
+    await found.close()
+    writer.close()
+    database.close()
 
 
-def test_an_operator_is_who_has_an_operators_token(tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    operator = create_token(file, "anna", "operator", datetime.now(UTC))
-    others = [create_token(file, kind, kind, datetime.now(UTC)) for kind in ("device", "application")]
-    store = TokenStore(file)
-    assert authenticate_operator(store, f"Bearer {operator}") == Caller("operator:anna", False, operator=True)
-    for token in others:
-        with pytest.raises(ForbiddenError, match="use an operator's token"):
-            authenticate_operator(store, f"Bearer {token}")
-    with pytest.raises(UnauthorizedError):
-        authenticate_operator(store, None)
+def connection(headers: dict[str, str] | None = None, *, presented: Presented | None = None) -> HTTPConnection:
+    scope = {
+        "type": "http",
+        "client": ("192.0.2.7", 4711),
+        "headers": [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()],
+    }
+    return HTTPConnection(scope if presented is None else scope | {SCOPE_KEY: presented})
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "flt_x"])
-def test_without_a_token_the_sentence_names_the_header_to_send(tmp_path: Path, header: str | None) -> None:
-    with pytest.raises(UnauthorizedError, match="send the header `Authorization: Bearer TOKEN`"):
-        authenticate(TokenStore(tmp_path / "none"), header)
+async def test_a_key_becomes_a_principal_and_only_a_device_keeps_its_request_ids(
+    identity: Identity, tmp_path: Path
+) -> None:
+    store = sqlite_store(tmp_path)
+    device, application = create_key(store, "press-7", "device"), create_key(store, "shop")
+    assert await authenticate(identity, connection(bearer(device))) == Caller("device:press-7", INFER, True)
+    said = {"Authorization": f"bearer  {application} "}
+    assert await authenticate(identity, connection(said)) == Caller("application:shop", INFER, False)
 
 
-def test_a_wrong_token_is_told_from_a_missing_one(tmp_path: Path) -> None:
+async def test_a_scope_that_a_key_lacks_is_refused(identity: Identity, tmp_path: Path) -> None:
+    store = sqlite_store(tmp_path)
+    operator = connection(bearer(create_key(store, "anna", "operator")))
+    application = connection(bearer(create_key(store, "shop")))
+    for scope in SCOPES:
+        assert (await authorize(identity, operator, scope)).principal == "application:anna"
+    assert (await authorize(identity, application, "infer")).principal == "application:shop"
+    for scope in ("fleet", "admin"):
+        with pytest.raises(ForbiddenError, match=f"application:shop may not do this; .* scope '{scope}'"):
+            await authorize(identity, application, scope)
+        with pytest.raises(UnauthorizedError):
+            await authorize(identity, connection(), scope)
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "flt_x"])
+async def test_without_a_key_the_sentence_names_the_header_to_send(identity: Identity, header: str) -> None:
+    with pytest.raises(UnauthorizedError, match="send the header `Authorization: Bearer KEY`"):
+        await authenticate(identity, connection({"Authorization": header}))
+
+
+async def test_a_wrong_key_is_told_from_a_missing_one(identity: Identity) -> None:
     with pytest.raises(UnauthorizedError, match="is not valid here"):
-        authenticate(TokenStore(tmp_path / "none"), "Bearer flt_x")
+        await authenticate(identity, connection(bearer("flk_x")))
 
 
-def test_where_authentication_is_off_anybody_is_served() -> None:
-    assert authenticate(None, None) == Caller("", trust_request_id=True, operator=True)
+@pytest.mark.parametrize("identity", ["off"], indirect=True)
+async def test_where_authentication_is_off_anybody_is_served(identity: Identity) -> None:
+    assert await authenticate(identity, connection()) == Caller("", frozenset(SCOPES), trust_request_id=True)
+
+
+async def test_a_certificate_that_is_no_good_is_not_made_up_for_by_a_key(identity: Identity, tmp_path: Path) -> None:
+    headers = bearer(create_key(sqlite_store(tmp_path), "shop"))
+    with pytest.raises(UnauthorizedError, match="is no device's"):
+        await authenticate(identity, connection(headers, presented=Presented(None, "0", 0.0, 0.0)))

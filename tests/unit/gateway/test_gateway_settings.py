@@ -33,7 +33,33 @@ def test_relative_paths_count_from_the_files_folder() -> None:
 def test_authentication_is_off_on_loopback_only(host: str) -> None:
     with pytest.raises(ConfigError, match=r'auth\.mode = "off" would let anybody who reaches'):
         load(None, overrides={"auth.mode": "off", "api.host": host})
-    assert load(None, overrides={"api.host": host}).auth.mode == "tokens"
+    assert load(None, overrides={"api.host": host, "api.plain_http": True}).auth.mode == "tokens"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1"])
+def test_plain_http_beyond_loopback_is_switched_on_by_name(host: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"over the network unencrypted; set tls\.enabled = true and tls\.hosts, or api"
+    ):
+        load(None, overrides={"api.host": host})
+    assert load(None, overrides={"api.host": host, "api.plain_http": True}).api.host == host
+    with_tls = {"api.host": host, "tls.enabled": True, "tls.hosts": ["gateway.example"]}
+    assert load(None, overrides=with_tls).tls.hosts == ("gateway.example",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"tls.enabled": True}, r"tls\.hosts is empty"),
+        ({"tls.enabled": True, "tls.hosts": ["https://a.example"]}, "which is no host name and no address"),
+        ({"tls.enabled": True, "tls.certificate_file": "a.pem"}, "set both, or neither"),
+        ({"auth.proxy_certificate_header": "X-Client-Cert"}, "a header counts from named proxies alone"),
+        ({"auth.trusted_proxies": ["192.0.2.7"]}, "a header counts from named proxies alone"),
+    ],
+)
+def test_half_a_setting_of_tls_is_refused(overrides: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, overrides=overrides)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -1,0 +1,48 @@
+"""API keys as the command makes them, in the store of a test's gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+from firstline_gateway.identity import keys
+from firstline_gateway.identity.scopes import SCOPES, Scope
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import open_database
+
+_SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("infer",), "operator": SCOPES}
+
+
+def create_key(store: Store, name: str, kind: str = "application") -> str:
+    """The text of a new key of a device, an application, or an operator, who may do everything."""
+    with _writing(store) as connection:
+        return keys.create_key(
+            connection,
+            name,
+            _SCOPES[kind],
+            now_s=time.time(),
+            kind="device" if kind == "device" else "application",
+        )
+
+
+def revoke_key(store: Store, name: str) -> None:
+    with _writing(store) as connection:
+        keys.revoke_key(connection, name, time.time())
+
+
+def bearer(text: str) -> dict[str, str]:
+    """The header that carries a key."""
+    return {"Authorization": f"Bearer {text}"}
+
+
+@contextmanager
+def _writing(store: Store) -> Iterator[Connection]:
+    database = open_database(store)
+    try:
+        with database.begin() as connection:
+            yield connection
+    finally:
+        database.close()

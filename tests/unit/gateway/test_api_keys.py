@@ -1,0 +1,158 @@
+"""API keys in the store, on both databases, and an older gateway's tokens taken over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedError
+from firstline_gateway.identity import keys
+from firstline_gateway.identity.gatekeeper import Gatekeeper
+from firstline_gateway.identity.tables import API_KEYS
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+
+NOW_S = 1_800_000_000.0
+# As `firstline-gateway token create` of version 0.1.0 wrote it; the token's text is "flt_" and the name.
+OLD_FILE = {
+    "tokens": [
+        {"name": name, "kind": kind, "sha256": keys.key_hash(f"flt_{name}"), "created": "2026-01-01T00:00:00Z"}
+        for name, kind in (("press-7", "device"), ("shop", "application"), ("anna", "operator"))
+    ]
+}
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+def gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
+    return Gatekeeper(database, refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
+
+
+async def test_a_key_is_known_by_its_text_which_is_stored_nowhere(database: Database) -> None:
+    with database.begin() as on:
+        text = keys.create_key(on, "shop", ("fleet", "infer"), now_s=NOW_S)
+    assert len(text) == len("flk_") + 43
+    found = await gatekeeper(database).key(text)
+    assert (found.name, found.kind, found.scopes) == ("shop", "application", {"infer", "fleet"})
+    with database.reading() as on:
+        (row,) = on.execute(select(API_KEYS))
+    assert text not in map(str, row)
+    assert row.scopes == "infer fleet"
+
+
+async def test_any_other_text_is_nobody(database: Database) -> None:
+    with database.begin() as on:
+        text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
+    asked = gatekeeper(database)
+    for wrong in ("", "flk_", text[:-1], text + "x", "é"):
+        with pytest.raises(UnauthorizedError, match="not valid here"):
+            await asked.key(wrong)
+
+
+async def test_a_running_gateway_sees_new_keys_at_once_and_revoked_ones_soon(database: Database) -> None:
+    asked = gatekeeper(database)
+    with database.begin() as on:
+        text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
+    assert (await asked.key(text)).name == "shop"
+    with database.begin() as on:
+        keys.revoke_key(on, "shop", NOW_S)
+    await asked.refreshed()
+    with pytest.raises(UnauthorizedError):
+        await asked.key(text)
+    with database.begin() as on:
+        assert keys.create_key(on, "shop", ("infer",), now_s=NOW_S) != text, "the name is free again"
+
+
+async def test_a_key_expires(database: Database) -> None:
+    clock = SimulatedClock(wall_start_s=NOW_S)
+    with database.begin() as on:
+        text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, expires_s=NOW_S + 10)
+    asked = gatekeeper(database, clock)
+    await asked.key(text)
+    await clock.advance(10)
+    with pytest.raises(UnauthorizedError, match="'shop' expired on 2027-01-15T08:00:10"):
+        await asked.key(text)
+
+
+async def test_a_key_may_be_used_so_often(database: Database) -> None:
+    clock = SimulatedClock(wall_start_s=NOW_S)
+    with database.begin() as on:
+        text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, requests_per_s=2)
+    asked = gatekeeper(database, clock)
+    for _ in range(2):
+        await asked.key(text)
+    with pytest.raises(RateLimitedError, match="'shop' may be used 2 times a second") as refused:
+        await asked.key(text)
+    assert refused.value.retry_after_s == pytest.approx(0.5)
+    await clock.advance(0.5)
+    await asked.key(text)
+
+
+def test_names_are_unique_and_sensible(database: Database) -> None:
+    with database.begin() as on:
+        keys.create_key(on, "a", ("infer",), now_s=NOW_S)
+    with pytest.raises(ConfigError, match="'a' exists"), database.begin() as on:
+        keys.create_key(on, "a", ("infer",), now_s=NOW_S)
+    for wrong in ("a/b", "b\n", ""):
+        with pytest.raises(ConfigError, match="cannot name a key") as caught, database.begin() as on:
+            keys.create_key(on, wrong, ("infer",), now_s=NOW_S)
+        assert caught.value.message.isprintable()
+    with pytest.raises(ConfigError, match="no key named 'b'"), database.begin() as on:
+        keys.revoke_key(on, "b", NOW_S)
+    with database.reading() as on:
+        assert [row.name for row in keys.list_keys(on)] == ["a"]
+
+
+def test_of_two_that_create_one_name_at_the_same_moment_one_does(database: Database) -> None:
+    def create(_: int) -> bool:
+        try:
+            with database.begin() as on:
+                keys.create_key(on, "a", ("infer",), now_s=NOW_S)
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(create, range(4))) == [False, False, False, True]
+
+
+async def test_an_older_gateways_tokens_go_on_to_be_valid_until_they_are_revoked(
+    database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens.json").write_text(json.dumps(OLD_FILE))
+    old = keys.read_old_tokens(tmp_path / "tokens.json")
+    with database.begin() as on:
+        assert keys.take_over(on, old) == ["press-7", "shop", "anna"]
+        assert keys.take_over(on, old) == []
+    asked = gatekeeper(database)
+    found = [await asked.key(f"flt_{name}") for name in ("press-7", "shop", "anna")]
+    assert [(one.kind, one.scopes) for one in found] == [
+        ("device", {"infer"}),
+        ("application", {"infer"}),
+        ("application", {"infer", "fleet", "admin"}),
+    ]
+    with database.begin() as on:
+        keys.revoke_key(on, "shop", NOW_S)
+        assert keys.take_over(on, old) == [], "what was revoked since then does not come back"
+        keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [{"name": "a"}]}'])
+def test_a_damaged_token_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokens.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"tokens\.json is damaged"):
+        keys.read_old_tokens(tmp_path / "tokens.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        keys.read_old_tokens(tmp_path)
+    assert keys.read_old_tokens(tmp_path / "none") == ()
