@@ -18,7 +18,7 @@ from support.site import Site, site
 
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.cli.join import _join
+from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.links.base import LinkState
 from firstline_edge.settings import load
@@ -41,7 +41,7 @@ async def joined(gateway: Site, folder: Path, name: str, kind: str = "") -> Asyn
     """An agent that has joined as `name`, with both links, or the one of a kind."""
     state_dir = folder / name
     token = parse_join_token((await gateway.token_file(name)).read_text())
-    await _join(gateway.url, token, IdentityFiles(state_dir), "")
+    await join_gateway(gateway.url, token, IdentityFiles(state_dir))
     overrides = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "audit.per_hour": 0.0}
     settings = load(None, environ={}, overrides=overrides)
     if kind:

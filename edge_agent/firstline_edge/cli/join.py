@@ -38,12 +38,12 @@ def command(arguments: argparse.Namespace) -> int:
             f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
             "leaves the one for the other."
         )
-    joined = asyncio.run(_join(url, token, files, arguments.proxy))
+    joined = asyncio.run(join_gateway(url, token, files, proxy=arguments.proxy))
     _print(arguments.output, joined, settings, "joined", files)
     return OK
 
 
-async def _join(url: str, token: JoinToken, files: IdentityFiles, proxy: str) -> Identity:
+async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> Identity:
     """Gets the first certificate; where this was interrupted before, with the key of then.
 
     Raises:
