@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Store, is_writable
+from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
@@ -27,6 +29,8 @@ from firstline_gateway.store.writer import GroupWriter
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
+# How late a replica learns of an alarm or a quota that came by another, at most.
+_REFRESH_S = 5.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -54,6 +58,7 @@ class Gateway:
         self.clock = clock
         self.metrics = GatewayMetrics()
         self._executor = executor
+        self._refreshing: asyncio.Task[None] | None = None
         batcher = Batcher(
             executor,
             clock=clock,
@@ -67,8 +72,11 @@ class Gateway:
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
+        if settings.contracts.state_file:
+            take_over(Path(settings.contracts.state_file), self.database)
         self.contracts = ContractMonitor(
-            Store(Path(settings.contracts.state_file)),
+            self.database,
+            self.writer,
             repository,
             settings.contracts,
             metrics=self.metrics,
@@ -88,10 +96,8 @@ class Gateway:
         )
 
     async def start(self) -> None:
-        """Begins to take over revocations, and requests over MQTT where that is enabled.
-
-        A broker that is away is tried again.
-        """
+        """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
+        self._refreshing = asyncio.create_task(self._refresh())
         await self.identity.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
@@ -133,10 +139,19 @@ class Gateway:
         if self._broker is not None:
             await self._broker.close()
         await self.identity.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         self.contracts.close()
-        self.writer.close()
+        await asyncio.to_thread(self.writer.close)
         self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
+
+    async def _refresh(self) -> None:
+        """Learns what other replicas put into the store; one that is away leaves what is known."""
+        while True:
+            await self.clock.sleep(_REFRESH_S)
+            with suppress(CapacityError):
+                await asyncio.wrap_future(self.contracts.refresh())
 
 
 def open_gateway(settings: Settings) -> Gateway:
@@ -153,8 +168,6 @@ def open_gateway(settings: Settings) -> Gateway:
         max_batch_rows=settings.execution.max_batch_rows,
     )
     gateway = Gateway(settings, repository, executor)
-    if not is_writable(Path(settings.contracts.state_file)):
-        log.warning("audits cannot be kept, so none will count", state_file=settings.contracts.state_file)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:

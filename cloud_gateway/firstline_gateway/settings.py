@@ -168,7 +168,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_file: str = "contracts.db"
-    """Where the audits' tests are kept; made with the first audit. Each replica needs its own."""
+    """Where a gateway of version 0.1 kept them: taken over into the store at start, if it is there, and renamed."""
     delta: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     """The probability with which a contract that holds may ever alarm."""
     escalations_per_hour: Annotated[float, Meta(ge=1, le=1e12)] = 36_000.0
@@ -250,8 +250,6 @@ def load(
     _check_tls(found)
     if found.mqtt.password_file and not found.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
-    if not found.contracts.state_file:
-        raise ConfigError("contracts.state_file is empty; name the file that keeps the audits.")
     if found.mqtt.enabled and not found.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
     base = file.parent if file is not None else Path()

@@ -99,7 +99,7 @@ def _read(file: Path) -> str:
 def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # beside its own: numbers of thousands of digits, thousands of "["
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
 
 
@@ -227,7 +227,7 @@ def _from_text(value: str) -> object:
         try:
             found: object = msgspec.json.decode(value)
             return found
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return value
     return value
 

@@ -195,6 +195,7 @@ def test_the_images_commands_serve_as_compose_starts_them(start_mosquitto: Any, 
     )
     assert made.returncode == 0, made.stderr
     agent.path("/run/secrets/edge_gateway_token").write_text(made.stdout)
+    monitor = gateway.run("firstline-gateway", "key", "create", "monitor", "--config", "/etc/firstline/gateway.toml")
     agent.path("/run/secrets/edge_mqtt_password").write_text(passwords["edge-1"] + "\n")
     agent.path("/run/secrets/edge_api_tokens").write_text("app:" + "a" * 48 + "\n")
 
@@ -209,6 +210,6 @@ def test_the_images_commands_serve_as_compose_starts_them(start_mosquitto: Any, 
         for route in ("edge", "cloud"):
             reply = httpx.post(url, params={"route": route, "timeout": "10000000"}, content=body, headers=headers)
             assert (reply.status_code, reply.json()["tier"]) == (200, route), reply.text
-        device = {"Authorization": f"Bearer {made.stdout.strip()}"}
-        while "mqtt_connected 1.0" not in httpx.get(f"http://127.0.0.1:{gateway.port}/metrics", headers=device).text:
+        reader = {"Authorization": f"Bearer {monitor.stdout.strip()}"}
+        while "mqtt_connected 1.0" not in httpx.get(f"http://127.0.0.1:{gateway.port}/metrics", headers=reader).text:
             time.sleep(0.05)  # it is another process

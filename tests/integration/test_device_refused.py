@@ -50,7 +50,7 @@ async def test_a_replaced_token_is_picked_up_without_a_restart(tmp_path: Path) -
             assert "refuses this device's token" in story(agent, refused)
             http = agent.status()["links"]["http"]
             assert (http["state"], http["address"]) == ("refused", url)
-            assert "token" in http["problem"]
+            assert "API key" in http["problem"]
             device_file.write_text(good)
             taken = await ask(agent)
             assert taken.answer is not None

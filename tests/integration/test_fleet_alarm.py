@@ -175,6 +175,7 @@ async def hears_and_heeds(fleet: Fleet) -> None:
     await alarmed_fleet(fleet)
     (pool,) = fleet.gateway.contracts.pools()
     assert pool.alarmed_s is not None
+    await asyncio.wrap_future(fleet.gateway.contracts.refresh())
     assert fleet.gateway.contracts.devices(pool.key) == DEVICES
     for agent in fleet.agents:
         described = fleet.contract(agent)
@@ -281,7 +282,7 @@ async def test_a_device_tells_of_its_own_alarm_over_mqtt(tmp_path: Path, mosquit
 async def test_a_device_says_nothing_of_its_alarm_with_what_must_stay(tmp_path: Path) -> None:
     async with Lenses(tmp_path) as fleet:
         dirty = await break_one(fleet)
-        await asyncio.wrap_future(fleet.gateway.contracts.settled())
+        await asyncio.wrap_future(fleet.gateway.contracts.refresh())
         fleet.gateway.contracts._device_alarms = DeviceAlarms()
         row = np.array([[0.01, 1]], np.float32)
         asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)

@@ -118,7 +118,7 @@ async def test_audits_of_many_devices_alarm_and_all_is_shown_and_ended(line: Lin
         for number in range(8):
             device = line.headers(f"cam{number}", "device")
             await ask(client, request_from("", note_of(served, wrong)), device)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         told = notice(await ask(client, request_from(""), line.headers("cam0", "device")))
         assert told == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
         assert notice(await ask(client, request_from(""), line.headers("shop", "application"))) is None
@@ -218,7 +218,7 @@ async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refus
         for _ in range(20):
             await ask(client, request_from("", note), line.headers("shop", "application"))
             await ask(client, request_from("", note), line.headers("anna", "operator"))
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
         forged = json.loads(oip.encode_request(request_from("", note), binary=False).body)
         for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}, {"audit_predicted": 10}):
@@ -226,7 +226,7 @@ async def test_an_applications_note_is_passed_over_and_a_devices_wrong_one_refus
             reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers("cam0", "device"))
             assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
             assert next(iter(change)) in reply.json()["error"]
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
 
 
@@ -237,12 +237,12 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         note = note_of(served_by(gateway), wrong)
         told = [await ask_over_mqtt(mosquitto, f"cam{number}", request_from("", note)) for number in range(8)]
         assert notice(told[0]) == ContractNotice(alarm=False, escalations_per_hour=None)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         # One device, whichever way it asks.
         http = await ask(client, request_from("", note), line.headers("cam0", "device"))
         mqtt = await ask_over_mqtt(mosquitto, "cam0", request_from(""))
         assert notice(http) == notice(mqtt) == ContractNotice(alarm=True, escalations_per_hour=100.0, devices=8)
-        await asyncio.wrap_future(gateway.contracts.settled())
+        await asyncio.wrap_future(gateway.contracts.refresh())
         (pool,) = gateway.contracts.pools()
         assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)
 

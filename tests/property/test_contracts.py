@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.audits import EPSILON, THRESHOLD, certified_digits, note_of, request_from
+from support.databases import Kept, sqlite_store
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Store
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Contracts
@@ -55,17 +55,21 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
     clock = SimulatedClock()
     with TemporaryDirectory() as folder:
 
-        def opened(name: str) -> ContractMonitor:
-            store = Store(Path(folder, name))
-            return ContractMonitor(store, repository, SETTINGS, metrics=GatewayMetrics(), clock=clock)
+        def opened(kept: Kept) -> ContractMonitor:
+            return ContractMonitor(
+                kept.database, kept.writer, repository, SETTINGS, metrics=GatewayMetrics(), clock=clock
+            )
 
-        restarted, steady = opened("restarted"), opened("steady")
+        kept = Kept(sqlite_store(Path(folder, "restarted")))
+        steadily = Kept(sqlite_store(Path(folder, "steady")))
+        restarted, steady = opened(kept), opened(steadily)
         expected: dict[float, audit.AuditState] = {}
         counted: list[tuple[str, str]] = []
         for step in steps:
             if step is None:
-                restarted.close()
-                restarted = opened("restarted")
+                kept.close()
+                kept = Kept(sqlite_store(Path(folder, "restarted")))
+                restarted = opened(kept)
                 continue
             principal, request_id, predicted, propensity, threshold = step
             note = note_of(served, predicted, propensity=propensity, floor=0.1, threshold=threshold)
@@ -84,5 +88,5 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
         assert not any(principal.startswith("application") for principal, _ in counted)
         assert states(steady) == expected
         assert expected.keys() <= {THRESHOLD}
-        restarted.close()
-        steady.close()
+        kept.close()
+        steadily.close()

@@ -15,6 +15,8 @@ import psycopg
 from support.broker import HOST, free_port
 
 from firstline_gateway.settings import Store
+from firstline_gateway.store.database import open_database
+from firstline_gateway.store.writer import GroupWriter
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _USER = "firstline"
@@ -133,6 +135,24 @@ class PostgreSql:
             "KILL",
             *command,
         ]
+
+
+class Kept:
+    """A store that is open with its writer, as a gateway has it."""
+
+    def __init__(self, settings: Store) -> None:
+        self.database = open_database(settings)
+        self.writer = GroupWriter(self.database)
+
+    def close(self) -> None:
+        self.writer.close()
+        self.database.close()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def sqlite_store(folder: Path) -> Store:

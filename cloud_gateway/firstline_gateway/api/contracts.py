@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from asyncio import wrap_future
+from asyncio import to_thread, wrap_future
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -53,7 +53,7 @@ router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], depende
 @router.get("", summary="What devices' audits show of every contract, and the quotas that operators set.")
 async def list_contracts(request: Request) -> Response:
     gateway = gateway_of(request)
-    await wrap_future(gateway.contracts.settled())
+    await wrap_future(gateway.contracts.refresh())
     return response_of(
         http.json_reply(
             {
@@ -69,10 +69,11 @@ async def list_contracts(request: Request) -> Response:
 @router.get("/{bundle}", summary="The contracts of a bundle, with the devices that contributed most disagreements.")
 async def read_contract(request: Request, bundle: str) -> Response:
     gateway = gateway_of(request)
-    await wrap_future(gateway.contracts.settled())
+    await wrap_future(gateway.contracts.refresh())
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         gateway.repository.versions(bundle)  # one that is served and was never audited is known
+    contributions = await to_thread(gateway.contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
     described = [
         _described(gateway, pool)
         | {
@@ -83,7 +84,7 @@ async def read_contract(request: Request, bundle: str) -> Response:
                     "disagreements": one.disagreements,
                     "last_audit": _date(one.last_s),
                 }
-                for one in gateway.contracts.contributions(pool.key, _DEVICES_SHOWN)
+                for one in contributions[pool.key]
             ]
         }
         for pool in pools

@@ -1,74 +1,56 @@
 """The contracts of what this gateway serves: counts devices' audits, alarms, and says so with every answer.
 
-Each replica keeps pools of its own. Each is a valid test of the audits that it was given, since which replica answers
-does not depend on an audit's loss; together they alarm falsely with at most delta times the number of replicas.
+Replicas that share a store share its pools: each audit is counted in a transaction that holds its pool, so that those
+of all replicas are one sequence. Their order does not depend on an audit's loss, so the test is valid, and alarms
+falsely with at most delta however many replicas there are. Each reads again what the others counted (`refresh`).
 
-What is kept is written by one thread, in the order of the answers: no answer waits for a disk.
+What is kept is written by the store's one thread, in the order of the answers: no answer waits for a disk.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
+from concurrent.futures import Future
 
 import numpy as np
+from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Array, AuditNote, ContractNotice, InferRequest
+from firstline_core.types import Array, ContractNotice, InferRequest
+from firstline_gateway.contracts import store
+from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
-from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of, promises
-from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
-from firstline_gateway.contracts.store import Contribution, Store
+from firstline_gateway.contracts.pool import Pool, PoolKey, promise_of, promises
+from firstline_gateway.contracts.quota import Seen, share_per_hour
+from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Contracts
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import GroupWriter
 
 log = logger(__name__)
 
 _DEVICE = "device:"
 _WAITING = 1024
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
-_BEHIND = f"{_WAITING} audits wait for the disk that contracts.state_file is on; give it a faster one."
+_BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
 _NO_PROBABILITY = "The full model gave what is no probability."
 ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
-
-
-class Skipped(StrEnum):
-    """Why an audit was not counted: none of it depends on the audit's loss."""
-
-    REPEATED = "repeated"  # this request was counted before
-    DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
-    SPACING = "spacing"  # another audit of the promise was counted a moment ago
-    NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
-    DISK = "disk"  # what is not kept is not counted
-    NO_ANSWER = "no_answer"  # the full model gave what is no probability
-
-
-@dataclass(frozen=True, slots=True)
-class _Audit:
-    """What remains to be counted of a request that was answered."""
-
-    device: str
-    request_id: str
-    model: ModelKey
-    key: PoolKey
-    note: AuditNote
-    disagrees: bool
 
 
 class ContractMonitor:
     """Asked on one event loop. What its futures promise is done in the order of the calls.
 
     Args:
-        store: closed here.
+        database: read from.
+        writer: writes to it; closed by the caller, before the database.
         repository: what is served.
         settings: what counts, what alarms, and what an alarm may cost.
         metrics: gains the audits.
@@ -76,15 +58,25 @@ class ContractMonitor:
     """
 
     def __init__(
-        self, store: Store, repository: Repository, settings: Contracts, *, metrics: GatewayMetrics, clock: Clock
+        self,
+        database: Database,
+        writer: GroupWriter,
+        repository: Repository,
+        settings: Contracts,
+        *,
+        metrics: GatewayMetrics,
+        clock: Clock,
     ) -> None:
-        self._store = store
+        self._database = database
+        self._writer = writer
         self._repository = repository
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._pools = {pool.key: pool for pool in store.pools()}
-        self._quotas = store.quotas()
+        with database.reading() as connection:
+            self._pools = {pool.key: pool for pool in store.pools(connection)}
+            self._quotas = store.quotas(connection)
+            self._contributors = store.devices(connection)
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._seen: dict[ModelKey, Seen] = {}
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
@@ -97,29 +89,39 @@ class ContractMonitor:
         metrics.contracts(self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
-        self._counting = ThreadPoolExecutor(1, thread_name_prefix="contracts")
 
     def close(self) -> None:
-        """Counts what was answered before; what is answered later counts nowhere."""
+        """What is answered later counts nowhere; what was answered before is counted until the writer is closed."""
         self._closed = True
-        self._counting.shutdown()
-        self._store.close()
 
     def settled(self) -> Future[None]:
-        """Done once what was answered before is counted."""
-        return self._counting.submit(lambda: None)
+        """Done once what was answered before is counted; or CapacityError: the store refuses."""
+        return self._writer.submit(lambda _: None)
+
+    def refresh(self) -> Future[None]:
+        """Takes up what other replicas counted, alarmed, ended or set; or CapacityError: the store refuses."""
+
+        def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
+            return store.pools(connection), store.quotas(connection), store.devices(connection)
+
+        return self._writer.submit_then(read, self._take_up)
 
     def pools(self) -> list[Pool]:
         """All of them, by promise."""
         return sorted(self._pools.values(), key=lambda pool: pool.key)
 
     def devices(self, key: PoolKey) -> int:
-        """How many devices' audits a pool has."""
-        return self._store.devices(key)
+        """How many devices' audits a pool has, as of the latest refresh."""
+        return self._contributors.get(key, 0)
 
-    def contributions(self, key: PoolKey, limit: int) -> list[Contribution]:
-        """Who contributed to a pool, those with most disagreements first."""
-        return self._store.contributions(key, limit)
+    def contributions(self, keys: Iterable[PoolKey], limit: int) -> dict[PoolKey, list[Contribution]]:
+        """Who contributed to each pool, those with most disagreements first; blocks.
+
+        Raises:
+            CapacityError: the store refuses.
+        """
+        with self._database.reading() as connection:
+            return {key: store.contributions(connection, key, limit) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """How many devices asked for a version within the last hour."""
@@ -186,75 +188,75 @@ class ContractMonitor:
             self._skip(Skipped.DISK, model, device, _BEHIND)
         else:
             disagrees = int(np.argmax(probabilities[0])) != note.predicted
-            self._counting.submit(self._take, _Audit(device, request.request_id, model, key, note, disagrees))
+            self._take(Audit(device, request.request_id, model, key, note, disagrees))
 
     def end(self, model: ModelKey) -> Future[int]:
         """Gives up all pools of a version, alarms and all; what is audited from now on begins anew.
 
         Returns:
-            How many there were; or CapacityError: the disk refuses, and nothing was given up.
+            How many there were; or CapacityError: the store refuses, and nothing was given up.
         """
-        return self._counting.submit(self._end, model)
+
+        def end(connection: Connection) -> list[PoolKey]:
+            ended = [pool.key for pool in store.pools(connection) if _model(pool.key) == model]
+            store.give_up(connection, ended)
+            return ended
+
+        return self._writer.submit_then(end, self._forget)
 
     def set_quota(self, model: ModelKey, per_hour: float | None) -> Future[None]:
         """Bounds what all devices together escalate of a version; None takes the bound back.
 
         Returns:
-            Nothing; or CapacityError: the disk refuses, and nothing was changed.
+            Nothing; or CapacityError: the store refuses, and nothing was changed.
         """
-        return self._counting.submit(self._set_quota, model, per_hour)
 
-    # From here to `_note_alarms`: on the thread that counts.
+        def note(_: None) -> None:
+            others = {key: quota for key, quota in self._quotas.items() if key != model}
+            self._quotas = others if per_hour is None else others | {model: per_hour}
 
-    def _end(self, model: ModelKey) -> int:
-        ended = [key for key in self._pools if _model(key) == model]
-        if ended:
-            self._store.give_up(ended)
-            for key in ended:
-                del self._pools[key]
+        return self._writer.submit_then(lambda connection: store.set_quota(connection, model, per_hour), note)
+
+    def _take(self, one: Audit) -> None:
+        def failed(counting: Future[None]) -> None:
+            self._room.release()
+            error = counting.exception()
+            if error is not None:
+                self._skip(Skipped.DISK, one.model, one.device, str(error))
+
+        try:
+            counting = self._writer.submit_then(
+                lambda connection: count(connection, one, self._settings, self._clock.wall_s()),
+                lambda outcome: self._note(one, outcome),
+            )
+        except CapacityError as error:
+            self._room.release()
+            self._skip(Skipped.DISK, one.model, one.device, error.message)
+        else:
+            counting.add_done_callback(failed)
+
+    # From here to `_note_alarms`: on the thread that writes.
+
+    def _note(self, one: Audit, outcome: Counted | Skipped) -> None:
+        if isinstance(outcome, Skipped):
+            self._skip(outcome, one.model, one.device, "")
+            return
+        self._told.discard((one.model, Skipped.DISK))
+        self._pools = self._pools | {one.key: outcome.pool}
+        self._metrics.audit(one.model, disagrees=one.disagrees)
+        if outcome.alarmed_devices is not None:
             self._note_alarms()
+            _tell(outcome.pool, outcome.alarmed_devices)
+
+    def _forget(self, ended: list[PoolKey]) -> int:
+        self._pools = {key: pool for key, pool in self._pools.items() if key not in ended}
+        self._note_alarms()
         return len(ended)
 
-    def _set_quota(self, model: ModelKey, per_hour: float | None) -> None:
-        self._store.set_quota(model, per_hour)
-        others = {key: quota for key, quota in self._quotas.items() if key != model}
-        self._quotas = others if per_hour is None else others | {model: per_hour}
-
-    def _take(self, one: _Audit) -> None:
-        try:
-            why, sentence = self._count(one), ""
-        except CapacityError as error:
-            why, sentence = Skipped.DISK, error.message
-        except Exception:  # the outermost loop of a thread that must never end
-            log.exception("an audit broke", device=one.device, request_id=one.request_id)
-            return
-        finally:
-            self._room.release()
-        if why is None:
-            self._told.discard((one.model, Skipped.DISK))
-        else:
-            self._skip(why, one.model, one.device, sentence)
-
-    def _count(self, one: _Audit) -> Skipped | None:
-        now_s = self._clock.wall_s()
-        if self._store.counted(one.device, one.request_id):
-            return Skipped.REPEATED
-        # Up to now: a clock that was ahead and set back must not use up a device's share for as long.
-        if self._store.counted_between(one.device, now_s - HOUR_S, now_s) >= self._settings.audits_per_device_hour:
-            return Skipped.DEVICE_LIMIT
-        pool = self._pools.get(one.key)
-        if pool is None:
-            pool = opened(one.key, now_s)
-        elif 0 <= now_s - pool.last_s < self._settings.audit_spacing_s:
-            return Skipped.SPACING
-        after = counted(pool, one.note, float(one.disagrees), now_s=now_s, delta=self._settings.delta)
-        self._store.put(after, one.device, one.request_id, disagrees=one.disagrees)
-        self._pools[one.key] = after
-        self._metrics.audit(one.model, disagrees=one.disagrees)
-        if after.alarmed_s is not None and pool.alarmed_s is None:
-            self._note_alarms()
-            _tell(after, self._store.devices(one.key))
-        return None
+    def _take_up(self, kept: tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]) -> None:
+        pools, self._quotas, self._contributors = kept
+        self._pools = {pool.key: pool for pool in pools}
+        self._note_alarms()
 
     def _note_alarms(self) -> None:
         alarms: dict[ModelKey, set[str]] = {}
@@ -277,9 +279,11 @@ class ContractMonitor:
 
     def _devices_auditing(self, model: ModelKey, variant: str | None) -> int:
         """How many share a device's promise; where its edge variant is not known, the most that share any."""
-        by_variant = self._auditing.get(model, {})
-        found = by_variant.values() if variant is None else (by_variant[variant],)
-        return max(map(len, found), default=1)
+        counts = {digest: len(devices) for digest, devices in self._auditing.get(model, {}).items()}
+        for key, devices in self._contributors.items():  # whichever replica heard of them
+            if _model(key) == model:
+                counts[key.edge_digest] = max(devices, counts.get(key.edge_digest, 0))
+        return counts[variant] if variant is not None else max(counts.values(), default=1)
 
     def _note_auditing(self, model: ModelKey, device: str, edge_digest: str) -> None:
         self._variants.setdefault(model, {})[device] = edge_digest
@@ -292,9 +296,11 @@ class ContractMonitor:
         """Takes up who audited before this process began, so that a quota is not divided among too few."""
         wall_s, now_s = self._clock.wall_s(), self._clock.monotonic_s()
         latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}
-        for key in self._pools:
+        with self._database.reading() as connection:
+            contributed = {key: store.contributions(connection, key) for key in self._pools}
+        for key, contributions in contributed.items():
             devices = latest.setdefault(_model(key), {})
-            for one in self._store.contributions(key):
+            for one in contributions:
                 devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
                 self._note_auditing(_model(key), one.device, key.edge_digest)
         for model, devices in latest.items():

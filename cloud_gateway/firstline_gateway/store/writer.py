@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
@@ -21,7 +21,14 @@ _WAITING_LIMIT = 4096
 _RETRY_AFTER_S = 1.0
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 Operation = Callable[[Connection], _T]
+
+
+class _Work(NamedTuple):
+    operation: Operation[Any]
+    then: Callable[[Any], Any]
+    done: Future[Any]
 
 
 class GroupWriter:
@@ -36,7 +43,7 @@ class GroupWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._queue: SimpleQueue[tuple[Operation[Any], Future[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -56,6 +63,15 @@ class GroupWriter:
         Raises:
             CapacityError: too many wait, or this gateway is ending.
         """
+        return self.submit_then(operation, lambda result: result)
+
+    def submit_then(self, operation: Operation[_T], then: Callable[[_T], _U]) -> Future[_U]:
+        """Queues one operation, and what is to be done in this process once it is durable.
+
+        Args:
+            operation: as for `submit`.
+            then: runs on the writing thread, in the order of the commits; its result is the future's.
+        """
         if self._closed:
             raise CapacityError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
         if self._queue.qsize() >= _WAITING_LIMIT:
@@ -63,8 +79,8 @@ class GroupWriter:
                 f"{_WAITING_LIMIT} writes wait for the store {self._database.shown}; come back later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        done: Future[_T] = Future()
-        self._queue.put((operation, done))
+        done: Future[_U] = Future()
+        self._queue.put(_Work(operation, then, done))
         return done
 
     def close(self) -> None:
@@ -80,26 +96,30 @@ class GroupWriter:
             while not self._queue.empty() and len(group) < _GROUP_LIMIT:
                 group.append(self._queue.get())
             open_ = None not in group
-            self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
+            self._commit([one for one in group if one is not None and one.done.set_running_or_notify_cancel()])
 
-    def _commit(self, work: list[tuple[Operation[Any], Future[Any]]]) -> None:
-        if not work:
+    def _commit(self, group: list[_Work]) -> None:
+        if not group:
             return
         try:
             with self._database.begin() as connection:
-                results = [operation(connection) for operation, _ in work]
+                results = [work.operation(connection) for work in group]
         except Exception as error:  # noqa: BLE001 (the outermost loop of a thread that must never end)
-            if len(work) > 1 and not self._away(error):
-                for one in work:
-                    self._commit([one])
+            if len(group) > 1 and not self._away(error):
+                for work in group:
+                    self._commit([work])
                 return
             self._note(error)
-            for _, done in work:
-                done.set_exception(error)
+            for work in group:
+                work.done.set_exception(error)
             return
         self._note(None)
-        for (_, done), result in zip(work, results, strict=True):
-            done.set_result(result)
+        for work, result in zip(group, results, strict=True):
+            try:
+                work.done.set_result(work.then(result))
+            except Exception as error:
+                log.exception("what follows a write broke")
+                work.done.set_exception(error)
 
     def _away(self, error: Exception) -> bool:
         """Whether there is no database at this moment, so that to try each operation alone would only take longer."""

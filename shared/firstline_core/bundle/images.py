@@ -17,6 +17,7 @@ from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
+from firstline_core.bundle.image_pieces import jpeg_problem, png_problem
 from firstline_core.bundle.steps import CenterCrop, Resize
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.types import Array
@@ -33,7 +34,19 @@ Transform = Callable[[Image.Image], Image.Image]
 CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, KeyError, struct.error, zlib.error)
+# Pillow warns of broken metadata; where warnings are errors, that is one more way to say that a file is broken.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    TypeError,
+    KeyError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -52,7 +65,8 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
 
     Raises:
         InvalidTensorError: neither JPEG nor PNG, truncated or broken.
-        PayloadTooLargeError: more than `PIXELS_LIMIT` pixels; found in the header, before anything is decoded.
+        PayloadTooLargeError: more than `PIXELS_LIMIT` pixels, or more pieces than any encoder writes; both are found
+            before anything is decoded.
     """
     # The plugins themselves, not Image.open: no other format's parser is reachable, and Pillow's own limit on pixels,
     # a setting of the whole process, stays the embedding application's.
@@ -60,13 +74,15 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
         raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded images are bytes.")
     opener: type[ImageFile.ImageFile]
     if encoded.startswith(_JPEG):
-        opener, kind = JpegImageFile, "JPEG"
+        opener, kind, problem = JpegImageFile, "JPEG", jpeg_problem(encoded)
     elif encoded.startswith(_PNG):
-        opener, kind = PngImageFile, "PNG"
+        opener, kind, problem = PngImageFile, "PNG", png_problem(encoded)
     else:
         raise InvalidTensorError(
             f"{where} is neither JPEG nor PNG: {_opening(encoded)}; send the image file's bytes as they are."
         )
+    if problem:
+        raise PayloadTooLargeError(f"{where} {problem}, which takes too long to read. Save it anew.")
     try:
         image = opener(BytesIO(encoded))
         if image.width * image.height > PIXELS_LIMIT:

@@ -26,7 +26,9 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
 from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
+from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, publish_parts
 from firstline_core.protocol.mqtt_tls import tls_context
+from firstline_core.telemetry.logs import logger
 
 _MISC_INTERVAL_S = 1.0  # how often paho looks at its keepalive
 _NO_SUBSCRIBER = 0x10
@@ -36,6 +38,29 @@ _IN_FLIGHT = 1024
 # MQTT 5, section 2.1.4: no packet is larger than its length field can say.
 _LARGEST_PACKET_BYTES = 268_435_455
 _NOT_MQTT = (ValueError, LookupError, struct.error, MQTTException)
+_PUBLISH = 0x30
+
+log = logger(__name__)
+
+
+class _Client(paho.Client):
+    """paho, kept from what it would take minutes over; see `mqtt_packet.py`."""
+
+    payload = b""
+    """Of the message that is being handed over; paho's own has none."""
+
+    def _packet_handle(self) -> MQTTErrorCode:
+        command, packet = self._in_packet["command"], self._in_packet["packet"]
+        if command & 0xF0 != _PUBLISH:
+            return super()._packet_handle()
+        qos = (command >> 1) & 3
+        parts = publish_parts(qos, packet)
+        if parts.properties_bytes > PROPERTIES_LIMIT_BYTES:
+            log.warning("mqtt message dropped", why="its properties are too long", size_bytes=parts.properties_bytes)
+            return self.ack(parts.packet_id, qos)  # or else the broker would send it again
+        self.payload = bytes(packet[parts.payload_at :])
+        del packet[parts.payload_at :]
+        return super()._packet_handle()
 
 
 class Connection:
@@ -195,9 +220,9 @@ class Connection:
         properties.MaximumPacketSize = min(self._settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
         return properties
 
-    def _make_client(self) -> paho.Client:
+    def _make_client(self) -> _Client:
         settings, will = self._settings, self._will
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=settings.client_id,
             protocol=MQTTProtocolVersion.MQTTv5,
@@ -309,7 +334,7 @@ class Connection:
         self._on_message(
             Message(
                 topic=topic,
-                payload=bytes(received.payload),
+                payload=self._paho.payload,
                 properties=dict(getattr(properties, "UserProperty", ())),
                 response_topic=getattr(properties, "ResponseTopic", ""),
                 correlation_data=getattr(properties, "CorrelationData", b""),

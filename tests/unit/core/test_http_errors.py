@@ -15,6 +15,7 @@ from firstline_core.errors import (
     LinkError,
     ProtocolError,
     QueueFullError,
+    RateLimitedError,
     RequestError,
     UnauthorizedError,
 )
@@ -67,7 +68,7 @@ def test_no_retry_after_where_none_is_known() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (429, QueueFullError),
+        (429, RateLimitedError),
         (403, UnauthorizedError),
         (418, RequestError),
         (502, LinkError),

@@ -158,3 +158,20 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(Settings, file=binary)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 5000 + "]" * 5000, "a = " + "{a=" * 3000 + "1" + "}" * 3000, "a = " + "1" * 10_000],
+    ids=["arrays", "tables", "digits"],
+)
+def test_what_is_too_deep_or_too_long_to_be_read_is_no_toml(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"deep\.toml is not valid TOML"):
+        load(Settings, file=file)
+
+
+def test_a_variable_too_deep_to_be_read_is_no_list() -> None:
+    with pytest.raises(ConfigError, match="FIRSTLINE_LINKS, 'links': expected `array`"):
+        load(Settings, environ={"FIRSTLINE_LINKS": "[" * 100_000})

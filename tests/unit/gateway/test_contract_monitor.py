@@ -9,19 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 from support.audits import THRESHOLD, certificate_of, certified_digits, note_of, request_from
+from support.databases import Kept, sqlite_store
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ContractNotice, InferRequest
-from firstline_gateway.contracts.monitor import _WAITING, ContractMonitor, Skipped
-from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.contracts.store import Store
+from firstline_gateway.contracts import monitor
+from firstline_gateway.contracts.counting import Skipped
+from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel, load_repository
-from firstline_gateway.settings import Contracts
+from firstline_gateway.settings import Contracts, Store
 
 THREE = np.eye(10, dtype=np.float32)[[3]]
 SETTINGS = Contracts(escalations_per_hour=600)
@@ -41,15 +44,26 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 class Bench:
     """A monitor on a simulated clock, and devices that ask it."""
 
-    def __init__(self, kept: Path | Store, repository: Repository, settings: Contracts = SETTINGS) -> None:
+    def __init__(self, store: Store, repository: Repository, settings: Contracts = SETTINGS) -> None:
         self.clock = SimulatedClock()
-        self.kept, self.repository, self.settings = kept, repository, settings
+        self.store, self.repository, self.settings = store, repository, settings
         self.open()
 
     def open(self) -> None:
         self.metrics = GatewayMetrics()
-        store = Store(self.kept) if isinstance(self.kept, Path) else self.kept
-        self.monitor = ContractMonitor(store, self.repository, self.settings, metrics=self.metrics, clock=self.clock)
+        self.kept = Kept(self.store)
+        self.monitor = ContractMonitor(
+            self.kept.database,
+            self.kept.writer,
+            self.repository,
+            self.settings,
+            metrics=self.metrics,
+            clock=self.clock,
+        )
+
+    def close(self) -> None:
+        self.monitor.close()
+        self.kept.close()
 
     def served(self, version: int = 1) -> ServedModel:
         return self.repository.models[ModelKey("digits", version)]
@@ -63,6 +77,11 @@ class Bench:
 
     def audit(self, device: str, predicted: int = 3, version: int = 1, **changes: object) -> ContractNotice | None:
         return self.answer(request_from(device, note_of(self.served(version), predicted, **changes)), version)
+
+    def shares(self, limit: int) -> list[Contribution]:
+        """Of the one pool."""
+        (pool,) = self.monitor.pools()
+        return self.monitor.contributions([pool.key], limit)[pool.key]
 
     def counted(self) -> int:
         return sum(pool.state.audits for pool in self.monitor.pools())
@@ -78,10 +97,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, repository: Repository) -> Iterator[Bench]:
-    found = Bench(tmp_path / "contracts.db", repository)
+def bench(store_settings: Store, repository: Repository) -> Iterator[Bench]:
+    found = Bench(store_settings, repository)
     yield found
-    found.monitor.close()
+    found.close()
 
 
 def quiet(notice: ContractNotice | None) -> bool:
@@ -162,7 +181,7 @@ async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     repeated = request_from("late", note_of(bench.served(), 3))
     bench.answer(repeated)
     before = bench.monitor.pools()
-    bench.monitor.close()
+    bench.close()
     await bench.clock.advance(1800)
     bench.open()
     assert bench.monitor.pools() == before
@@ -214,19 +233,19 @@ def test_a_device_is_told_how_many_audit_its_promise(bench: Bench) -> None:
     repeated = request_from("cam5", note_of(bench.served(), 3))
     bench.answer(repeated)
     bench.answer(repeated)
-    bench.monitor.close()
+    bench.close()
     bench.open()
     assert (told("cam0"), told("other"), told("new")) == (6, 1, 6)
 
 
 async def test_an_audit_that_is_not_counted_is_a_device_that_audits_all_the_same(
-    tmp_path: Path, repository: Repository
+    store_settings: Store, repository: Repository
 ) -> None:
-    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audit_spacing_s=60))
+    bench = Bench(store_settings, repository, Contracts(audit_spacing_s=60))
     notices = [bench.audit(f"cam{number}") for number in range(5)]
     assert bench.counted() == 1
     assert [notice and notice.devices for notice in notices] == [1, 2, 3, 4, 5]
-    bench.monitor.close()
+    bench.close()
 
 
 async def test_a_devices_own_alarm_is_shown_and_tells_nobody_else(bench: Bench) -> None:
@@ -265,7 +284,7 @@ def test_only_devices_audit(bench: Bench) -> None:
         bench.answer(request_from("", note, principal=principal))
     assert bench.counted() == 0
     bench.answer(request_from("", note))  # where authentication is off, all are one device
-    assert bench.monitor.contributions(bench.monitor.pools()[0].key, 5)[0].device == "anybody"
+    assert bench.shares(5)[0].device == "anybody"
 
 
 def test_a_request_counts_once(bench: Bench) -> None:
@@ -278,25 +297,25 @@ def test_a_request_counts_once(bench: Bench) -> None:
     assert bench.counted() == 2
 
 
-async def test_a_device_has_its_share_of_an_hour(tmp_path: Path, repository: Repository) -> None:
-    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audits_per_device_hour=5))
+async def test_a_device_has_its_share_of_an_hour(store_settings: Store, repository: Repository) -> None:
+    bench = Bench(store_settings, repository, Contracts(audits_per_device_hour=5))
     for _ in range(50):
         bench.audit("cam")
     bench.audit("yard")
     assert bench.counted() == 6
     assert bench.skipped(Skipped.DEVICE_LIMIT) == 45
-    bench.monitor.close()
+    bench.close()
     bench.open()
     bench.audit("cam")
     assert bench.counted() == 6
     await bench.clock.advance(3601)
     bench.audit("cam")
     assert bench.counted() == 7
-    bench.monitor.close()
+    bench.close()
 
 
-async def test_devices_with_one_scene_may_be_counted_apart(tmp_path: Path, repository: Repository) -> None:
-    bench = Bench(tmp_path / "contracts.db", repository, Contracts(audit_spacing_s=10))
+async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store, repository: Repository) -> None:
+    bench = Bench(store_settings, repository, Contracts(audit_spacing_s=10))
     for number in range(20):
         bench.audit(f"cam{number}", predicted=4)
     assert bench.counted() == 1
@@ -304,7 +323,7 @@ async def test_devices_with_one_scene_may_be_counted_apart(tmp_path: Path, repos
     await bench.clock.advance(10)
     bench.audit("cam0", predicted=4)
     assert bench.counted() == 2
-    bench.monitor.close()
+    bench.close()
 
 
 @pytest.mark.parametrize(
@@ -340,7 +359,7 @@ def test_a_liar_shows_by_name(bench: Bench) -> None:
     for number in range(5):
         bench.audit(f"cam{number}")
         bench.audit("liar", predicted=0)
-    worst = bench.monitor.contributions(bench.monitor.pools()[0].key, 1)[0]
+    worst = bench.shares(1)[0]
     assert (worst.device, worst.audits, worst.disagreements) == ("liar", 5, 5)
 
 
@@ -351,50 +370,87 @@ def test_an_answer_that_is_no_number_is_no_evidence(bench: Bench) -> None:
     assert bench.skipped(Skipped.NO_ANSWER) == 1
 
 
-def test_a_disk_that_refuses_costs_evidence_and_no_answer(tmp_path: Path, repository: Repository) -> None:
-    (tmp_path / "file").write_text("")
-    bench = Bench(tmp_path / "file" / "contracts.db", repository)
+def test_a_store_that_refuses_costs_evidence_and_no_answer(store_settings: Store, repository: Repository) -> None:
+    bench = Bench(store_settings, repository)
+    with bench.kept.database.begin() as connection:
+        connection.execute(text("ALTER TABLE contract_audits RENAME TO elsewhere"))
     with captured_lines() as lines:
         for _ in range(3):
             assert quiet(bench.audit("cam", predicted=4))
     assert bench.monitor.pools() == []
     assert bench.skipped(Skipped.DISK) == 3
-    assert [line["event"] for line in lines] == ["audit not counted"]
-    (tmp_path / "file").unlink()
+    assert [line["event"] for line in lines].count("audit not counted") == 1
+    with bench.kept.database.begin() as connection:
+        connection.execute(text("ALTER TABLE elsewhere RENAME TO contract_audits"))
     bench.audit("cam")
     assert bench.counted() == 1
-    bench.monitor.close()
+    bench.close()
 
 
-class HeldStore(Store):
-    """On a disk that hangs until the gate opens."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.gate = threading.Event()
-
-    def put(self, pool: Pool, device: str, request_id: str, *, disagrees: bool) -> None:
-        assert self.gate.wait(20)
-        super().put(pool, device, request_id, disagrees=disagrees)
-
-
-def test_a_disk_that_hangs_holds_up_no_answer(tmp_path: Path, repository: Repository) -> None:
-    store = HeldStore(tmp_path / "contracts.db")
-    bench = Bench(store, repository, Contracts(audits_per_device_hour=10_000))
+def test_a_disk_that_hangs_holds_up_no_answer(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_WAITING", 64)
+    bench = Bench(sqlite_store(tmp_path), repository, Contracts(audits_per_device_hour=10_000))
+    gate = threading.Event()
+    bench.kept.writer.submit(lambda _: gate.wait(20))
     request = request_from("cam", note_of(bench.served(), 3))
     with captured_lines() as lines:
-        for number in range(_WAITING + 5):
+        for number in range(64 + 5):
             bench.monitor.answered(replace(request, request_id=f"{number}"), bench.served(), THREE)
     assert bench.skipped(Skipped.DISK) == 5
-    assert ["wait for the disk" in line["why"] for line in lines] == [True]
-    store.gate.set()
+    assert ["wait for the store" in line["why"] for line in lines] == [True]
+    gate.set()
     bench.monitor.settled().result()
-    assert bench.counted() == _WAITING
-    bench.monitor.close()
+    assert bench.counted() == 64
+    bench.close()
+
+
+def test_replicas_share_one_test(store_settings: Store, repository: Repository) -> None:
+    replicas = [Bench(store_settings, repository) for _ in range(2)]
+    for number in range(4):
+        for bench in replicas:
+            bench.audit(f"cam{number}", predicted=4)
+    one, other = replicas
+    repeated = request_from("late", note_of(one.served(), 4))
+    one.answer(repeated)
+    other.answer(repeated)
+    assert other.skipped(Skipped.REPEATED) == 1
+    for bench in replicas:
+        bench.monitor.refresh().result()
+    assert one.monitor.pools() == other.monitor.pools()
+    (pool,) = other.monitor.pools()
+    assert pool.state.audits == 9
+    for bench in replicas:  # neither saw enough by itself
+        told = bench.answer(request_from("stranger"))
+        assert told is not None
+        assert told.alarm
+    one.monitor.set_quota(ModelKey("digits", 1), 7).result()
+    assert one.monitor.end(ModelKey("digits", 1)).result() == 1
+    other.monitor.refresh().result()
+    assert other.monitor.pools() == []
+    assert other.monitor.quotas() == {ModelKey("digits", 1): 7}
+    for bench in replicas:
+        bench.close()
+
+
+def test_replicas_that_count_at_once_lose_no_audit(store_settings: Store, repository: Repository) -> None:
+    replicas = [Bench(store_settings, repository, Contracts(audits_per_device_hour=1000)) for _ in range(2)]
+    for number in range(20):
+        for bench in replicas:
+            for variant in (number % 2, 1 - number % 2):  # in opposite orders, as two may lock
+                note = note_of(bench.served(), 3, variant)
+                bench.monitor.answered(request_from(f"cam{number}", note), bench.served(), THREE)
+    for bench in replicas:
+        bench.monitor.refresh().result()
+    for bench in replicas:
+        bench.monitor.refresh().result()
+        assert sorted(pool.state.audits for pool in bench.monitor.pools()) == [40, 40]
+        bench.close()
 
 
 def test_what_is_answered_after_the_end_counts_nowhere(bench: Bench) -> None:
-    bench.monitor.close()
+    bench.close()
     bench.monitor.answered(request_from("cam", note_of(bench.served(), 4)), bench.served(), THREE)
     assert bench.counted() == 0
 

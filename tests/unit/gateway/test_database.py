@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import os
 import pkgutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -54,18 +56,25 @@ def test_what_is_written_is_there_when_it_is_opened_again(store_settings: Store)
     again.close()
 
 
-def _open_once(url: str) -> None:
-    open_database(Store(url=url)).close()
-
-
 def test_processes_that_start_at_once_upgrade_once(store_settings: Store) -> None:
-    spawned = multiprocessing.get_context("spawn")
-    processes = [spawned.Process(target=_open_once, args=(store_settings.url,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
+    code = """if True:
+        import sys
+        from firstline_gateway.settings import Store
+        from firstline_gateway.store.database import open_database
+        print("imported", flush=True)
+        sys.stdin.readline()
+        open_database(Store(url=sys.argv[1])).close()
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, store_settings.url]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "imported\n"
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        open_database(store_settings).close()
+    assert other.returncode == 0
 
 
 def test_a_newer_schema_is_refused(store_settings: Store) -> None:

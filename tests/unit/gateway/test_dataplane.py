@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
+from support.databases import Kept, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
@@ -35,7 +36,6 @@ from firstline_core.types import (
 )
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Store
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
@@ -49,13 +49,19 @@ def repository() -> Repository:
 
 
 class Bench:
-    def __init__(self, repository: Repository, state_file: Path) -> None:
+    def __init__(self, repository: Repository, folder: Path) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
         batcher = Batcher(self.executor, clock=self.clock, max_batch_rows=8, queue_requests=8, queue_bytes=1 << 20)
+        self.kept = Kept(sqlite_store(folder))
         self.contracts = ContractMonitor(
-            Store(state_file), repository, Settings().contracts, metrics=self.metrics, clock=self.clock
+            self.kept.database,
+            self.kept.writer,
+            repository,
+            Settings().contracts,
+            metrics=self.metrics,
+            clock=self.clock,
         )
         self.plane = GatewayDataPlane(
             repository, batcher, self.contracts, metrics=self.metrics, clock=self.clock, limits=Limits()
@@ -67,9 +73,9 @@ class Bench:
 
 @pytest.fixture
 def bench(repository: Repository, tmp_path: Path) -> Iterator[Bench]:
-    found = Bench(repository, tmp_path / "contracts.db")
+    found = Bench(repository, tmp_path)
     yield found
-    found.contracts.close()
+    found.kept.close()
 
 
 def digits_request(**fields: object) -> InferRequest:
@@ -159,11 +165,13 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
 
 
 async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) -> None:
-    plane = Bench(Repository({}), tmp_path / "contracts.db").plane
+    empty = Bench(Repository({}), tmp_path)
+    plane = empty.plane
     assert plane.live()
     assert not plane.ready()
     with pytest.raises(UnknownModelError, match="it serves: none"):
         plane.model_ready("digits", "")
+    empty.kept.close()
 
 
 async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:

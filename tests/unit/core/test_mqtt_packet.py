@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.protocol.mqtt_packet import publish_parts
+
+
+def length(value: int) -> bytes:
+    """A variable byte integer (MQTT 5, section 1.5.5)."""
+    found = b""
+    while value >= 0x80:
+        found, value = found + bytes([value & 0x7F | 0x80]), value >> 7
+    return found + bytes([value])
+
+
+@given(st.binary(max_size=300), st.integers(0, 2), st.binary(max_size=20_000), st.binary(max_size=50))
+def test_the_parts_of_a_message(topic: bytes, qos: int, properties: bytes, payload: bytes) -> None:
+    head = len(topic).to_bytes(2, "big") + topic + (b"\x12\x34" if qos else b"")
+    packet = head + length(len(properties)) + properties + payload
+    parts = publish_parts(qos, packet)
+    assert (parts.packet_id, parts.properties_bytes) == (0x1234 if qos else 0, len(properties))
+    assert packet[parts.payload_at :] == payload
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\x00",
+        b"\x00\x05ab",
+        b"\x00\x01a\x00\x07",
+        b"\x00\x01a\x00\x07\xff\xff\xff\xff\x01",
+        b"\x00\x01a\x00\x07\x05ab",
+    ],
+)
+def test_what_ends_too_early_is_no_message(packet: bytes) -> None:
+    with pytest.raises(ValueError, match="a PUBLISH packet"):
+        publish_parts(1, packet)
