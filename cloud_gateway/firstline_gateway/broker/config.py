@@ -104,7 +104,6 @@ set_tcp_nodelay true
 
 # Clients are told the largest packet, and cut off where they send a larger one.
 max_packet_size {packet_bytes}
-message_size_limit {packet_bytes}
 # As many as a gateway works on at once.
 max_inflight_messages {plan.concurrency}
 # What waits for a client that is slow or away; more is dropped, and asked again by the device.
