@@ -16,10 +16,15 @@ from support.bundles import encode
 from support.gateway import DIGITS
 from support.site import Site, site
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.checks import identity_findings
+from firstline_edge.cli.findings import State
 from firstline_edge.cli.join import join_gateway
+from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.base import LinkState
 from firstline_edge.settings import load
 
@@ -145,6 +150,30 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
             await _until(lambda: not any(link.connected for link in agent.parts.links.mqtt))
         assert await asked(agent) == "edge"
         assert agent.status()["links"][kind]["state"] is not LinkState.UP
+
+
+async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "patient") as agent:
+        assert await asked(agent) == "cloud"
+        (link,) = agent.parts.links.mqtt
+        lost: list[str] = []
+        link._on_lost = lambda: lost.append("lost")
+        findings = {one.subject: one for one in identity_findings(IdentityRoom(agent.settings, SYSTEM_CLOCK))}
+        assert findings["identity"].state is State.OK
+        assert "patient at https://" in findings["identity"].detail
+        credentials = IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials
+        told, offset_s = await link_findings(agent.settings, credentials)
+        assert {one.state for one in told} == {State.OK}, told
+        assert offset_s is not None
+        assert await asked(agent) == "cloud"
+        assert lost == []
+
+
+async def test_doctor_says_that_a_revoked_device_is_refused(gateway: Site, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "banned") as agent:
+        await gateway.revoke("banned")
+        told, _ = await link_findings(agent.settings, IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials)
+        assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
 
 
 async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: Path) -> None:
