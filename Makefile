@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
 DEMO_ARGS ?=
+SEED ?= 1
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,6 +17,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --constraint requirements/constraints.txt $(UPGRADE)
+CHAOS = PYTHONPATH=tests:bench $(BIN)/python -m chaos.run --seed $(SEED)
 # The interpreter without a runtime for it (Python 3.12 and later, or none at all) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 
@@ -30,7 +32,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  decision timing line fresh clean
+  chaos chaos-full soak decision timing line fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -119,6 +121,15 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
+
+chaos: .venv/test.stamp mosquitto ## kills, outages, an hour offline and a soak, at a tenth or less of chaos-full (SEED=1)
+	$(CHAOS)
+
+chaos-full: .venv/test.stamp mosquitto ## the same with all its numbers (hours)
+	$(CHAOS) --full
+
+soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, threads, bytes written
+	$(CHAOS) --full --only soak
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py

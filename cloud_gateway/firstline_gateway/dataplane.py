@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
@@ -26,7 +27,10 @@ from firstline_core.types import (
 from firstline_gateway import __version__
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.deliveries.once import Deliveries
+from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
 
 _RETRY_WHILE_DRAINING_S = 1.0
@@ -43,6 +47,7 @@ class GatewayDataPlane:
         repository: Repository,
         batcher: Batcher,
         contracts: ContractMonitor,
+        deliveries: Deliveries,
         *,
         metrics: GatewayMetrics,
         clock: Clock,
@@ -51,6 +56,7 @@ class GatewayDataPlane:
         self._repository = repository
         self._batcher = batcher
         self._contracts = contracts
+        self._deliveries = deliveries
         self._metrics = metrics
         self._clock = clock
         self._draining = False
@@ -86,25 +92,41 @@ class GatewayDataPlane:
         """Runs the full model.
 
         Raises:
-            RequestError: the request makes no sense here; `UnknownModelError`, `ModelMismatchError` and
-                `InvalidTensorError` say what kind.
-            CapacityError: no room, no time, or no new work; come back later.
+            RequestError: the request makes no sense here; `UnknownModelError`, `ModelMismatchError`,
+                `InvalidTensorError` and `ReusedRequestIdError` say what kind.
+            CapacityError: no room, no time, no new work, or no store for what keeps a promise; come back later.
             InferenceError: the model failed.
         """
         structlog.contextvars.bind_contextvars(request_id=request.request_id, rows=request.rows)
         if self._draining:
             raise _shutting_down()
-        started_s = self._clock.monotonic_s()
-        served = self._repository.resolve(request.model, request.version)
-        _check(request, served)
         self._in_flight += 1
         self._idle.clear()
         try:
-            probabilities = await self._batcher.submit(served.key, request)
+            if request.promised and device_of(request.principal) is not None:
+                response = await self._deliver(request)
+            else:
+                response = await self._answer(request)
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
+        structlog.contextvars.bind_contextvars(tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value)
+        return response
+
+    async def _deliver(self, request: InferRequest) -> InferResponse:
+        """The answer of the first time, and how the contract stands now."""
+        response = await self._deliveries.once(request, lambda: self._answer(request))
+        served = self._repository.models.get(ModelKey(response.model, int(response.version)))
+        if served is None or response.answer is None:  # the version was taken away since
+            return response
+        return replace(response, answer=replace(response.answer, contract=self._contracts.notice(request, served)))
+
+    async def _answer(self, request: InferRequest) -> InferResponse:
+        started_s = self._clock.monotonic_s()
+        served = self._repository.resolve(request.model, request.version)
+        _check(request, served)
+        probabilities = await self._batcher.submit(served.key, request)
         self._contracts.answered(request, served, probabilities)
         seconds = self._clock.monotonic_s() - started_s
         response = InferResponse(
@@ -127,7 +149,6 @@ class GatewayDataPlane:
             ),
         )
         self._metrics.observe(response, seconds)
-        structlog.contextvars.bind_contextvars(tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value)
         return response
 
 

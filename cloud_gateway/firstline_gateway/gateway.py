@@ -16,6 +16,7 @@ from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.identity import keys
@@ -31,6 +32,8 @@ from firstline_gateway.store.writer import GroupWriter
 _CLOSE_S = 5.0
 # How late a replica learns of an alarm or a quota that came by another, at most.
 _REFRESH_S = 5.0
+# How late a delivery that is too old is forgotten.
+_ADVANCE_S = 60.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -82,8 +85,16 @@ class Gateway:
             metrics=self.metrics,
             clock=clock,
         )
+        self.deliveries = Deliveries(self.database, self.writer, settings.store, metrics=self.metrics, clock=clock)
+        self.metrics.store(lambda: float(not self.writer.trouble))
         self.plane = GatewayDataPlane(
-            repository, batcher, self.contracts, metrics=self.metrics, clock=clock, limits=settings.limits
+            repository,
+            batcher,
+            self.contracts,
+            self.deliveries,
+            metrics=self.metrics,
+            clock=clock,
+            limits=settings.limits,
         )
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)
@@ -142,16 +153,21 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
+        await asyncio.to_thread(self.deliveries.close)
         await asyncio.to_thread(self.writer.close)
         self.database.close()
         return await asyncio.to_thread(self._executor.close, timeout_s)
 
     async def _refresh(self) -> None:
-        """Learns what other replicas put into the store; one that is away leaves what is known."""
+        """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
+        advanced_s = self.clock.monotonic_s()
         while True:
             await self.clock.sleep(_REFRESH_S)
             with suppress(CapacityError):
                 await asyncio.wrap_future(self.contracts.refresh())
+                if self.clock.monotonic_s() - advanced_s >= _ADVANCE_S:
+                    await self.deliveries.advance()
+                    advanced_s = self.clock.monotonic_s()
 
 
 def open_gateway(settings: Settings) -> Gateway:

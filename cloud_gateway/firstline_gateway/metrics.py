@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -29,6 +30,8 @@ class GatewayMetrics(RequestMetrics):
         )
         self._skipped = self.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
 
+        self._deliveries = self.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
+
     def batch(self, rows: int) -> None:
         """Counts one batch."""
         self._batch_rows.observe(rows)
@@ -36,6 +39,14 @@ class GatewayMetrics(RequestMetrics):
     def expired(self) -> None:
         """Counts one request dropped before it ran."""
         self._expired.inc()
+
+    def delivery(self, result: Literal["recorded", "repeated", "refused", "reused"]) -> None:
+        """Counts a delivery: new, known, not to be kept now, or another's id."""
+        self._deliveries.labels(result).inc()
+
+    def store(self, read: Callable[[], float]) -> None:
+        """Says where to read whether the store takes what is to be kept."""
+        self.gauge("store_up", "1 while the store takes what is to be kept.", read)
 
     def queue_depth(self, read: Callable[[], float]) -> None:
         """Says where to read how many requests wait."""

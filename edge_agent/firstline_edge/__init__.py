@@ -3,6 +3,7 @@
 One request, from the outside in
     api/            REST: the Open Inference Protocol, the short way in, answers by id and as events
     agent           the data plane, whichever way a request comes in
+    turns           who begins next, while many come at once
     cascade         one request, read top to bottom
     case            a request on its way, and how far it came
     rows            each is decided by itself; together they are the answer
@@ -15,6 +16,7 @@ One request, from the outside in
 
 What it rests on
     models          bundles opened, edge variants loaded
+    bundle_copies   of those that worked, for when the files are damaged
     model_timing    measures them: a meaningless input, and the time that a row takes
     workers         threads for runs that would hold up the event loop
     cache           what models said of rows, in memory
@@ -39,8 +41,10 @@ The process
     cli/            the commands of `edge-agent`
     settings        one TOML file, variables, flags
     settings_check  do they make sense together?
+    last_good       the configuration to start with where the file is broken
     tokens          who may call
     state           the state directory, and where each thing lies in it
+    purge           erases what was kept
     wiring          single parts, each from its section of the settings
     parts           all of them, opened in order and closed in the reverse
 """

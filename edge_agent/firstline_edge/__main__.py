@@ -31,6 +31,8 @@ def main() -> int:
             from firstline_edge.cli.status import command
         elif arguments.command == "join":
             from firstline_edge.cli.join import command
+        elif arguments.command == "purge":
+            from firstline_edge.cli.purge import command
         elif arguments.command == "audits":
             from firstline_edge.cli.audits import command
         else:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from types import TracebackType
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -26,6 +29,7 @@ from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
+from firstline_edge.turns import Turns
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
@@ -38,6 +42,7 @@ class EdgeAgent:
     Args:
         settings: see `settings.py`.
         clock: for tests.
+        trouble: what went wrong before the agent was made, by the file that it is with.
 
     Attributes:
         parts: from when it is entered.
@@ -48,8 +53,15 @@ class EdgeAgent:
     server_name = "firstline-edge"
     server_version = report.VERSION
 
-    def __init__(self, settings: EdgeSettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        trouble: Mapping[Path, str] = MappingProxyType({}),
+    ) -> None:
         self.settings = settings
+        self.trouble = trouble
         self.limits = Limits(
             body_bytes=settings.api.body_limit_bytes,
             json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),
@@ -58,6 +70,7 @@ class EdgeAgent:
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
+        self._turns = Turns(settings.api.waiting_limit, clock)
         self._opened = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> EdgeAgent:
@@ -78,7 +91,11 @@ class EdgeAgent:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         started_s = time.perf_counter()
         trail = Trail()
+        if request.deadline_s is None:
+            deadline_s = self._clock.monotonic_s() + self.settings.policy.default_timeout_ms / 1000
+            request = replace(request, deadline_s=deadline_s)
         try:
+            await self._turns.take(request.deadline_s or math.inf)
             response = await self.parts.cascade.infer(request, trail)
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.

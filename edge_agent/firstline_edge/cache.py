@@ -68,9 +68,13 @@ class ResultCache:
         limit_bytes: of the memory front; 0 switches it off.
         ttl_s: seconds that an entry lives.
         disk: None where results must not outlive the process.
+        refusal: why they must not, though they should; "" elsewhere.
     """
 
-    def __init__(self, *, limit_bytes: int, ttl_s: float, disk: DiskCache | None, clock: Clock) -> None:
+    def __init__(
+        self, *, limit_bytes: int, ttl_s: float, disk: DiskCache | None, clock: Clock, refusal: str = ""
+    ) -> None:
+        self._refusal = refusal
         self._limit_bytes = limit_bytes
         self._ttl_s = ttl_s
         self._disk = disk
@@ -91,8 +95,9 @@ class ResultCache:
 
     @property
     def problem(self) -> str:
-        """Why nothing is kept on disk, though it should be; or ""."""
-        return self._disk.problem if self._disk is not None else ""
+        """Why nothing is kept on disk, though it should be, and what was lost of it; or ""."""
+        told = (self._disk.problem, self._disk.damage) if self._disk is not None else (self._refusal,)
+        return " ".join(filter(None, told))
 
     def get(self, key: bytes) -> ModelOutput | None:
         """What is known under `key`, or None."""
@@ -126,6 +131,21 @@ class ResultCache:
         self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))
+
+    def expire(self) -> None:
+        """Removes from the disk what has lived its time."""
+        if self._disk is not None:
+            self._disk.expire()
+
+    def clear(self) -> int:
+        """Forgets all, in memory and on disk, where no byte is left of it; how many entries the disk had.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        self._entries.clear()
+        self._size_bytes = self._told = self._told_bytes = 0
+        return self._disk.clear() if self._disk is not None else 0
 
     def close(self) -> None:
         """Closes the disk; calling it twice is harmless."""

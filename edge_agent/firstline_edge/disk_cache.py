@@ -2,15 +2,15 @@
 
 diskcache unpickles what it finds in its database and its files (CVE-2025-69872; its JSONDisk too), so whoever can
 write there runs code here. `BytesDisk` stores bytes in the database only, and refuses anything else that it finds.
-The cache may always be lost: a database that cannot be read is moved aside and a fresh one is begun. A disk that is
-full or may not be written is no fault of the database's: it stays where it is, and is tried again later.
+The cache may always be lost: a database that cannot be read is set aside and a fresh one is begun. A disk that is
+full or may not be written is no fault of the database's: it stays where it is, and is tried again later. Values are
+sealed under their keys, so that what the disk has damaged is a miss.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -20,6 +20,9 @@ import diskcache
 from diskcache.core import MODE_RAW, UNKNOWN
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import CapacityError, IntegrityError
+from firstline_core.storage.files import erase, make_folder, set_aside
+from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -28,9 +31,13 @@ log = logger(__name__)
 _LOCK_TIMEOUT_S = 0.05
 _ITS_OWN_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
 _RETRY_S = 60.0
+_ROUNDING_S = 1.0
 # What diskcache raises on a database that is not its own, beside sqlite3's errors.
 _UNREADABLE = (sqlite3.DatabaseError, AttributeError, KeyError, TypeError, ValueError)
 _REFUSED = (sqlite3.Error, diskcache.Timeout, OSError)
+
+
+_CHECKSUM = ChecksumSeal()
 
 
 class ForeignEntryError(Exception):
@@ -76,22 +83,34 @@ class DiskCache:
     Never raises: an entry that cannot be read or written is a miss, and while the disk refuses, all are.
 
     Args:
-        directory: made with mode 0700; an unreadable database in it is moved to `directory` + ".broken".
+        directory: made with mode 0700; set aside as a whole where its database cannot be read.
         limit_bytes: of the database; the oldest entries go first.
         ttl_s: seconds that an entry lives, in wall time, for it must count across restarts.
+        seal: closes the values.
         clock: for when to try again.
 
     Attributes:
         problem: why nothing is kept at the moment, in a sentence; "" while all is well.
+        damage: what had happened to an earlier one, in a sentence; "" where nothing had.
     """
 
-    def __init__(self, directory: Path, *, limit_bytes: int, ttl_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit_bytes: int,
+        ttl_s: float,
+        seal: Seal = _CHECKSUM,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._seal = seal
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self._retry_at_s = 0.0
         self.problem = ""
+        self.damage = ""
         self._cache = self._open()
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
@@ -108,11 +127,18 @@ class DiskCache:
         except _REFUSED as error:
             self._failed(error)
             return None
-        if value is None:
+        if value is None or expires_s is None:
             return None
-        # A clock that was set back must not make an entry live for longer than it was given.
-        left_s = self._ttl_s if expires_s is None else min(expires_s - time.time(), self._ttl_s)
-        return value, left_s
+        left_s = expires_s - time.time()
+        # From the future, by a clock that was set back since: how old it is cannot be known, until that time has come.
+        if left_s > self._ttl_s + _ROUNDING_S:
+            return None
+        try:
+            return self._seal.open(value, key), left_s
+        except IntegrityError as error:
+            log.warning("removed a cache entry that cannot be read", error=error.message)
+            self._delete(cache, key)
+            return None
 
     def put(self, key: bytes, value: bytes) -> None:
         """Stores a value; the oldest entries make room."""
@@ -120,11 +146,39 @@ class DiskCache:
         if cache is None:
             return
         try:
-            cache.set(key, value, expire=self._ttl_s)
+            cache.set(key, self._seal.close(value, key), expire=self._ttl_s)
         except _REFUSED as error:
             self._failed(error)
         else:
             self.problem = ""
+
+    def expire(self) -> None:
+        """Removes what has lived its time, which would otherwise wait for room to be needed."""
+        cache = self._opened()
+        if cache is None:
+            return
+        try:
+            cache.expire()
+        except _REFUSED as error:
+            self._failed(error)
+
+    def clear(self) -> int:
+        """Forgets all, and leaves no byte of it in a file; how many entries that were.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        count = 0
+        try:
+            if self._cache is not None:
+                count = len(self._cache)
+            self._close()
+            erase(self._directory)
+        except _REFUSED as error:
+            raise CapacityError(f"The result cache {self._directory} cannot be erased: {error}.") from error
+        finally:
+            self._cache = self._open()
+        return count
 
     def close(self) -> None:
         """Closes the database; calling it twice is harmless."""
@@ -140,7 +194,7 @@ class DiskCache:
     def _failed(self, error: Exception) -> None:
         if isinstance(error, sqlite3.DatabaseError) and not _heals(error):
             self._close()
-            self._cache = self._open()
+            self._cache = self._open(damaged=str(error))
         else:
             self._refused(error)
 
@@ -158,10 +212,11 @@ class DiskCache:
                 log.info("the cache on disk can be used again", path=str(self._directory))
         return self._cache
 
-    def _open(self) -> Any:
+    def _open(self, damaged: str = "") -> Any:
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._directory.chmod(0o700)
+            if damaged:
+                self._set_aside(damaged)
+            make_folder(self._directory)
             cache = self._open_whole()
         except _REFUSED as error:
             self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
@@ -183,12 +238,14 @@ class DiskCache:
                 cache.close()
             if _heals(error):
                 raise
-            aside = self._directory.with_name(self._directory.name + ".broken")
-            shutil.rmtree(aside, ignore_errors=True)
-            self._directory.replace(aside)
-            self._directory.mkdir(mode=0o700)
-            log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(error))
+            self._set_aside(str(error))
+            make_folder(self._directory)
             return self._open_database()
+
+    def _set_aside(self, why: str) -> None:
+        aside = set_aside(self._directory)
+        self.damage = f"It could not be read ({why}), and was set aside as {aside.name}; an empty one was begun."
+        log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=why)
 
     def _close(self) -> None:
         if self._cache is not None:

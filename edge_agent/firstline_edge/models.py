@@ -25,6 +25,7 @@ from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
+from firstline_edge.bundle_copies import BundleCopies
 from firstline_edge.cache import ModelOutput
 from firstline_edge.model_timing import quickest_ms
 from firstline_edge.workers import Workers
@@ -205,24 +206,49 @@ class Models:
                 model.edge.loaded.close()
 
 
-def open_models(directories: Sequence[Path], options: RuntimeOptions, workers: Workers) -> Models:
+def open_models(
+    directories: Sequence[Path], options: RuntimeOptions, workers: Workers, copies: BundleCopies | None = None
+) -> Models:
     """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
 
     Args:
         directories: bundles, or folders of bundles.
         options: for the runtimes.
         workers: where longer runs go.
+        copies: keeps one of each bundle that works, and has it for when its files are damaged.
     """
     held: list[HeldModel] = []
     problems: list[Problem] = []
-    for path in bundle_paths(directories):
+    paths = bundle_paths(directories)
+    if copies is not None:
+        there = {path.resolve() for path in paths}
+        paths += [path for path in copies.sources(directories) if path not in there]
+        copies.prune(paths)
+    for path in paths:
         try:
             held.append(hold(path, options, workers))
+            if copies is not None and held[-1].edge is not None:
+                copies.keep(held[-1].bundle)
         except UpdateError as error:
             log.error("cannot use a bundle", path=str(path), error=error.message)
-            problems.append(Problem(path, error.message))
+            copy = _copy_of(path, options, workers, copies)
+            held += [copy] if copy is not None else []
+            instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
+            problems.append(Problem(path, error.message + instead))
     problems += [_empty(path) for path in directories if not bundle_paths([path])]
     return Models(held, problems)
+
+
+def _copy_of(path: Path, options: RuntimeOptions, workers: Workers, copies: BundleCopies | None) -> HeldModel | None:
+    """The bundle as it was when it last worked; None where there is no such copy, or that is damaged too."""
+    copy = copies.of(path) if copies is not None else None
+    if copy is None:
+        return None
+    try:
+        return hold(copy, options, workers)
+    except UpdateError as error:
+        log.error("cannot use the copy of a bundle", path=str(copy), error=error.message)
+        return None
 
 
 def _empty(path: Path) -> Problem:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -20,6 +21,7 @@ from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import open_spending
+from firstline_edge.bundle_copies import BundleCopies
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
@@ -39,6 +41,8 @@ from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
 from firstline_edge.workers import Workers
+
+_SWEEP_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,11 @@ async def open_parts(
         state = StateDirectory(settings.state_dir)
         opened.callback(state.close)
         workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
-        models = open_models([Path(directory) for directory in settings.models.directories], options, workers)
+        copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
+        models = open_models([Path(folder) for folder in settings.models.directories], options, workers, copies)
         opened.callback(models.close)
         opened.callback(workers.close)  # before the models, which its last runs use
-        cache = make_cache(settings.cache, state, clock)
+        cache = make_cache(settings, state, clock)
         opened.callback(cache.close)
         recorder = make_recorder(settings.log, state, metrics, clock)
         opened.callback(recorder.close)
@@ -167,7 +172,8 @@ async def open_parts(
             hedging=hedging,
             cascade=cascade,
         )
-        works = [_keep_promises(parts, settings, clock), audits.run(auditor, links), identity.run()]
+        works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock)]
+        works += [audits.run(auditor, links), identity.run()]
         works += [spending.keep()] if spending is not None else []
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))
@@ -208,6 +214,16 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
         if parts.links.mqtt:
             announcer = Announcer(outbox, parts.links, clock, rng)
             tasks.create_task(announcer.run(), name="announcer")
+
+
+async def _forget_old(parts: Parts, clock: Clock) -> None:
+    """Sees to it that nothing is kept for longer than the settings say, also where nothing new comes."""
+    outbox = await parts.outbox.opened()
+    while True:
+        parts.cache.expire()
+        with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
+            await outbox.forget_old()
+        await clock.sleep(_SWEEP_S)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

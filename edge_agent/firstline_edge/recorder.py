@@ -153,6 +153,14 @@ class Recorder:
             )
         )
 
+    def clear(self) -> None:
+        """Erases the decision log.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._decisions.clear()
+
     def close(self) -> None:
         self._decisions.close()
 

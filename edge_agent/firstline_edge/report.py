@@ -40,7 +40,9 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
             | {"uncertified": parts.router.uncertified(held) or None, "contract": parts.audits.describe(held)}
             for held in parts.models.all
         ],
-        "problems": [{"path": str(path), "message": message} for path, message in _problems(parts)],
+        "problems": [
+            {"path": str(path), "message": message} for path, message in [*agent.trouble.items(), *_problems(parts)]
+        ],
         "identity": parts.identity.describe(),
         "links": {name: asdict(link) | {"timing": timings[name]} for name, link in parts.links.reports().items()},
         "outbox": {"items": parts.outbox.depth, "size_bytes": parts.outbox.size_bytes},
@@ -204,4 +206,5 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
         found += [(parts.state.spending_path, parts.spending.problem)]
     found += [(parts.identity.folder, problem) for problem in parts.identity.problems]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
+    found += [(parts.state.outbox_path, parts.outbox.damage)]
     return [(path, message) for path, message in found if message]

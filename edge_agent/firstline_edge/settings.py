@@ -18,6 +18,7 @@ from msgspec import Meta
 from firstline_core import settings as sources
 from firstline_core.errors import ConfigError
 from firstline_core.routing.policies import Kind
+from firstline_core.storage.seals import CREDENTIAL
 from firstline_edge.identity.files import readable_identity
 from firstline_edge.settings_check import check
 
@@ -59,10 +60,17 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Bodies of all requests under way together; what does not fit is answered with 503."""
+    waiting_limit: Positive = 1024
+    """Requests that may wait for their turn; one more, or one that would be answered too late, gets 503."""
     streams_limit: Positive = 64
     """Event streams that may be open at once; one more is answered with 503."""
     stream_heartbeat_s: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds after which a silent event stream says that it is alive."""
+
+
+class EncryptionSection(Section, frozen=True, kw_only=True):
+    key_file: str = ""
+    """Keys for what outbox and cache keep on the disk, the one in use first; "credential:NAME" is systemd's."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
@@ -74,8 +82,10 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     workers: Positive = 2
     """Runs that may go on at once, for models too slow for the event loop."""
-    queue_limit: NotNegative = 64
-    """Runs that may wait for those; when as many wait, what may leave the device goes to the cloud."""
+    copies_limit_bytes: NotNegative = 64 * _MIB
+    """Largest bundle of which a copy is kept, to answer with where its files are damaged; 0 keeps none."""
+    queue_limit: NotNegative = 1024
+    """Runs that may wait for those; when as many wait, or for too long, what may leave the device goes to the cloud."""
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -258,6 +268,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
 
     agent: AgentSection = AgentSection()
     api: ApiSection = ApiSection()
+    encryption: EncryptionSection = EncryptionSection()
     models: ModelsSection = ModelsSection()
     cache: CacheSection = CacheSection()
     policy: PolicySection = PolicySection()
@@ -286,8 +297,15 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    text: str | None = None,
 ) -> EdgeSettings:
     """Reads and checks the settings; relative paths in the file start at the file's folder.
+
+    Args:
+        file: None for defaults only.
+        environ: None for this process's environment.
+        overrides: from flags, by dotted key.
+        text: what the file holds, where it is known already.
 
     Raises:
         ConfigError: a source cannot be read, or says something that makes no sense.
@@ -298,6 +316,7 @@ def load(
         environ=os.environ if environ is None else environ,
         prefix=PREFIX,
         overrides=overrides,
+        text=text,
     )
     if file is not None:
         found = _anchor(found, file.resolve().parent)
@@ -330,10 +349,13 @@ def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
         return str(folder / Path(path).expanduser()) if path else path
 
     replace = msgspec.structs.replace
+    key_file = settings.encryption.key_file
+    key_file = key_file if key_file.startswith(CREDENTIAL) else anchored(key_file)
     return replace(
         settings,
         agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
         api=replace(settings.api, token_file=anchored(settings.api.token_file)),
+        encryption=replace(settings.encryption, key_file=key_file),
         models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
         links=tuple(
             replace(

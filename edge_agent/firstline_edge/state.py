@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
 import time
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -27,8 +29,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
+            make_folder(path)
             self._lock = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
@@ -47,7 +48,7 @@ class StateDirectory:
 
     @property
     def cache_path(self) -> Path:
-        return self.path / "cache"
+        return cache_path(self.path)
 
     @property
     def spending_path(self) -> Path:
@@ -55,7 +56,11 @@ class StateDirectory:
 
     @property
     def outbox_path(self) -> Path:
-        return self.path / "outbox" / "outbox.db"
+        return outbox_path(self.path)
+
+    @property
+    def copies_path(self) -> Path:
+        return self.path / "bundles"
 
     @property
     def standing_path(self) -> Path:
@@ -64,6 +69,16 @@ class StateDirectory:
     @property
     def samples_path(self) -> Path:
         return samples_path(self.path)
+
+    def takes_proof(self, told: str) -> bool:
+        """Whether the caller may write here: it has just left what it tells us in a file. Good for once."""
+        path = proof_path(self.path)
+        try:
+            proof = path.read_bytes()
+        except OSError:
+            return False
+        _remove(path)
+        return bool(proof) and hmac.compare_digest(proof, told.encode())
 
     def publish_url(self, url: str) -> None:
         """Notes where the agent listens, for `edge-agent status`; a disk that refuses costs that comfort only."""
@@ -83,6 +98,16 @@ def decisions_path(state_dir: Path) -> Path:
     return state_dir / "decisions.jsonl"
 
 
+def outbox_path(state_dir: Path) -> Path:
+    """Promises of corrections, and the answers that kept them."""
+    return state_dir / "outbox" / "outbox.db"
+
+
+def cache_path(state_dir: Path) -> Path:
+    """What models said of inputs."""
+    return state_dir / "cache"
+
+
 def standing_path(state_dir: Path) -> Path:
     """How each certificate stands in the field."""
     return state_dir / "audits" / "standing.json"
@@ -96,6 +121,11 @@ def samples_path(state_dir: Path) -> Path:
 def url_path(state_dir: Path) -> Path:
     """Where a running agent notes its address."""
     return state_dir / "url"
+
+
+def proof_path(state_dir: Path) -> Path:
+    """Where a command shows that it may write in the agent's state directory, see `StateDirectory.takes_proof`."""
+    return state_dir / "proof"
 
 
 def is_in_use(state_dir: Path) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.routing import policies
 from firstline_core.routing.policies import Policy
+from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import CascadeOptions
@@ -13,16 +15,33 @@ from firstline_edge.hedge import HedgeOptions
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.recorder import Recorder
-from firstline_edge.settings import CacheSection, EdgeSettings, LogSection, PolicySection
+from firstline_edge.settings import EdgeSettings, LogSection, PolicySection
 from firstline_edge.state import StateDirectory
 
 
-def make_cache(section: CacheSection, state: StateDirectory, clock: Clock) -> ResultCache:
+def seal_of(settings: EdgeSettings) -> Seal:
+    """What closes the records that hold payloads.
+
+    Raises:
+        CapacityError: there is to be a key, and none can be had: then nothing may be kept.
+    """
+    try:
+        return make_seal(read_keys(settings.encryption.key_file, "encryption.key_file"))
+    except ConfigError as error:
+        raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
+
+
+def make_cache(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> ResultCache:
     """In memory, and on disk where the settings give it room there."""
-    disk = None
+    section, disk, refusal = settings.cache, None, ""
     if section.disk_limit_bytes:
-        disk = DiskCache(state.cache_path, limit_bytes=section.disk_limit_bytes, ttl_s=section.ttl_s, clock=clock)
-    return ResultCache(limit_bytes=section.memory_limit_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock)
+        try:
+            seal, limit_bytes = seal_of(settings), section.disk_limit_bytes
+            disk = DiskCache(state.cache_path, limit_bytes=limit_bytes, ttl_s=section.ttl_s, seal=seal, clock=clock)
+        except CapacityError as error:
+            refusal = error.message
+    memory_bytes = section.memory_limit_bytes
+    return ResultCache(limit_bytes=memory_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock, refusal=refusal)
 
 
 def make_recorder(section: LogSection, state: StateDirectory, metrics: RequestMetrics, clock: Clock) -> Recorder:
@@ -39,11 +58,12 @@ def open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Endings,
     """The durable part of it.
 
     Raises:
-        CapacityError: the disk refuses.
+        CapacityError: the disk refuses, or there is no key.
         ConfigError: a newer version wrote it.
     """
+    seal = seal_of(settings)
     announcing = any(link.kind == "mqtt" for link in settings.links)
-    return Outbox(state.outbox_path, settings.outbox, announcing=announcing, endings=endings, clock=clock)
+    return Outbox(state.outbox_path, settings.outbox, announcing=announcing, endings=endings, seal=seal, clock=clock)
 
 
 def make_policy(section: PolicySection) -> Policy:

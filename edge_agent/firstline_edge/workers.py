@@ -14,6 +14,8 @@ from firstline_core.errors import DeadlineExceededError, QueueFullError
 A = TypeVar("A")
 R = TypeVar("R")
 
+_STEP = 1.05
+
 
 class Workers:
     """A thread pool that refuses instead of letting everybody wait for ever longer.
@@ -30,12 +32,13 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="model")
         self._threads = threads
         self._expected_s: dict[Future[Any], float] = {}  # of what runs and what waits
+        self._slowness = 1.0  # how much longer than expected calls take, while the machine is busy
 
     @property
     def wait_s(self) -> float:
         """Seconds until a thread is free for one more call, at most, by what was expected of those before it."""
         free = len(self._expected_s) < self._threads
-        return 0.0 if free else sum(self._expected_s.values()) / self._threads
+        return 0.0 if free else self._slowness * sum(self._expected_s.values()) / self._threads
 
     async def run(
         self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
@@ -49,9 +52,16 @@ class Workers:
             expected_s: what the call will take, for `wait_s`.
 
         Raises:
-            QueueFullError: too many wait already.
+            QueueFullError: too many wait already, or for too long.
             DeadlineExceededError: its turn came too late; it was not called.
         """
+        wait_s = self.wait_s
+        ends_s = self._clock.monotonic_s() + wait_s + self._slowness * expected_s
+        if wait_s and deadline_s <= ends_s < math.inf:  # what was never measured may be quick
+            raise QueueFullError(
+                f"This device's model is taken for {wait_s:.1f} s, and the request's deadline would pass; try again.",
+                retry_after_s=max(1.0, wait_s),
+            )
         pending = len(self._expected_s)
         if pending >= self._limit:
             raise QueueFullError(
@@ -59,7 +69,7 @@ class Workers:
                 "models.workers or models.queue_limit.",
                 retry_after_s=1.0,
             )
-        future = self._pool.submit(self._call, call, argument, deadline_s)
+        future = self._pool.submit(self._call, call, argument, deadline_s, expected_s)
         self._expected_s[future] = expected_s
         loop = asyncio.get_running_loop()
         # A caller who leaves does not end a run that has begun: it counts until its thread is free.
@@ -70,10 +80,15 @@ class Workers:
         """Waits for the runs that have begun, and drops those that wait."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _call(self, call: Callable[[A], R], argument: A, deadline_s: float) -> R:
+    def _call(self, call: Callable[[A], R], argument: A, deadline_s: float, expected_s: float) -> R:
         if self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError("The request's deadline passed before this device's model was free for it.")
-        return call(argument)
+        began_s = self._clock.monotonic_s()
+        result = call(argument)
+        # Towards the median, and never below 1. Lost updates of two threads do no harm.
+        slower = expected_s > 0 and self._clock.monotonic_s() - began_s > self._slowness * expected_s
+        self._slowness = max(1.0, self._slowness * (_STEP if slower else 1 / _STEP))
+        return result
 
     def _done(self, future: Future[Any]) -> None:
         del self._expected_s[future]

@@ -6,6 +6,7 @@
     │   ├── UnknownModelError         no such model or version here
     │   ├── UnknownAnswerError        no answer under this id for this principal
     │   ├── ModelMismatchError        the tiers do not run the same bundle
+    │   ├── ReusedRequestIdError      a delivery under the id of another
     │   ├── PayloadTooLargeError      over a limit that the message names
     │   ├── UnauthorizedError         no valid token
     │   └── ForbiddenError            a valid token, but not for this
@@ -14,6 +15,7 @@
     │   ├── DeadlineExceededError
     │   ├── RateLimitedError          this caller asks too often
     │   ├── BudgetExceededError       what may be spent in this hour or day is spent
+    │   ├── StoreUnavailableError     what must be kept cannot be: the database is away, full or read-only
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
     │   ├── LinkDownError
@@ -76,6 +78,10 @@ class ModelMismatchError(RequestError):
     code = "model_mismatch"
 
 
+class ReusedRequestIdError(RequestError):
+    code = "request_id_reused"
+
+
 class PayloadTooLargeError(RequestError):
     code = "payload_too_large"
 
@@ -107,6 +113,10 @@ class RateLimitedError(CapacityError):
 
 class BudgetExceededError(CapacityError):
     code = "budget_exceeded"
+
+
+class StoreUnavailableError(CapacityError):
+    code = "store_unavailable"
 
 
 class NotReadyError(CapacityError):

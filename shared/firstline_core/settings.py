@@ -40,6 +40,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     prefix: str = "FIRSTLINE_",
     overrides: Mapping[str, object] | None = None,
+    text: str | None = None,
     warn: Warn = _log,
 ) -> T:
     """Reads settings from all three sources.
@@ -52,12 +53,14 @@ def load(
             FIRSTLINE_GATEWAY_PORT and its like where a service is called firstline-gateway.
         prefix: the process's own, e.g. "FIRSTLINE_EDGE_".
         overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment, None is passed over.
+        text: what the file holds, where it is known already.
         warn: told of variables that were passed over.
 
     Raises:
         ConfigError: a source cannot be read, or says something that makes no sense.
     """
-    text = _read(file) if file is not None else ""
+    if text is None:
+        text = read_text(file) if file is not None else ""
     values = _parse(text, file)
     _convert(cls, values, text=text, where=str(file))
 
@@ -81,7 +84,12 @@ def load(
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """What a configuration file holds.
+
+    Raises:
+        ConfigError: it is not there, too large, no text, or cannot be read.
+    """
     try:
         with file.open("rb") as stream:
             content = stream.read(_FILE_LIMIT_BYTES + 1)

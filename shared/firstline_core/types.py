@@ -185,6 +185,8 @@ class InferRequest:
         audit: on a device's request that audits a kept answer; None elsewhere.
         alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
             device's own audits broke; "" elsewhere.
+        promised: on a device's request that keeps the promise of a correction: it takes effect once, however often it
+            is sent.
     """
 
     model: str
@@ -202,6 +204,7 @@ class InferRequest:
     principal: str = ""
     audit: AuditNote | None = None
     alarm: str = ""
+    promised: bool = False
 
     @property
     def rows(self) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -10,28 +13,44 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from PIL import Image
 from sqlalchemy import insert
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
-from support.identities import DAY_S, Device, csr, invite
+from support.identities import DAY_S, Device, certificate, csr, invite
 from support.keys import bearer, create_key
 
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import oip
 from firstline_core.protocol.enrolment import (
     CA_PATH,
     DEVICES_PATH,
+    ENROL_PATH,
     RENEW_PATH,
     parse_join_token,
     public_key_hash,
 )
+from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.identity import ca
+from firstline_gateway.identity.ca import Authority
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.tables import CERTIFICATES
 from firstline_gateway.settings import load
 
 REFRESH_S = 0.2
+
+
+def picture() -> bytes:
+    with io.BytesIO() as file:
+        Image.new("L", (8, 8), 100).save(file, "PNG")
+        return file.getvalue()
 
 
 class Site:
@@ -227,3 +246,154 @@ async def test_a_revocation_by_another_replica_closes_connections_within_the_sta
             assert await reader.read() == b""
         assert time.monotonic() - started_s < REFRESH_S + 1  # and what a busy machine takes
         writer.close()
+
+
+async def test_an_expired_certificate_is_told_so_and_renews_within_the_grace(at: Site) -> None:
+    device, now_s = at.device(), time.time()
+    for days_ago, sentence in ((5, "; renew it."), (120, "; enrol the device with a new join token.")):
+        ended = certificate(
+            at.authority, device.key.public_key(), start_s=now_s - 200 * DAY_S, end_s=now_s - days_ago * DAY_S
+        )
+        at.issued("press-7", ended)
+        device.keep(ended)
+        async with device.client() as client:
+            said = await refusal(client)
+        assert "expired on 20" in said and said.endswith(sentence)
+        if days_ago == 120:
+            assert (await device.renew()).status_code == 401
+        else:
+            assert (await device.renew()).status_code == 200
+            async with device.client() as client:
+                assert (await client.get("/v2")).status_code == 200
+
+
+async def test_a_certificate_of_the_future_is_refused_by_what_the_gateway_takes_the_time_for(at: Site) -> None:
+    device, now_s = at.device(), time.time()
+    early = certificate(at.authority, device.key.public_key(), start_s=now_s + DAY_S, end_s=now_s + 2 * DAY_S)
+    at.issued("press-7", early)
+    device.keep(early)
+    async with device.client() as client:
+        assert "is the gateway's clock right?" in await refusal(client)
+    assert (await device.renew()).status_code == 401
+
+
+async def test_a_certificate_that_the_store_does_not_know_is_nobodys(at: Site) -> None:
+    """Whoever copied the authority's key makes certificates that are right in everything but this."""
+    device, now_s = at.device(), time.time()
+    device.keep(certificate(at.authority, device.key.public_key(), start_s=now_s - DAY_S, end_s=now_s + DAY_S))
+    async with device.client() as client:
+        assert "has not issued the certificate" in await refusal(client)
+    assert (await device.renew()).status_code == 401
+
+
+async def test_one_devices_serial_number_under_another_name_is_refused(at: Site) -> None:
+    await at.enrolled()
+    (serial,) = at.gateway.identity.gatekeeper.known._certificates
+    other, now_s = at.device("press-8"), time.time()
+    other.keep(
+        certificate(
+            at.authority,
+            other.key.public_key(),
+            "press-8",
+            start_s=now_s - DAY_S,
+            end_s=now_s + DAY_S,
+            serial=int(serial, 16),
+        )
+    )
+    async with other.client() as client:
+        assert "has not issued" in await refusal(client)
+
+
+async def fails_in_the_handshake(device: Device) -> None:
+    """In TLS 1.3 a client hears of it with the first thing that it reads."""
+    with pytest.raises(httpx.TransportError):
+        async with device.client() as client:
+            await client.get("/v2/health/live")
+
+
+async def test_strangers_certificates_do_not_pass_the_handshake(at: Site) -> None:
+    device, now_s = at.device(), time.time()
+    foreign = ca.create_authority(ca.new_key(), now_s)
+    times = {"start_s": now_s - DAY_S, "end_s": now_s + DAY_S}
+    device.keep(certificate(foreign, device.key.public_key(), **times))
+    await fails_in_the_handshake(device)
+    # One that bears our authority's name, and was signed with another key.
+    device.keep(certificate(Authority(at.authority.certificate, foreign.key), device.key.public_key(), **times))
+    await fails_in_the_handshake(device)
+    # Ours, but for a server.
+    device.keep(certificate(at.authority, device.key.public_key(), server=True, **times))
+    await fails_in_the_handshake(device)
+
+
+async def test_a_certificate_without_its_key_proves_nothing(at: Site) -> None:
+    """What a thief has who read it from a log; he signs the handshake with a key of his own."""
+    device, thief = await at.enrolled(), at.device("thief")
+    stolen = (device.folder / "device.pem").read_text()
+    thief.keep(stolen)
+    with pytest.raises(ssl.SSLError, match="KEY_VALUES_MISMATCH"):  # so far OpenSSL protects him from himself
+        thief.context()
+    (thief.folder / "device.key").write_bytes(disguised(thief.key, device.key.public_key()))
+    await fails_in_the_handshake(thief)
+    assert (await device.renew()).status_code == 200
+
+
+def disguised(key: ec.EllipticCurvePrivateKey, public_key: ec.EllipticCurvePublicKey) -> bytes:
+    """A private key's file with the public key of another: the two are only compared by what the file says."""
+    encoded = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    own, other = (
+        found.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint) for found in (key.public_key(), public_key)
+    )
+    assert own in encoded
+    text = base64.encodebytes(encoded.replace(own, other)).decode()
+    return f"-----BEGIN EC PRIVATE KEY-----\n{text}-----END EC PRIVATE KEY-----\n".encode()
+
+
+async def test_a_device_without_a_clock_enrols_and_renews(at: Site, tmp_path: Path) -> None:
+    """Its TLS stack takes the time for 1970, when none of these certificates was valid."""
+    faketime = ["-attime", "86400"]
+    (token,) = await invite(at.keeper, "press-7")
+    device = at.device()
+    body = json.dumps({"secret": parse_join_token(token).secret, "csr": csr(device.key)})
+    (tmp_path / "ca.pem").write_text(at.authority.pem)
+    assert "certificate is not yet valid" in await asked_by_openssl(at, tmp_path, faketime, ENROL_PATH, body)
+    answered = await asked_by_openssl(at, tmp_path, ["-no_check_time"], ENROL_PATH, body)
+    assert "200 OK" in answered
+    device.keep(json.loads(answered[answered.index("{") :])["certificate"])
+    shown = ["-cert", str(device.folder / "device.pem"), "-key", str(device.folder / "device.key")]
+    renewal = json.dumps({"csr": csr(device.key)})
+    assert "200 OK" in await asked_by_openssl(at, tmp_path, [*shown, "-no_check_time"], RENEW_PATH, renewal)
+
+
+async def asked_by_openssl(at: Site, folder: Path, arguments: list[str], path: str, body: str) -> str:
+    """What `openssl s_client` prints when it sends a request, verifying the server as a device does."""
+    url = httpx.URL(at.url)
+    request = (
+        f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *("openssl", "s_client", "-connect", f"{url.host}:{url.port}", "-CAfile", str(folder / "ca.pem"), "-quiet"),
+        *("-verify_return_error", "-ign_eof", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(request.encode()), 20)
+    return said.decode()
+
+
+async def test_a_device_gets_no_other_devices_answers(at: Site) -> None:
+    """Request ids are kept per principal, which the certificate decides and no header."""
+    first, second = await at.enrolled("press-7"), await at.enrolled("press-8")
+    request_id = new_request_id()
+    request = InferRequest(
+        model="digits", inputs=(Tensor("image", np.array([picture()], np.object_)),), request_id=request_id
+    )
+    encoded = oip.encode_request(request)
+    headers = {HEADER_LENGTH: str(encoded.header_length)}
+    for device in (first, second):
+        async with device.client() as client:
+            reply = await client.post("/v2/models/digits/infer", content=encoded.body, headers=headers)
+            assert (reply.status_code, reply.json()["parameters"]["request_id"]) == (200, request_id)
+            spoofed = await client.get("/v2", headers={"X-Client-Cert": "x", "Authorization": "Bearer flk_x"})
+            assert spoofed.status_code == 200, "a certificate goes before whatever a header says"
+            assert (await client.get(f"/firstline/v1/answers/{request_id}")).status_code == 404

@@ -56,7 +56,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
         assert agent.parts.outbox.depth == 2  # the promise from before is still there
-    assert not (disk.path / "state" / "cache.broken").exists()
+    assert not (disk.path / "state" / "cache.damaged").exists()
 
 
 def test_the_process_starts_on_a_full_disk(disk: SmallDisk, tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ def test_a_cache_that_cannot_be_written_is_left_where_it_is(tmp_path: Path) -> N
     cache.put(b"n" * 32, b"new")
     assert cache.problem == ""
     cache.close()
-    assert not (tmp_path / "cache.broken").exists()
+    assert not (tmp_path / "cache.damaged").exists()
 
 
 def test_a_cache_that_cannot_be_moved_aside_is_done_without(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     directory.mkdir()
     (directory / "cache.db").write_bytes(b"this is no database" * 1000)
-    aside = tmp_path / "cache.broken"
+    aside = tmp_path / "cache.damaged"
     aside.write_text("a file, which no directory can replace")
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
     assert cache.get(b"k") is None

@@ -102,14 +102,17 @@ notes = st.builds(
 notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9), st.integers(1, 2**31 - 1))
 
 
-@given(st.none() | notes, st.just("") | digests, st.booleans())
-def test_notes_and_alarms_come_back_from_those_who_may_audit(note: AuditNote | None, alarm: str, binary: bool) -> None:
-    sent = InferRequest("m", (Tensor("x", np.zeros((1, 1), np.float32)),), REQUEST_ID, audit=note, alarm=alarm)
+@given(st.none() | notes, st.just("") | digests, st.booleans(), st.booleans())
+def test_notes_alarms_and_promises_come_back_from_those_who_may_audit(
+    note: AuditNote | None, alarm: str, promised: bool, binary: bool
+) -> None:
+    inputs = (Tensor("x", np.zeros((1, 1), np.float32)),)
+    sent = InferRequest("m", inputs, REQUEST_ID, audit=note, alarm=alarm, promised=promised)
     encoded = encode_request(sent, binary=binary)
     device = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
-    assert (device.audit, device.alarm) == (note, alarm)
+    assert (device.audit, device.alarm, device.promised) == (note, alarm, promised)
     other = decode_request("m", encoded.body, encoded.header_length)
-    assert (other.audit, other.alarm) == (None, "")
+    assert (other.audit, other.alarm, other.promised) == (None, "", False)
 
 
 @given(st.data(), st.booleans())

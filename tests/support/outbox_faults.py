@@ -6,11 +6,16 @@ import random
 import shutil
 from pathlib import Path
 
+from support.escalations import request, response
 from support.faulty_disk import Recording, run_on
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import Status
-from firstline_edge.outbox.store import Outbox
+from firstline_core.errors import UnknownAnswerError
+from firstline_core.protocol.oip import encode_request
+from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.types import InferResponse, Status
+from firstline_edge.outbox.item import pack_response
+from firstline_edge.outbox.store import Outbox, OutboxItem
 from firstline_edge.settings import OutboxSection
 
 LIMITS = OutboxSection(limit_items=1_000_000)
@@ -97,3 +102,88 @@ async def answered(outbox: Outbox, request_ids: set[str]) -> set[str]:
         if answer is not None and answer.status is Status.FINAL:
             found.add(request_id)
     return found
+
+
+class Kept:
+    """A folder with an outbox in it, and what that holds.
+
+    Args:
+        folder: of the database and its log.
+        promises: packed requests and answers by id, also of those that have ended.
+        answers: packed answers by id, of those that have.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.promises: dict[str, tuple[bytes, bytes]] = {}
+        self.answers: dict[str, bytes] = {}
+
+    async def check(self, *, lost_most: int) -> tuple[int, str]:
+        """Opens it, and compares; how many records are lost, and what is said of it.
+
+        Raises:
+            AssertionError: something there is not what was stored, or more is lost than may be.
+        """
+        outbox = Outbox(self.folder / "outbox.db", LIMITS, clock=SimulatedClock())
+        try:
+            for item in await outbox.pending(1_000_000):
+                assert self.promises[item.request.request_id] == _packed(item)
+            there = {item.request.request_id for item in await outbox.pending(1_000_000)}
+            for request_id, (_, provisional) in self.promises.items():
+                if request_id not in there and request_id not in self.answers:
+                    answer = await _answer(outbox, request_id)
+                    if answer is not None:  # its request was damaged, and what was answered was not
+                        assert answer.answer is not None
+                        assert answer.answer.status is Status.EXPIRED
+                        assert answer.outputs[0].array.tobytes() in provisional
+            lost = len(self.promises.keys() - self.answers.keys() - there)
+            for request_id, kept in self.answers.items():
+                answer = await _answer(outbox, request_id)
+                if request_id not in there:  # without its answer a promise stands again, and is kept again
+                    assert answer is None or pack_response(answer).body == kept
+                    lost += answer is None
+            assert lost <= lost_most, f"{lost} of {len(self.promises)} promises and answers lost"
+            await outbox.put(promise())
+            assert outbox.depth == len(there) + 1
+            return lost, outbox.damage
+        finally:
+            outbox.close()
+
+
+def promise(size_bytes: int = 1) -> OutboxItem:
+    """A promise to correct two of three rows."""
+    asked = request(2, id="x" * size_bytes)
+    return OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), 1_800_000_000.0)
+
+
+async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int = 40, seal: Seal | None = None) -> Kept:
+    """An outbox with promises and answers of all sizes, as a stopped agent leaves it, or one that was killed."""
+    found, live = Kept(folder), folder.with_name(folder.name + ".live")
+    outbox = Outbox(live / "outbox.db", LIMITS, clock=SimulatedClock(), seal=seal or ChecksumSeal())
+    items = [promise(rng.choice([1, 1, 1, 3_000, 20_000])) for _ in range(count)]
+    for number, item in enumerate(items):
+        await outbox.put(item)
+        request_id = item.request.request_id
+        found.promises[request_id] = _packed(item)
+        if number % 3 == 2:
+            final = response(item.request, Status.FINAL, rows=3, value=number / 100)
+            await outbox.finish(request_id, final)
+            found.answers[request_id] = pack_response(final).body
+    if closed:
+        outbox.close()
+    shutil.copytree(live, folder, ignore=shutil.ignore_patterns("*-shm"))
+    if not closed:
+        outbox.close()
+    shutil.rmtree(live)
+    return found
+
+
+def _packed(item: OutboxItem) -> tuple[bytes, bytes]:
+    return encode_request(item.request, binary=True).body, pack_response(item.provisional).body
+
+
+async def _answer(outbox: Outbox, request_id: str) -> InferResponse | None:
+    try:
+        return await outbox.answer(request_id, "local")
+    except UnknownAnswerError:
+        return None

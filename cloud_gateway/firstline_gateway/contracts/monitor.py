@@ -29,6 +29,7 @@ from firstline_gateway.contracts.quota import Seen, share_per_hour
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.principals import ANYBODY, device_of
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Contracts
 from firstline_gateway.store.database import Database
@@ -36,13 +37,10 @@ from firstline_gateway.store.writer import GroupWriter
 
 log = logger(__name__)
 
-_DEVICE = "device:"
 _WAITING = 1024
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
 _NO_PROBABILITY = "The full model gave what is no probability."
-ANYBODY = "anybody"
-"""Whom all callers are where authentication is off."""
 
 
 class ContractMonitor:
@@ -137,7 +135,7 @@ class ContractMonitor:
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """What the answer to this request tells its device; None where there is nothing to tell, or no device."""
-        device = _device(request)
+        device = device_of(request.principal)
         if device is None:
             return None
         model = served.key
@@ -170,7 +168,7 @@ class ContractMonitor:
             served: what answered.
             probabilities: (1, classes) of the full model.
         """
-        note, device, model = request.audit, _device(request), served.key
+        note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
             return
         if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
@@ -309,13 +307,6 @@ class ContractMonitor:
             for device, (last_s, _) in sorted(devices.items(), key=lambda item: item[1]):
                 seen.see(device, now_s - max(0.0, wall_s - last_s))
             seen.count(now_s)
-
-
-def _device(request: InferRequest) -> str | None:
-    """The device that asks; None for applications and operators, whose notes count nowhere."""
-    if not request.principal:
-        return ANYBODY
-    return request.principal.removeprefix(_DEVICE) if request.principal.startswith(_DEVICE) else None
 
 
 def _model(key: PoolKey) -> ModelKey:

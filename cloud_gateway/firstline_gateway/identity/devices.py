@@ -32,7 +32,7 @@ from firstline_gateway.identity import authorities, ca, enrolment
 from firstline_gateway.identity.buckets import Buckets
 from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.folder import AuthorityFolder
-from firstline_gateway.identity.gatekeeper import Gatekeeper
+from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper
 from firstline_gateway.identity.presented import Presented
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.writer import GroupWriter
@@ -167,7 +167,13 @@ class Devices:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
         now_s = self._clock.wall_s()
-        certificate = await self._write(lambda on: enrolment.renew(on, device, presented.serial, issue, now_s))
+        before_s = now_s - self._settings.renew_grace_days * _DAY_S - REMEMBERED_S
+
+        def renew(on: Connection) -> str | None:
+            enrolment.forget_expired(on, before_s)
+            return enrolment.renew(on, device, presented.serial, issue, now_s)
+
+        certificate = await self._write(renew)
         if certificate is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
         log.info("certificate renewed", device=device, before=presented.serial)
@@ -212,15 +218,6 @@ class Devices:
             )
         except ConfigError as error:
             log.error("revocation list not written", error=error.message)
-
-    async def forget_expired(self) -> None:
-        """Deletes what has ended so long ago that nobody asks for it any more.
-
-        Raises:
-            CapacityError: the store refuses.
-        """
-        before_s = self._clock.wall_s() - 2 * self._settings.renew_grace_days * _DAY_S
-        await self._write(lambda on: enrolment.forget_expired(on, before_s))
 
     def _is_open(self, sha256: str) -> bool:
         with self._database.reading() as connection:

@@ -24,6 +24,8 @@ from firstline_gateway.store.database import Database
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1
+# How long after the grace a certificate is remembered, so that its device is told what is wrong with it.
+REMEMBERED_S = 90 * 86_400.0
 
 log = logger(__name__)
 
@@ -185,7 +187,7 @@ class Gatekeeper:
             await asyncio.sleep(self._refresh_s)
             try:
                 await self._refresh()
-                self.known.forget(self._clock.wall_s() - self._grace_s)
+                self.known.forget(self._clock.wall_s() - self._grace_s - REMEMBERED_S)
             except FirstlineError as error:
                 if error.message != trouble:
                     log.error("revocations not taken over", error=error.message)

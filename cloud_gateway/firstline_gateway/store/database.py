@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.secrets_file import read_secret
 from firstline_gateway import settings
 from firstline_gateway.store.migrate import upgrade
@@ -57,7 +57,7 @@ class Database:
         """One transaction that writes: durable once the block has ended, undone where it raises.
 
         Raises:
-            CapacityError: the database is away, full, or too busy; nothing was written.
+            StoreUnavailableError: the database is away, full, or too busy; nothing was written.
         """
         with self._translated(), self._engine.begin() as connection:
             yield connection
@@ -67,7 +67,7 @@ class Database:
         """One transaction that only reads, and waits for no writer.
 
         Raises:
-            CapacityError: the database is away, or too busy.
+            StoreUnavailableError: the database is away, or too busy.
         """
         with self._translated(), self._reading.connect() as connection:
             yield connection
@@ -80,7 +80,7 @@ class Database:
         try:
             yield
         except (DBAPIError, PoolTimeoutError) as error:
-            raise CapacityError(
+            raise StoreUnavailableError(
                 f"The store {self.shown} refuses: {reason_of(error)}. Is it away, full or read-only?",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
@@ -98,7 +98,7 @@ def open_database(found: settings.Store) -> Database:
     database = Database(_engine(found))
     try:
         upgrade(database)
-    except CapacityError as error:
+    except StoreUnavailableError as error:
         database.close()
         raise ConfigError(f"store.url: {error.message}") from error
     except BaseException:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from firstline_core.errors import CapacityError, FirstlineError, QueueFullError
+from firstline_core.errors import FirstlineError, NotReadyError, StoreUnavailableError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.store.database import Database
 
@@ -46,6 +46,10 @@ class GroupWriter:
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
         self._trouble = ""
+        self._start()
+
+    def _start(self) -> None:
+        """Has somebody take groups from the queue: a thread, or the timers of a simulated loop."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -58,10 +62,11 @@ class GroupWriter:
         """Queues one operation; from any thread.
 
         Returns:
-            Its result, once durable; or CapacityError: the store refuses; or the operation's own error.
+            Its result, once durable; or StoreUnavailableError; or the operation's own error.
 
         Raises:
-            CapacityError: too many wait, or this gateway is ending.
+            StoreUnavailableError: too many wait.
+            NotReadyError: this gateway is ending.
         """
         return self.submit_then(operation, lambda result: result)
 
@@ -73,9 +78,9 @@ class GroupWriter:
             then: runs on the writing thread, in the order of the commits; its result is the future's.
         """
         if self._closed:
-            raise CapacityError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
+            raise NotReadyError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
         if self._queue.qsize() >= _WAITING_LIMIT:
-            raise QueueFullError(
+            raise StoreUnavailableError(
                 f"{_WAITING_LIMIT} writes wait for the store {self._database.shown}; come back later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
@@ -92,11 +97,16 @@ class GroupWriter:
     def _run(self) -> None:
         open_ = True
         while open_:
-            group = [self._queue.get()]
-            while not self._queue.empty() and len(group) < _GROUP_LIMIT:
-                group.append(self._queue.get())
-            open_ = None not in group
-            self._commit([one for one in group if one is not None and one.done.set_running_or_notify_cancel()])
+            group, open_ = self._next_group()
+            self._commit(group)
+
+    def _next_group(self) -> tuple[list[_Work], bool]:
+        """Waits for what is queued, and says whether more may come."""
+        group = [self._queue.get()]
+        while not self._queue.empty() and len(group) < _GROUP_LIMIT:
+            group.append(self._queue.get())
+        wanted = [one for one in group if one is not None and one.done.set_running_or_notify_cancel()]
+        return wanted, None not in group
 
     def _commit(self, group: list[_Work]) -> None:
         if not group:
@@ -123,12 +133,12 @@ class GroupWriter:
 
     def _away(self, error: Exception) -> bool:
         """Whether there is no database at this moment, so that to try each operation alone would only take longer."""
-        if not isinstance(error, CapacityError):
+        if not isinstance(error, StoreUnavailableError):
             return False
         try:
             with self._database.begin():
                 return False
-        except CapacityError:
+        except StoreUnavailableError:
             return True
 
     def _note(self, error: Exception | None) -> None:
@@ -136,7 +146,7 @@ class GroupWriter:
         if error is not None and not isinstance(error, FirstlineError):
             log.error("store write broke", error=repr(error), exc_info=error)
             return
-        trouble = error.message if isinstance(error, CapacityError) else ""
+        trouble = error.message if isinstance(error, StoreUnavailableError) else ""
         if trouble != self._trouble:
             self._trouble = trouble
             if trouble:

@@ -7,7 +7,6 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import RequestError
 from firstline_core.protocol import http, short
 from firstline_core.protocol.http import Reply
@@ -15,6 +14,7 @@ from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.arrival import arrived_s
 from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.streams import Render, Streams, last_event_id, wants_events
 
@@ -35,7 +35,7 @@ class Answers:
 
     async def infer_file(self, request: Request, principal: str) -> Reply | Response:
         """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
-        arrived_s = SYSTEM_CLOCK.monotonic_s()
+        came_s = arrived_s(request)
         agent, model = self._agent, request.path_params["model"]
         with contextlib.ExitStack() as held:
             with self._budget.share() as counted:
@@ -48,7 +48,7 @@ class Answers:
                     body,
                     principal=principal,
                     limits=agent.limits,
-                    arrived_s=arrived_s,
+                    arrived_s=came_s,
                 )
                 if not wants_events(request.headers):
                     return self._in_words(await agent.infer(asked))

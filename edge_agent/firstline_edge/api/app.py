@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
@@ -21,7 +20,9 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access
 from firstline_edge.api.answers import Answers
+from firstline_edge.api.arrival import arrived_s
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.streams import Streams
 
 log = logger(__name__)
@@ -57,15 +58,18 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return http.model_metadata_reply(agent, *_model(request))
 
     async def infer(request: Request, principal: str) -> Reply:
-        arrived_s = SYSTEM_CLOCK.monotonic_s()
+        came_s = arrived_s(request)
         with budget.share() as counted:
             body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
             return await http.infer_reply(
-                agent, *_model(request), request.headers, body, principal=principal, arrived_s=arrived_s
+                agent, *_model(request), request.headers, body, principal=principal, arrived_s=came_s
             )
 
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())
+
+    async def purge(request: Request, _principal: str) -> Reply:
+        return await purge_reply(agent, request)
 
     async def metrics(_request: Request, _principal: str) -> Reply:
         text, content_type = agent.metrics.render()
@@ -97,6 +101,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/firstline/v1/answers/{request_id}", guarded(answers.answer)),
             Route("/firstline/v1/answers/{request_id}/events", guarded(answers.events)),
             Route("/firstline/v1/status", guarded(status)),
+            Route("/firstline/v1/purge", guarded(purge), methods=["POST"]),
             Route("/metrics", guarded(metrics)),
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},

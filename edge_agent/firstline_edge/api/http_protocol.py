@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_edge.api.arrival import state_of_arrival
 
 __all__ = ["HEAD_LIMIT_BYTES", "HttpProtocol"]
 
@@ -33,6 +34,7 @@ class HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self.app_state = state_of_arrival(self.transport.get_extra_info("socket"))
         super().data_received(data)
         if not self.transport.is_closing():
             self._head_timer.heard(working=self.cycle is not None and not self.cycle.response_complete)

@@ -9,7 +9,9 @@ import errno
 import gc
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,12 +39,15 @@ class AddressError(FirstlineError):
     """The address to listen on cannot be had."""
 
 
-async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
+async def serve(
+    settings: EdgeSettings, ready: Callable[[str], None], *, trouble: Mapping[Path, str] = MappingProxyType({})
+) -> None:
     """Runs the agent and its API until SIGTERM or SIGINT.
 
     Args:
         settings: see `settings.py`.
         ready: called with the URL once requests are answered.
+        trouble: for `status`, by the file that it is with.
 
     Raises:
         ConfigError: the settings make no sense on this machine.
@@ -51,7 +56,7 @@ async def serve(settings: EdgeSettings, ready: Callable[[str], None]) -> None:
     access = access_of(settings.api)
     with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
         url = url_of(listener)
-        async with EdgeAgent(settings) as agent:
+        async with EdgeAgent(settings, trouble=trouble) as agent:
             agent.parts.state.publish_url(url)
             server = Server(create_app(agent, access), lambda: ready(url))
             _give_back_memory()

@@ -1,4 +1,4 @@
-"""What a device remembers of a certificate, and its form on disk: one JSON file, replaced as a whole or not at all.
+"""What a device remembers of a certificate, and its form on disk: a line of JSON and its checksum, replaced whole.
 
 A record belongs to what the certificate was made for, down to the threshold: where anything of that changes, its key
 does, and whatever was remembered says nothing any more.
@@ -7,7 +7,6 @@ does, and whatever was remembered says nothing any more.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.tightening import EVERYTHING
+from firstline_core.storage.files import DAMAGED, make_folder, read_checked, with_checksum, write_whole
 
 FORMAT = 1
 _ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
+_ASIDE_BEFORE = ".unreadable"  # what earlier versions called it
 _RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes back brings its alarm with it
 
 
@@ -119,10 +120,11 @@ def read(path: Path) -> dict[str, Record]:
         OSError: the disk refuses.
     """
     try:
-        text = path.read_bytes()
+        text = read_checked(path)
     except FileNotFoundError:
-        if _aside(path).exists():
-            raise IntegrityError(f"{path} was put aside as {_aside(path).name}, for it could not be read.") from None
+        for aside in (path.with_name(path.name + suffix) for suffix in (DAMAGED, _ASIDE_BEFORE)):
+            if aside.exists():
+                raise IntegrityError(f"{path} was set aside as {aside.name}, for it could not be read.") from None
         return {}
     try:
         if (found := msgspec.json.decode(text, type=_Head).format) != FORMAT:
@@ -136,24 +138,10 @@ def read(path: Path) -> dict[str, Record]:
     return document.records
 
 
-def put_aside(path: Path) -> None:
-    """Keeps a file that cannot be read from being written over, and remembers that there was one.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    if path.exists():
-        path.replace(_aside(path))
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(path.name + ".unreadable")
-
-
 def encode(records: Mapping[str, Record]) -> bytes:
     """The file's content: the latest records, of which the last ones are the newest."""
     latest = dict(list(records.items())[-_RECORDS_KEPT:])
-    return msgspec.json.encode(_Document(FORMAT, latest))
+    return with_checksum(msgspec.json.encode(_Document(FORMAT, latest)))
 
 
 def write(path: Path, content: bytes) -> None:
@@ -162,15 +150,5 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk refuses; the old one stays.
     """
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    make_folder(path.parent)
+    write_whole(path, content)

@@ -90,6 +90,14 @@ class AuditRoom:
             tasks.create_task(self.standings.keep_saving(), name="standings")
             tasks.create_task(self._tell_fleet(links), name="alarms")
 
+    def clear_samples(self) -> None:
+        """Forgets which answers were found right and wrong; how the certificates stand is kept.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._samples.clear()
+
     async def close(self) -> None:
         """Keeps what is known; audits under way are lost."""
         await self.standings.close()

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.decisions import DecisionLog, lines
 from firstline_core.telemetry.logs import logger
 
@@ -57,7 +58,7 @@ class SampleLog:
         self._lines = DecisionLog(path, limit_bytes)
         self._recent: dict[str, deque[Sample]] = {}
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_folder(path.parent)
             for sample in read(path):
                 self._remember(sample)
         except OSError as error:
@@ -74,6 +75,15 @@ class SampleLog:
     def recent(self, key: str) -> list[Sample]:
         """The latest kept answers of a record, oldest first."""
         return list(self._recent.get(key, ()))
+
+    def clear(self) -> None:
+        """Forgets all, on the disk too.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._recent.clear()
+        self._lines.clear()
 
     def close(self) -> None:
         self._lines.close()

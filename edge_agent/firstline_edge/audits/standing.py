@@ -29,6 +29,7 @@ from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, sampling
 from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
+from firstline_core.storage.files import set_aside
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
@@ -262,7 +263,8 @@ class Standings:
             self._lost = f"{error.message} {_UNKNOWN}"
             log.error("the audits' records are lost", error=self._lost)
             try:
-                records.put_aside(self._path)
+                if self._path.exists():
+                    set_aside(self._path)
             except OSError as refusal:
                 log.error("cannot put a file aside", path=str(self._path), error=str(refusal))
         except OSError as error:

@@ -1,14 +1,15 @@
-"""What was spent, on disk: one small JSON file, replaced as a whole or not at all."""
+"""What was spent, on disk: one line of JSON and its checksum, replaced as a whole or not at all."""
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import msgspec
 
+from firstline_core.errors import IntegrityError
 from firstline_core.routing.budget import Ledger
+from firstline_core.storage.files import read_checked, set_aside, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -36,38 +37,44 @@ class LedgerFile:
         path: the file; its directory exists.
 
     Attributes:
-        problem: why they are not kept at the moment, in a sentence, or "".
+        refusal: why they are not kept at the moment, in a sentence, or "".
+        loss: that earlier ones were lost, in a sentence, or "".
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writing = threading.Lock()
-        self.problem = ""
+        self.refusal = ""
+        self.loss = ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file, in sentences; "" where nothing is."""
+        return " ".join(filter(None, (self.loss, self.refusal)))
 
     def read(self) -> Books:
         """The books as they were written last; empty where there are none, or none that make sense, which is told."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Books)
+            return msgspec.json.decode(read_checked(self._path), type=Books)
         except FileNotFoundError:
             return Books()
-        except (OSError, msgspec.MsgspecError) as error:
+        except (IntegrityError, OSError, msgspec.MsgspecError) as error:
+            self.loss = f"What was spent before could not be read ({error}), so that budgets began anew."
             log.warning("what was spent before is not known", path=str(self._path), error=str(error))
-            return Books()
+        try:
+            set_aside(self._path)
+        except OSError as error:
+            log.warning("cannot set a file aside", path=str(self._path), error=str(error))
+        return Books()
 
     def write(self, text: bytes) -> None:
         """Replaces the file by encoded `Books`; a disk that refuses is told once, and tried again the next time."""
-        fresh = self._path.with_name(self._path.name + ".new")
         try:
             with self._writing:
-                descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with os.fdopen(descriptor, "wb") as stream:  # writes all or raises
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(descriptor)
-                fresh.replace(self._path)
+                write_whole(self._path, with_checksum(text))
         except OSError as error:
-            if not self.problem:
+            if not self.refusal:
                 log.error("cannot write down what is spent", path=str(self._path), error=str(error))
-            self.problem = f"What is spent cannot be written down ({error.strerror}); a restart would forget it."
+            self.refusal = f"What is spent cannot be written down ({error.strerror}); a restart would forget it."
         else:
-            self.problem = ""
+            self.refusal = ""

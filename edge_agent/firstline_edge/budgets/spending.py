@@ -193,7 +193,7 @@ class Spending:
     async def _keep_writing(self) -> None:
         while True:
             await self._clock.sleep(SAVE_EVERY_S)
-            if self._file is not None and (self._changed or self._file.problem):
+            if self._file is not None and (self._changed or self._file.refusal):
                 self._changed = False
                 await asyncio.to_thread(self._file.write, self._books())
 

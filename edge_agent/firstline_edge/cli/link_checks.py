@@ -205,7 +205,7 @@ async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Findi
 async def _authorised(
     subject: str, section: LinkSection, settings: EdgeSettings, credentials: Credentials | None
 ) -> tuple[list[Finding], float | None]:
-    """Whether the gateway takes this device's credentials and serves its bundles; how far this clock is ahead (seconds).
+    """Whether the gateway takes this device and serves its bundles, and how far this clock is ahead (seconds).
 
     Which bundles it serves, the gateway tells only those whose token it takes.
     """

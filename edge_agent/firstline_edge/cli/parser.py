@@ -61,6 +61,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
     join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
 
+    purge = _command(commands, "purge", "erase what was kept: requests, answers, results, scores, the decision log")
+    purge.add_argument("--yes", action="store_true", help="do it; without this, say what there is")
+    purge.add_argument(
+        "--what",
+        action="append",
+        choices=("outbox", "cache", "samples", "decisions"),
+        help="only this; may be repeated",
+    )
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 

@@ -9,13 +9,17 @@ from firstline_core.telemetry import logs
 from firstline_edge.api.server import serve
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings import load
+from firstline_edge.last_good import keep, load_or_last_good
+
+log = logs.logger(__name__)
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Answers requests until SIGTERM or SIGINT."""
 
     def ready(url: str) -> None:
+        if configuration is not None and not trouble:
+            keep(settings.state_dir, configuration)
         if arguments.output == "json":
             say_json({"event": "ready", "url": url}, indent=None)
         else:
@@ -25,9 +29,11 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.port is not None:
         overrides["api.port"] = arguments.port
     try:
-        settings = load(arguments.config, overrides=overrides)
+        settings, configuration, trouble = load_or_last_good(arguments.config, overrides)
         logs.configure(settings.log.level, settings.log.format)
-        asyncio.run(serve(settings, ready))
+        if trouble:
+            log.error("the configuration is broken", why=trouble)
+        asyncio.run(serve(settings, ready, trouble={arguments.config: trouble} if trouble else {}))
     except OSError as error:
         complain(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

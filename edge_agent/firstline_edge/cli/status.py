@@ -11,7 +11,8 @@ import orjson
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings import EdgeSettings, load
+from firstline_edge.last_good import load_or_last_good
+from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import is_in_use, url_path
 from firstline_edge.tokens import first_token
 
@@ -20,7 +21,9 @@ _TIMEOUT_S = 5.0
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints how the running agent is."""
-    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    settings, _, trouble = load_or_last_good(arguments.config, dict(arguments.overrides))
+    if trouble:
+        complain(trouble)
     token = first_token(settings.api.token_file, "api.token_file")
     try:
         url = arguments.url or address_of(settings)

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import CapacityError, ConfigError, IntegrityError
 from firstline_core.names import Name
 from firstline_core.protocol.enrolment import BrokerAddress
-from firstline_core.storage.files import make_folder, write_whole
+from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 
 _FOLDER = "identity"
 _LIMIT_BYTES = 1 << 20
@@ -79,13 +79,14 @@ class IdentityFiles:
             ConfigError: it is there and cannot be used.
         """
         try:
-            content = _read(self._identity)
-            return None if content is None else msgspec.json.decode(content, type=Identity)
+            return msgspec.json.decode(read_checked(self._identity), type=Identity)
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise ConfigError(f"{self._identity} cannot be read: {error.strerror}.") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError) as error:
             raise ConfigError(
-                f"{self._identity} is damaged: {error}; join anew with `edge-agent join URL --token-file FILE --force`."
+                f"{self._identity} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
             ) from error
 
     def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> None:
@@ -98,7 +99,7 @@ class IdentityFiles:
             make_folder(self.folder)
             write_whole(self.authorities, authorities_pem.encode())
             write_whole(self.device, (key_pem + certificate_pem).encode())
-            write_whole(self._identity, msgspec.json.format(msgspec.json.encode(identity), indent=2))
+            write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
             self._joining.unlink(missing_ok=True)
             self._give_to_owner()
         except OSError as error:

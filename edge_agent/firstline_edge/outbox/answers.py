@@ -42,7 +42,7 @@ def correct_sizes(connection: sqlite3.Connection) -> None:
 
 
 def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, limit_bytes: int) -> None:
-    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits."""
+    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits: first of those told."""
     count, size_bytes = connection.execute(
         "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,)
     ).fetchone()
@@ -52,12 +52,17 @@ def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, 
         totals.answer_bytes -= size_bytes
     # The newest always stays: a promise was kept by it just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
-        sequence, size_bytes = connection.execute(
-            "SELECT sequence, size_bytes FROM answers ORDER BY sequence LIMIT 1"
-        ).fetchone()
+        sequence, size_bytes = _oldest(connection, "WHERE announced = 1") or _oldest(connection)
         connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
         totals.answers -= 1
         totals.answer_bytes -= size_bytes
+
+
+def _oldest(connection: sqlite3.Connection, of_these: str = "") -> tuple[int, int]:
+    found: tuple[int, int] = connection.execute(
+        f"SELECT sequence, size_bytes FROM answers {of_these} ORDER BY sequence LIMIT 1"  # noqa: S608
+    ).fetchone()
+    return found
 
 
 def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:

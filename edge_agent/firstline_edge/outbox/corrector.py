@@ -68,7 +68,7 @@ class Corrector:
         attempts: list[Attempt] = []
         answered = False
         try:
-            sent = replace(item.request, alarm=self._alarm(item.request))
+            sent = replace(item.request, alarm=self._alarm(item.request), promised=True)
             correction = await self._cloud.infer(sent, deadline_s, attempts)
             answered = True
             if correction.answer is not None:

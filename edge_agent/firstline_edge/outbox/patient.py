@@ -49,6 +49,11 @@ class PatientOutbox:
         """Bytes of those."""
         return self._outbox.size_bytes if self._outbox is not None else 0
 
+    @property
+    def damage(self) -> str:
+        """What the disk did to what was kept, in sentences; "" where nothing is known."""
+        return self._outbox.damage if self._outbox is not None else ""
+
     async def opened(self) -> Outbox:
         """The outbox, once there is one; tries again and again until then.
 
@@ -77,6 +82,14 @@ class PatientOutbox:
             CapacityError: there is no outbox now; or what that raises.
         """
         return await self._now().answer(request_id, principal)
+
+    async def purge(self) -> int:
+        """See `Outbox.purge`.
+
+        Raises:
+            CapacityError: there is no outbox now; or what that raises.
+        """
+        return await self._now().purge()
 
     def close(self) -> None:
         """See `Outbox.close`."""

@@ -65,10 +65,10 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
             return _replaced(path, seal, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            _take_up_log(connection, path, seal)
+            damage = _take_up_log(connection, path, seal)
             if _knows_keys(connection, seal):
                 undo.pop_all()
-                return Opened(connection)
+                return Opened(connection, damage)
         return _replaced(path, seal, "Some of it was encrypted with a key that encryption.key_file does not hold")
     except (OSError, sqlite3.Error) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
@@ -114,21 +114,24 @@ def _knows_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
     return True
 
 
-def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> None:
-    """Saves what stands in the log after a frame that is damaged, where SQLite stops to read.
+def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> str:
+    """Saves what stands in the log after a frame that is damaged, where SQLite stops to read; says so if it was.
 
-    After a power cut that may be a group of promises that was never acknowledged; it is no harm to keep those. What
+    After a power cut that may be one group of promises that was never acknowledged; it is no harm to keep those. What
     the database has counted already is not taken from there: it may have ended since.
     """
     frames = accepted_frames(connection)
-    if frames < 0:
-        return
+    if frames < 0 or not (transactions := salvage.transactions_beyond(path, frames)):
+        return ""
     counts = {"items": 0, "answers": 0} | dict(connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     known = dict.fromkeys(_ITEM_COLUMNS, counts["items"]) | dict.fromkeys(_ANSWER_COLUMNS, counts["answers"])
     new = [row for row in salvage.rows_beyond(path, frames) if row[0] > known.get(len(row), math.inf)]
-    if new:
-        promises, answers = _take_over(connection, new, seal, whole=True)
-        log.warning("the outbox's log is damaged; read on behind", path=str(path), promises=promises, answers=answers)
+    promises, answers = _take_over(connection, new, seal, whole=True) if new else (0, 0)
+    if transactions < 2:  # as after any power cut
+        return ""
+    damage = f"Its log was damaged; what stood behind was kept: {promises} promised corrections and {answers} answers."
+    log.error("outbox log damaged", path=str(path), said=damage)
+    return damage
 
 
 def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal, *, whole: bool) -> tuple[int, int]:

@@ -51,6 +51,15 @@ def rows_beyond(database: Path, frames: int) -> Iterator[Row]:
         yield from _logged_rows(_Pages(file), database, after=frames)
 
 
+def transactions_beyond(database: Path, frames: int) -> int:
+    """How many transactions the log holds after so many frames; a power cut leaves one at most.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    return sum(is_last for _, is_last, _ in _frames(database.with_name(database.name + "-wal"), frames))
+
+
 class _Pages(Mapping[int, bytes]):
     """The database's pages by number, under those of the log so far."""
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, RequestError, UnknownAnswerError
+from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
@@ -80,9 +81,10 @@ class Outbox:
         clock: Clock = SYSTEM_CLOCK,
         writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
     ) -> None:
+        self._path = path
         self._limits = limits
         self._seal = seal
-        self._unreadable = 0
+        self._unreadable: set[str] = set()
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
         self._clock = clock
@@ -117,7 +119,8 @@ class Outbox:
     @property
     def damage(self) -> str:
         """What the disk did to what was kept, in sentences; "" where nothing is known."""
-        lost = f"{self._unreadable} records could not be read, and were given up." if self._unreadable else ""
+        count = len(self._unreadable)
+        lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
     async def put(self, item: OutboxItem) -> None:
@@ -221,8 +224,7 @@ class Outbox:
                 wall_s=now_wall_s,
                 announced=not self._announcing,
             )
-            oldest_s = now_wall_s - self._limits.answers_age_s
-            answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+            self._evict(connection, totals)
             return True
 
         try:
@@ -247,6 +249,7 @@ class Outbox:
                 try:
                     return unpacked(*row, request_id, principal, self._seal)
                 except IntegrityError as error:
+                    self._unreadable.add(request_id)
                     raise UnknownAnswerError(
                         f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
                     ) from error
@@ -272,7 +275,7 @@ class Outbox:
                     found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
-                    self._unreadable += 1
+                    self._unreadable.add(request_id)
                     lost.append(request_id)
         except BaseException:
             self._to_announce.set()
@@ -288,6 +291,40 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
+
+    async def forget_old(self) -> None:
+        """Forgets the answers that are older than they are kept; each new answer does so too.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        await self._writer.run(self._evict)
+
+    async def purge(self) -> int:
+        """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+
+        def forget(connection: sqlite3.Connection, totals: Totals) -> tuple[list[str], int]:
+            connection.execute("PRAGMA secure_delete = ON")
+            ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
+            count = len(ended) + connection.execute("DELETE FROM answers").rowcount
+            connection.execute("PRAGMA secure_delete = FAST")
+            totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
+            self._writer.compact()
+            return ended, count
+
+        ended, count = await self._writer.run(forget)
+        for request_id in ended:
+            self._ages.forget(request_id)
+            self._endings.tell(request_id, None)
+        erase(self._path.with_name(self._path.name + DAMAGED))
+        self._damage = ""
+        self._unreadable.clear()
+        found: int = count
+        return found
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
@@ -314,7 +351,7 @@ class Outbox:
                 found.append(unpack(stored, created_wall_s, self._seal))
             except FirstlineError as error:
                 log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
-                self._unreadable += 1
+                self._unreadable.add(stored.request_id)
                 await self._give_up(stored)
         return found
 
@@ -331,6 +368,10 @@ class Outbox:
             self._endings.tell(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
+
+    def _evict(self, connection: sqlite3.Connection, totals: Totals) -> None:
+        oldest_s = self._ages.wall_s(self._clock.wall_s()) - self._limits.answers_age_s
+        answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
 
     def _note_depth(self) -> None:
         if self.depth:

@@ -16,6 +16,7 @@ from firstline_core.telemetry.logs import logger
 log = logger(__name__)
 
 _GROUP_LIMIT = 256
+_EMPTY_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class GroupWriter:
         self._totals = totals
         self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
         self._closing = False
+        self._compacts = False
         self._trouble = ""
         self._start()
 
@@ -78,6 +80,10 @@ class GroupWriter:
     async def run(self, operation: Operation) -> Any:
         """Runs one operation; returns its result once it is on the disk, or raises as `submit` says."""
         return await self.submit(operation)
+
+    def compact(self) -> None:
+        """For an operation to call: after its group, what was deleted leaves no byte in the files."""
+        self._compacts = True
 
     def close(self) -> None:
         """Ends the thread, after it has written what was queued before."""
@@ -123,6 +129,10 @@ class GroupWriter:
                 except FirstlineError as error:
                     outcomes.append(error)
             self._connection.execute("COMMIT")
+            self._totals = totals
+            if self._compacts:
+                self._compacts = False
+                _compact(self._connection)
         except sqlite3.Error as error:
             self._note_trouble(str(error))
             return self._refuse(operations, error)
@@ -130,7 +140,6 @@ class GroupWriter:
             log.exception("outbox write broke", operations=len(operations))
             return self._refuse(operations, error)
         self._note_trouble("")
-        self._totals = totals
         return outcomes
 
     def _note_trouble(self, trouble: str) -> None:
@@ -143,6 +152,7 @@ class GroupWriter:
                 log.info("outbox writes again")
 
     def _refuse(self, operations: list[Operation], error: Exception) -> list[Any]:
+        self._compacts = False
         if self._connection.in_transaction:
             self._roll_back()
         return [_refusal(error) for _ in operations]
@@ -152,6 +162,18 @@ class GroupWriter:
             self._connection.execute("ROLLBACK")
         except sqlite3.Error:
             log.exception("outbox rollback failed")
+
+
+def _compact(connection: sqlite3.Connection) -> None:
+    """The zeros over what was deleted go from the log into the database, which then shrinks, and the log too.
+
+    Raises:
+        sqlite3.Error: the disk refuses.
+    """
+    for statement in (_EMPTY_LOG, "VACUUM", _EMPTY_LOG):
+        busy = connection.execute(statement).fetchone()
+        if busy is not None and busy[0]:
+            raise sqlite3.OperationalError("somebody reads it, so that its log cannot be emptied")
 
 
 def _refusal(cause: Exception) -> CapacityError:

@@ -21,6 +21,7 @@ _STATUS: dict[type[FirstlineError], int] = {
     errors.UnknownModelError: 404,
     errors.UnknownAnswerError: 404,
     errors.ModelMismatchError: 409,
+    errors.ReusedRequestIdError: 409,
     errors.PayloadTooLargeError: 413,
     errors.RateLimitedError: 429,
     errors.CapacityError: 503,

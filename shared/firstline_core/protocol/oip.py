@@ -75,8 +75,8 @@ def decode_request(
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: who asks, as the transport authenticated them.
         trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise,
-            and where there is none, a new one is minted. The same callers may audit; another's note or alarm is
-            passed over.
+            and where there is none, a new one is minted. The same callers may audit and keep promises; another's
+            note, alarm or promise is passed over.
         limits: held against the declared sizes before anything is allocated.
 
     Raises:
@@ -106,6 +106,8 @@ def decode_request(
         principal=principal,
         audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
         alarm=contract.read_alarm(parameters) if trust_request_id else "",
+        # Without an id of the device's own nobody could tell whether it came before.
+        promised=bool(request_id) and bool(asked.flag(parameters, "promised")),
     )
 
 
@@ -123,6 +125,8 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     parameters: dict[str, str | float | bool] = {}
     if request.request_id:
         parameters["request_id"] = request.request_id
+    if request.promised:
+        parameters["promised"] = True
     if request.full_model_digest:
         parameters["full_model_digest"] = request.full_model_digest
     if request.binary_output:

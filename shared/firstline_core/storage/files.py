@@ -14,6 +14,7 @@ DAMAGED = ".damaged"
 """What the name of something that was set aside ends with."""
 
 _DIGEST_BYTES = 16
+_CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
@@ -63,6 +64,19 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def copy_whole(source: Path, target: Path) -> None:
+    """Copies a file, mode 0600; its content is on the disk when it returns.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with source.open("rb") as original, os.fdopen(opened, "wb") as copy:
+        shutil.copyfileobj(original, copy, _CHUNK_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
 def with_checksum(line: bytes) -> bytes:
     """One line of text, and a second with its BLAKE2b: what `read_checked` reads."""
     return line + b"\n" + _checksum(line) + b"\n"
@@ -93,6 +107,39 @@ def set_aside(path: Path) -> Path:
         shutil.rmtree(aside)
     path.replace(aside)
     return aside
+
+
+def erase(path: Path) -> int:
+    """Removes a file or folder, with what was set aside of it and what was being written; how many bytes that were.
+
+    Files are filled with zeros before they are removed, so that their blocks hold nothing. What a flash controller
+    keeps of a block that it has replaced is out of reach of any program: only encryption helps there.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    erased_bytes = 0
+    for found in sorted(path.parent.glob(path.name + "*")):
+        files = (found, *found.rglob("*"))
+        erased_bytes += sum(_zero(file) for file in files if file.is_file() and not file.is_symlink())
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found)
+        else:
+            found.unlink(missing_ok=True)
+    if path.parent.is_dir():
+        sync_folder(path.parent)
+    return erased_bytes
+
+
+def _zero(file: Path) -> int:
+    with file.open("r+b") as stream:
+        size_bytes = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        for at in range(0, size_bytes, _CHUNK_BYTES):
+            stream.write(bytes(min(_CHUNK_BYTES, size_bytes - at)))
+        stream.flush()
+        os.fsync(stream.fileno())
+    return size_bytes
 
 
 def _checksum(line: bytes) -> bytes:

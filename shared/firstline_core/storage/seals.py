@@ -24,13 +24,14 @@ OVERHEAD_BYTES = 33
 HEAD_BYTES = 5
 """Of a record: what tells whether the key to it is here."""
 KEY_BYTES = 32
+CREDENTIAL = "credential:"
+"""How the name of a file begins that systemd passes on."""
 
 _PLAIN, _ENCRYPTED = 1, 2
 _DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
 _NONCE_AT = 1 + _NAME_BYTES
 _CONTENT_AT = _NONCE_AT + _NONCE_BYTES
 _KEYS_LIMIT_BYTES = 4096
-_CREDENTIAL = "credential:"
 
 
 class UnknownKeyError(IntegrityError):
@@ -133,7 +134,7 @@ def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
     """
     if not file:
         return ()
-    path = _credential(file.removeprefix(_CREDENTIAL), setting) if file.startswith(_CREDENTIAL) else Path(file)
+    path = _credential(file.removeprefix(CREDENTIAL), setting) if file.startswith(CREDENTIAL) else Path(file)
     try:
         with path.open("rb") as stream:
             lines = stream.read(_KEYS_LIMIT_BYTES).decode().split()

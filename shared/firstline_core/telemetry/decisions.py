@@ -1,7 +1,8 @@
 """The decision log: one JSON line for each answer, refusal and later correction, so that any can be explained.
 
 Bounded: two files of at most `max_bytes`. No payload, no label, no client id; `local_only` requests are the caller's
-to keep out.
+to keep out. Each line ends with the CRC-32 of what stands before it, so that a disk's errors are passed over; lines
+without one are from before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
+import zlib
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -16,7 +19,10 @@ from typing import Any
 
 import orjson
 
+from firstline_core.storage.files import erase
 from firstline_core.types import InferResponse
+
+_CRC = re.compile(rb',"crc":"([0-9a-f]{8})"}\n?\Z')
 
 
 class DecisionLog:
@@ -58,7 +64,7 @@ class DecisionLog:
         Raises:
             OSError: the disk refused.
         """
-        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        line = _with_crc(orjson.dumps(record))
         if self._torn:  # the piece of a line before must not spoil this one
             line = b"\n" + line
         if self._stream is None:
@@ -85,6 +91,15 @@ class DecisionLog:
             raise
         self.close()
         self._stream, self._size_bytes = fresh, 0
+
+    def clear(self) -> None:
+        """Erases both files; the next line begins a fresh one.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.close()
+        erase(self._path)
 
     def close(self) -> None:
         """Closes the file; calling it twice is harmless."""
@@ -117,9 +132,25 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         with file.open("rb") as stream:
             for text in stream:
-                try:
-                    line = orjson.loads(text)
-                except orjson.JSONDecodeError:
-                    continue
-                if isinstance(line, dict):
+                if (line := _read(text)) is not None:
                     yield line
+
+
+def _with_crc(record: bytes) -> bytes:
+    before = record.removesuffix(b"}")
+    return b'%s,"crc":"%08x"}\n' % (before, zlib.crc32(before))
+
+
+def _read(text: bytes) -> dict[str, Any] | None:
+    """The record, or None where the line is not what was written."""
+    crc = _CRC.search(text)
+    if crc is not None and int(crc[1], 16) != zlib.crc32(text[: crc.start()]):
+        return None
+    try:
+        line = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(line, dict):
+        return None
+    line.pop("crc", None)
+    return line

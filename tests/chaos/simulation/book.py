@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -77,6 +78,7 @@ class Book:
         self._stories: dict[str, Story] = {}
         self._epoch = 0
         self._restarts_s: list[float] = []
+        self._effects: dict[str, object] = {}
         self._trace = hashlib.blake2b(digest_size=16)
         self._now_s, self._still = 0.0, 0
         self.found: Violation | None = None
@@ -187,6 +189,14 @@ class Book:
         """It came to the gateway."""
         self.note("reached", request.request_id)
 
+    def delivered(self, response: InferResponse) -> None:
+        """The gateway's answer to a delivery: however often it comes, of one run, whose time it tells."""
+        answer = _answer(response)
+        self.note("delivered", answer.request_id)
+        effect = answer.attempts, response.output(PROBABILITIES).tobytes()
+        known = self._effects.setdefault(answer.request_id, effect)
+        self.holds(known == effect, "{} took effect twice at the gateway", answer.request_id)
+
     def committed(self, connection: sqlite3.Connection) -> None:
         (items,) = connection.execute("SELECT count(*) FROM items").fetchone()
         limit = self._plan.outbox_items
@@ -205,17 +215,29 @@ class Book:
             if story.fate is Fate.PROMISED:
                 await self._stored(request_id, outbox)
 
-    def step(self, outbox: Outbox) -> None:
-        """After every step."""
+    def step(self, depth: int) -> None:
+        """After every step, of which there are many: nothing is called where all is well.
+
+        Args:
+            depth: of the outbox, as the agent counts it.
+        """
         self.steps += 1
         now_s = self._clock.monotonic_s()
-        self._still = self._still + 1 if now_s == self._now_s else 0
-        self._now_s = now_s
-        self.holds(self._still < _STILL_STEPS, "{} steps, and time stands still", self._still)
-        self.holds(outbox.depth <= self._plan.outbox_items, "the outbox counts {} items", outbox.depth)
+        if now_s != self._now_s:
+            self._now_s, self._still = now_s, 0
+        else:
+            self._still += 1
+            if self._still >= _STILL_STEPS:
+                self.violated(f"{self._still} steps, and time stands still")
+        if depth > self._plan.outbox_items:
+            self.violated(f"the outbox counts {depth} items, its limit is {self._plan.outbox_items}")
 
-    async def close(self, outbox: Outbox) -> None:
-        """The end: every promise is kept, and nothing was promised that nobody heard of."""
+    async def close(self, outbox: Outbox, recorded: Collection[str]) -> None:
+        """The end: every promise is kept, and every correction is on record at the gateway.
+
+        Args:
+            recorded: the ids of that record.
+        """
         self.holds(outbox.depth == 0, "{} promises wait for ever", outbox.depth)
         for request_id, story in self._stories.items():
             self.holds(story.fate is not Fate.OPEN, "{} was never answered", request_id)
@@ -225,6 +247,8 @@ class Book:
                 self.holds(
                     story.end is not None and _same(stored, story.end), "{} is stored as another answer", request_id
                 )
+            if story.end is not None and _answer(story.end).status is Status.FINAL:
+                self.holds(request_id in recorded, "{} was corrected, and the gateway knows nothing of it", request_id)
         self.note("closed")
 
     async def _stored(self, request_id: str, outbox: Outbox) -> InferResponse:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
+
+from chaos.simulation.disk import StoreWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
@@ -16,11 +21,13 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Store
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.deliveries.once import Deliveries
+from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.settings import Contracts
+from firstline_gateway.settings import Contracts, Store
+from firstline_gateway.store.database import open_database
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
@@ -56,6 +63,15 @@ class SimulatedExecutor:
         return not self.running
 
 
+@functools.cache
+def _empty_store() -> bytes:
+    """The file of a gateway that was started once: its migrations take longer than five simulated minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "gateway.db"
+        open_database(Store(url=f"sqlite:///{file}")).close()
+        return file.read_bytes()
+
+
 class Cloud:
     """A gateway that can be killed: what runs then is never answered, and nobody answers until it is started again.
 
@@ -64,7 +80,8 @@ class Cloud:
 
     def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, book: Book) -> None:
         self._plan = plan
-        self._folder = folder
+        self._file = folder / "gateway.db"
+        self._file.write_bytes(_empty_store())
         self._clock = clock
         self._rng = rng
         self._book = book
@@ -82,30 +99,42 @@ class Cloud:
             queue_requests=self._plan.queue_requests,
             queue_bytes=1 << 20,
         )
+        settings = Store(url=f"sqlite:///{self._file}")
+        database = open_database(settings)
+        writer = StoreWriter(database, self._plan.fsync_s)
         contracts = ContractMonitor(
-            Store(self._folder / "contracts.db"),
+            database,
+            writer,
             self._repository,
             Contracts(),
             metrics=GatewayMetrics(),
             clock=self._clock,
         )
+        deliveries = Deliveries(database, writer, settings, metrics=self._metrics, clock=self._clock)
         self._plane = GatewayDataPlane(
-            self._repository, batcher, contracts, metrics=self._metrics, clock=self._clock, limits=DEFAULT_LIMITS
+            self._repository,
+            batcher,
+            contracts,
+            deliveries,
+            metrics=self._metrics,
+            clock=self._clock,
+            limits=DEFAULT_LIMITS,
         )
-        self._executor, self._batcher, self._contracts = executor, batcher, contracts
+        self._executor, self._batcher, self._database, self._writer = executor, batcher, database, writer
 
     async def kill(self) -> None:
         """What runs is never answered, and who asks is refused; harmless where it is dead already."""
         if self._plane is None:
             return
         self._plane = None
+        self._writer.dead = True
         running = list(self._tasks)
         for task in running:
             task.cancel()
         try:
             await asyncio.gather(*running, return_exceptions=True)
         finally:
-            self._contracts.close()
+            self._database.close()
 
     def check_up(self) -> None:
         """Raises LinkDownError where nobody listens."""
@@ -136,7 +165,15 @@ class Cloud:
         await asyncio.wait({work})
         if work.cancelled():
             raise LinkDownError("The connection was reset.")
-        return work.result()
+        response = work.result()
+        if request.promised:
+            self._book.delivered(response)
+        return response
+
+    def recorded(self) -> set[str]:
+        """The ids of all deliveries that were answered."""
+        with self._database.reading() as connection:
+            return set(connection.execute(select(DELIVERIES.c.request_id)).scalars())
 
     def _ended(self, work: asyncio.Task[InferResponse]) -> None:
         self._tasks.discard(work)

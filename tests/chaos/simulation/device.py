@@ -77,7 +77,8 @@ class Device:
         self.chain: LinkChain
 
     @property
-    def _state(self) -> Path:
+    def state(self) -> Path:
+        """The outbox's file in this life."""
         return self._folder / f"life-{self._lives}" / "outbox.db"
 
     async def start(self) -> None:
@@ -85,7 +86,7 @@ class Device:
         plan, clock, rng = self._plan, self._clock, self._rng
         self.disk = Disk(plan.fsync_s, self._book.committed)
         limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)
-        self.outbox = Outbox(self._state, limits, announcing=True, clock=clock, writer=self.disk.writer)
+        self.outbox = Outbox(self.state, limits, announcing=True, clock=clock, writer=self.disk.writer)
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
@@ -127,9 +128,9 @@ class Device:
             return
         self.up = False
         self.disk.dead = True
-        before = self._state.parent
+        before = self.state.parent
         self._lives += 1
-        shutil.copytree(before, self._state.parent)  # with its journal, as a process leaves it that is not asked
+        shutil.copytree(before, self.state.parent)  # with its journal, as a process leaves it that is not asked
         running = list(self._tasks)
         for task in running:
             task.cancel()

@@ -1,13 +1,22 @@
-"""The outbox's own database, committed in simulated time; what a kill finds uncommitted was never there."""
+"""Both tiers' own databases, committed in simulated time; what a kill finds uncommitted was never there.
+
+Each tier's writer groups and commits as it does in its thread, but on the timers of the simulated loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from firstline_edge.outbox.writer import GroupWriter, Operation, Totals
+from firstline_gateway.store import writer as store
+from firstline_gateway.store.database import Database
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 
 _TELL_S = 0.0001  # from a commit to those who wait for it: a kill in between finds it kept and unacknowledged
 
@@ -33,8 +42,47 @@ class Disk:
         return _SimulatedWriter(self, connection, totals, on_commit)
 
 
+class StoreWriter(store.GroupWriter):
+    """The gateway's.
+
+    Args:
+        fsync_s: of a commit.
+
+    Attributes:
+        dead: as of a `Disk`.
+    """
+
+    def __init__(self, database: Database, fsync_s: float) -> None:
+        self._fsync_s = fsync_s
+        self._busy = False
+        self.dead = False
+        super().__init__(database)
+
+    def _start(self) -> None:
+        pass
+
+    def submit_then(self, operation: store.Operation[_T], then: Callable[[_T], _U]) -> Future[_U]:
+        done = super().submit_then(operation, then)
+        self._begin()
+        return done
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _begin(self) -> None:
+        if not self._busy and not self._queue.empty():
+            self._busy = True
+            asyncio.get_running_loop().call_later(self._fsync_s, self._end)
+
+    def _end(self) -> None:
+        if not self.dead:
+            self._commit(self._next_group()[0])
+            self._busy = False
+            self._begin()
+
+
 class _SimulatedWriter(GroupWriter):
-    """Groups and commits as the thread does, on the loop's timers."""
+    """The agent's."""
 
     def __init__(
         self, disk: Disk, connection: sqlite3.Connection, totals: Totals, on_commit: Callable[[], None]

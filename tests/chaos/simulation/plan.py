@@ -12,7 +12,6 @@ from firstline_core.types import Privacy, Route, Wait
 LENGTH_S = 300.0
 _TRAFFIC_S = 230.0
 _QUIET_FROM_S = 235.0
-"""From here on nothing goes wrong, so that whatever was promised must be kept."""
 _DAY_S = 86_400.0
 
 # What the caller of each request is to be told apart by, and the values that the models answer.
@@ -62,6 +61,7 @@ class Plan:
         failing: share of the full model's batches that fail.
         outbox_items: the outbox's limit.
         max_age_s: of a promise.
+        quiet_from_s: from then on nothing goes wrong, so that whatever was promised must be kept.
     """
 
     seed: int
@@ -78,10 +78,7 @@ class Plan:
     queue_requests: int
     outbox_items: int
     max_age_s: float
-
-    @property
-    def quiet_from_s(self) -> float:
-        return _QUIET_FROM_S
+    quiet_from_s: float = _QUIET_FROM_S
 
 
 def draw(seed: int) -> Plan:

@@ -502,7 +502,7 @@ class TestDeadline:
 
     async def test_a_slow_edge_model_ends_at_the_deadline_too(self, make_scene: MakeScene) -> None:
         clock = SimulatedClock()
-        scene = make_scene(clock=clock, row_ms=100.0)
+        scene = make_scene(clock=clock, row_ms=50.0)
         scene.echo.gate.clear()
         tasks = [asyncio.create_task(scene.infer(value, deadline_s=0.2)) for value in (0.95, 0.94, 0.93)]
         await settle()
@@ -510,6 +510,21 @@ class TestDeadline:
         outcome = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(error) for error in outcome] == [DeadlineExceededError] * 3
         assert "This device's model was not done" in str(outcome[0])
+
+    async def test_who_would_be_late_for_the_edge_model_is_asked_elsewhere_at_once(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock(), row_ms=100.0)
+        scene.echo.gate.clear()
+        first = asyncio.create_task(scene.infer(0.95, deadline_s=0.25))
+        await settle()
+        second = asyncio.create_task(scene.infer(0.94, deadline_s=0.25))
+        await settle()
+        third = said(await scene.infer(0.93, deadline_s=0.25))
+        assert third.tier is Tier.CLOUD
+        with pytest.raises(QueueFullError) as refusal:  # bound to this device
+            await scene.infer(0.92, deadline_s=0.25, route=Route.EDGE)
+        assert refusal.value.retry_after_s == 1.0
+        scene.echo.gate.set()
+        assert [said(await task).tier for task in (first, second)] == [Tier.EDGE, Tier.EDGE]
 
     @pytest.mark.parametrize(
         ("row_ms", "asked_until_s"),

@@ -141,7 +141,7 @@ def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None
     assert found is not None and found[0] == b"new"
     cache.close()
     if damage:
-        assert (directory.with_name("cache.broken") / "cache.db").read_bytes()[:100] == damage[:100]
+        assert (directory.with_name("cache.damaged") / "cache.db").read_bytes()[:100] == damage[:100]
 
 
 def test_damage_under_way_does_not_stop_answers(directory: Path) -> None:

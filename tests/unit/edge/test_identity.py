@@ -61,6 +61,19 @@ def test_what_was_kept_is_read_again(tmp_path: Path, authority: Authority) -> No
     assert identity.authority == authority.hash.hex()
 
 
+def test_every_flipped_bit_of_it_is_found(tmp_path: Path, authority: Authority) -> None:
+    files, _ = joined(tmp_path, authority)
+    path = files.folder / "identity.json"
+    whole = path.read_bytes()
+    for position in range(0, len(whole) * 8, 7):
+        flipped = bytearray(whole)
+        flipped[position // 8] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        if bytes(flipped).rstrip(b"\n") != whole.rstrip(b"\n"):
+            with pytest.raises(ConfigError, match="is damaged"):
+                files.read()
+
+
 def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
     joined(tmp_path, authority)
     script = (

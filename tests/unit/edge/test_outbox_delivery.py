@@ -163,6 +163,7 @@ async def test_what_waits_is_sent_and_its_answer_stored_and_announced(house: Hou
     promised = [await house.promise() for _ in range(5)]
     await house.until_empty()
     assert [asked.request_id for asked, _ in house.link.calls] == promised
+    assert all(asked.promised for asked, _ in house.link.calls)
     for request_id in promised:
         assert await house.status(request_id) is Status.FINAL
     assert sorted(answer.answer.request_id for answer in house.announced if answer.answer) == sorted(promised)

@@ -161,6 +161,28 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
     outbox.close()
 
 
+async def test_what_is_to_be_announced_makes_room_last(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), announcing=True, clock=clock)
+    ended = [item() for _ in range(10)]
+    ids = [one.request.request_id for one in ended]
+    for number, one in enumerate(ended):
+        await outbox.put(one)
+        await outbox.finish(one.request.request_id, one.provisional)
+        if number == 1:
+            await outbox.note_announced(ids[1:2])
+        if outbox._writer.totals.answers < number + 1:
+            break
+    with pytest.raises(UnknownAnswerError):
+        await outbox.answer(ids[1], "local")  # heard of, though it is not the oldest
+    assert [request_id for request_id, _ in await outbox.unannounced(100)] == [ids[0], *ids[2 : number + 1]]
+    for one in ended[number + 1 :]:
+        await outbox.put(one)
+        await outbox.finish(one.request.request_id, one.provisional)
+    waiting = [request_id for request_id, _ in await outbox.unannounced(100)]
+    assert 0 < len(waiting) < 9 and waiting == ids[-len(waiting) :]  # the limit holds
+    outbox.close()
+
+
 async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
     old, new = item(), item()

@@ -37,6 +37,7 @@ from firstline_core.types import (
 from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
@@ -63,8 +64,17 @@ class Bench:
             metrics=self.metrics,
             clock=self.clock,
         )
+        self.deliveries = Deliveries(
+            self.kept.database, self.kept.writer, Settings().store, metrics=self.metrics, clock=self.clock
+        )
         self.plane = GatewayDataPlane(
-            repository, batcher, self.contracts, metrics=self.metrics, clock=self.clock, limits=Limits()
+            repository,
+            batcher,
+            self.contracts,
+            self.deliveries,
+            metrics=self.metrics,
+            clock=self.clock,
+            limits=Limits(),
         )
 
     def counted(self, line: str) -> bool:

@@ -52,3 +52,10 @@ def upgrade() -> None:
         sa.UniqueConstraint("device", "request_id", name="uq_deliveries_device_request_id"),
     )
     op.create_index("ix_deliveries_service_s", "deliveries", ["service_s"])
+    op.create_table(
+        "service_clock",
+        sa.Column("id", sa.Integer, nullable=False),
+        sa.Column("seconds", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_service_clock"),
+    )
+    op.execute("INSERT INTO service_clock (id, seconds) VALUES (1, 0)")

@@ -1,0 +1,185 @@
+"""Has each delivery take effect once: recorded before it is answered, and answered from the record when it comes again.
+
+A device repeats what it got no answer to: the answer may be lost, this process may have died after the commit, or
+another replica may be at work on the same request. Whoever commits first has answered; the others give its answer.
+
+Deliveries age by the store's own clock, which counts the seconds that gateways were in service and no others: a wall
+clock that jumps neither forgets what a device may still repeat nor keeps what is old. Their number is bounded by the
+order in which they came. Live escalations leave no record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
+from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.deliveries import records
+from firstline_gateway.deliveries.records import DeliveryKey, Record
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.principals import device_of
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import GroupWriter
+
+# A device sends again what is not answered; it need not be kept waiting for a database that hangs.
+_PATIENCE_S = 5.0
+# After a refusal the store is left alone, and no model runs for what could not be kept.
+_REST_S = 1.0
+_RETRY_AFTER_S = 5.0
+_READERS = 4
+_HASHED_AT_ONCE_BYTES = 256 * 1024  # in less time than a thread takes to hand over
+
+Run = Callable[[], Awaitable[InferResponse]]
+
+
+class Deliveries:
+    """Asked on one event loop.
+
+    Args:
+        database: read from.
+        writer: writes to it; both are closed by the caller.
+        settings: how many are kept, and for how long.
+        metrics: gains what became of each.
+        clock: its monotonic time.
+
+    Raises:
+        StoreUnavailableError: the store refuses.
+    """
+
+    def __init__(
+        self, database: Database, writer: GroupWriter, settings: Store, *, metrics: GatewayMetrics, clock: Clock
+    ) -> None:
+        self._database = database
+        self._writer = writer
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
+        self._rests_until_s = 0.0
+        self._refusal = ""
+        self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="store-reader")
+        with database.begin() as connection:
+            self._started_s = clock.monotonic_s() - records.advance(connection, 0.0, settings.deliveries_age_s)
+
+    def close(self) -> None:
+        self._reading.shutdown()
+
+    async def once(self, request: InferRequest, run: Run) -> InferResponse:
+        """The answer to a delivery: of the first time, whenever that was.
+
+        Args:
+            request: that keeps a device's promise.
+            run: answers it; called where it was not answered before, and not ended where the caller leaves, for the
+                device will ask again.
+
+        Raises:
+            ReusedRequestIdError: the device sent something else under this id.
+            StoreUnavailableError: the answer cannot be kept, so it is none; the device is to ask again.
+            FirstlineError: whatever `run` raises, of which no record is kept.
+        """
+        key = DeliveryKey(device_of(request.principal) or "", request.request_id)
+        content = await self._content(request)
+        known = self._under_way.get(key)
+        if known is None:
+            task = asyncio.ensure_future(self._answer(key, content, run))
+            self._under_way[key] = (content, task)
+            task.add_done_callback(lambda ended: self._end(key, ended))
+        else:
+            self._check(key, known[0], content)
+            task = known[1]
+            self._metrics.delivery("repeated")
+        return replace(await asyncio.shield(task), id=request.id)
+
+    def advance(self) -> asyncio.Future[None]:
+        """Brings the store's clock forward, and forgets what is old; to be called every minute or so.
+
+        Returns:
+            Nothing; or StoreUnavailableError: nothing was forgotten.
+        """
+
+        def adjust(service_s: float) -> None:
+            self._started_s = min(self._started_s, self._clock.monotonic_s() - service_s)
+
+        now_s, age_s = self._service_s, self._settings.deliveries_age_s
+        return asyncio.wrap_future(
+            self._writer.submit_then(lambda connection: records.advance(connection, now_s, age_s), adjust)
+        )
+
+    @property
+    def _service_s(self) -> float:
+        return self._clock.monotonic_s() - self._started_s
+
+    async def _answer(self, key: DeliveryKey, content: bytes, run: Run) -> InferResponse:
+        found = await self._find(key)
+        if found is not None:
+            self._check(key, found.content, content)
+            self._metrics.delivery("repeated")
+            return found.response() or await run()
+        response = await run()
+        known = await self._put(key, records.recorded(content, response))
+        if known is None:
+            self._metrics.delivery("recorded")
+            return response
+        self._check(key, known.content, content)
+        self._metrics.delivery("repeated")
+        return known.response() or response
+
+    def _end(self, key: DeliveryKey, ended: asyncio.Task[InferResponse]) -> None:
+        del self._under_way[key]
+        if not ended.cancelled():
+            ended.exception()  # looked at here, for all who asked may have left
+
+    def _check(self, key: DeliveryKey, known: bytes, content: bytes) -> None:
+        if known != content:
+            self._metrics.delivery("reused")
+            raise ReusedRequestIdError(
+                f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
+                "own for each request."
+            )
+
+    async def _content(self, request: InferRequest) -> bytes:
+        if request.size_bytes <= _HASHED_AT_ONCE_BYTES:
+            return records.content_of(request)
+        return await asyncio.get_running_loop().run_in_executor(self._reading, records.content_of, request)
+
+    async def _find(self, key: DeliveryKey) -> Record | None:
+        def find() -> Record | None:
+            with self._database.reading() as connection:
+                return records.find(connection, key)
+
+        return await self._ask(lambda: asyncio.get_running_loop().run_in_executor(self._reading, find))
+
+    async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
+        service_s, limit = self._service_s, self._settings.deliveries_limit
+
+        def put(connection: Connection) -> Record | None:
+            return records.put(connection, key, record, service_s=service_s, limit=limit)
+
+        return await self._ask(lambda: asyncio.wrap_future(self._writer.submit(put)))
+
+    async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
+        """What the store says, unless it refused a moment ago."""
+        if self._clock.monotonic_s() < self._rests_until_s:
+            self._metrics.delivery("refused")
+            raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await ask()
+        except TimeoutError:
+            refused = StoreUnavailableError(
+                f"The store {self._database.shown} did not answer within {_PATIENCE_S:g} s.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        except StoreUnavailableError as error:
+            refused = error
+        self._metrics.delivery("refused")
+        self._refusal = refused.message
+        self._rests_until_s = self._clock.monotonic_s() + _REST_S
+        raise refused

@@ -1,0 +1,41 @@
+"""Erasing over the API, for `edge-agent purge`: by whoever shows that it may write in the state directory."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+
+from firstline_core.errors import ForbiddenError, RequestError
+from firstline_core.protocol import http
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.limits import Limits
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.purge import erase_running
+
+_LIMITS = Limits(body_bytes=4096)
+
+
+class _Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be erased, and what the caller has just written beside it."""
+
+    places: list[str]
+    proof: str
+
+
+async def purge_reply(agent: EdgeAgent, request: Request) -> Reply:
+    """Erases, and says what.
+
+    Raises:
+        RequestError: the body is no order, or names what there is not.
+        ForbiddenError: the caller has not shown who it is.
+        CapacityError: the disk refuses.
+    """
+    body = await http.read_body(request.stream(), request.headers, _LIMITS)
+    try:
+        order = msgspec.json.decode(body, type=_Order)
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"The body is no order to purge: {error}.") from error
+    if not agent.parts.state.takes_proof(order.proof):
+        raise ForbiddenError("Whoever may write in the agent's state directory may erase: use `edge-agent purge`.")
+    await erase_running(agent.parts, order.places)
+    return http.json_reply({"erased": order.places})

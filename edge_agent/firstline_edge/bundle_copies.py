@@ -1,0 +1,97 @@
+"""Copies of the bundles that worked, for when a bundle's files are damaged: one for each folder that held one.
+
+A copy holds what the device needs: the manifest, and the files of the edge variants. It is checked against the
+manifest's digests like any bundle, when it is made and when it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import copy_whole, make_folder, sync_folder
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+_NAME_CHARS = 16
+_SOURCE = ".source"  # no artefact's name begins with a dot
+
+
+class BundleCopies:
+    """The copies below one folder.
+
+    Args:
+        folder: made where there is something to keep.
+        limit_bytes: the largest bundle that is copied; 0 copies none.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+
+    def of(self, source: Path) -> Path | None:
+        """Where the copy of a bundle's folder is; None where there is none."""
+        copy = self._place(source)
+        return copy if (copy / MANIFEST_NAME).is_file() else None
+
+    def keep(self, bundle: Bundle) -> None:
+        """Copies a bundle that works, unless that was done; a disk that refuses is told."""
+        copy = self._place(bundle.path)
+        try:
+            manifest = (bundle.path / MANIFEST_NAME).read_bytes()
+            if (copy / MANIFEST_NAME).is_file() and (copy / MANIFEST_NAME).read_bytes() == manifest:
+                return
+            files = _needed(bundle)
+            size_bytes = sum((bundle.path / file).stat().st_size for file in files)
+            if size_bytes > self._limit_bytes:
+                return
+            fresh = copy.with_name(copy.name + ".new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            make_folder(fresh)
+            (fresh / _SOURCE).write_text(str(bundle.path.resolve()))
+            for file in (MANIFEST_NAME, *files):
+                make_folder((fresh / file).parent)
+                copy_whole(bundle.path / file, fresh / file)
+            open_bundle(fresh)
+            shutil.rmtree(copy, ignore_errors=True)
+            fresh.replace(copy)
+            sync_folder(self._folder)
+        except (OSError, IntegrityError) as error:
+            log.warning("cannot keep a copy of a bundle", path=str(bundle.path), error=str(error))
+
+    def sources(self, directories: Sequence[Path]) -> list[Path]:
+        """The folders in `directories`, or those themselves, that are there and once held a bundle that worked."""
+        found = []
+        for note in sorted(self._folder.glob(f"*/{_SOURCE}")):
+            try:
+                path = Path(note.read_text())
+            except (OSError, ValueError):
+                continue
+            found += [path for folder in directories if folder.resolve() in (path, path.parent) and path.is_dir()]
+        return found
+
+    def prune(self, sources: list[Path]) -> None:
+        """Forgets the copies of folders that are no longer there."""
+        if self._folder.is_dir():
+            kept = {self._place(source).name for source in sources}
+            for copy in self._folder.iterdir():
+                if copy.name not in kept:
+                    shutil.rmtree(copy, ignore_errors=True)
+
+    def _place(self, source: Path) -> Path:
+        return self._folder / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:_NAME_CHARS]
+
+
+def _needed(bundle: Bundle) -> list[str]:
+    """The files that are here, without those of the full model alone."""
+    manifest = bundle.manifest
+    of_full = {artefact.file for artefact in manifest.full.artefacts} if manifest.full is not None else set()
+    of_edge = {artefact.file for model in manifest.edge for artefact in model.artefacts}
+    files = {artefact.file for artefact in manifest.artefacts} - (of_full - of_edge)
+    return sorted(file for file in files if (bundle.path / file).is_file())

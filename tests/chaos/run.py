@@ -1,0 +1,218 @@
+"""Runs what breaks things, and tells what became of it: `make chaos`, `make chaos-full`.
+
+    python -m chaos.run [--full] [--seed N] [--only PART ...]
+
+Every figure goes to bench/results/chaos.json beside what was aimed for; counts say at how many it was reached. Parts
+that were not run keep their figures. Progress is on stderr. The exit code is 0 where every aim holds, and 1 where one
+does not: the seed of what was violated repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from figures import Figure, measured, tell, write
+
+from chaos import hardship
+from chaos.kills import Campaign, run_campaign
+from chaos.offline import RATE, drain_rate, hour_offline
+from chaos.simulation.run import Tally, run_many
+from chaos.soak import soak
+
+_TARGET = "chaos"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much of each; by default a tenth, or less, of `FULL`.
+
+    Args:
+        seeds: of the simulation.
+        kills: of processes.
+        offline: requests without a link.
+        drained: promises of which the real rate is measured.
+        soak_s: of steady load.
+    """
+
+    seeds: int = 2_000
+    kills: int = 200
+    offline: int = 7_200
+    drained: int = 1_000
+    soak_s: float = 120.0
+
+
+FULL = Effort(seeds=20_000, kills=2_000, offline=72_000, drained=10_000, soak_s=1_200.0)
+
+
+def say(part: str, progress: str) -> None:
+    print(f"[{time.monotonic() - _BEGAN_S:6.0f} s] {part}: {progress}", file=sys.stderr, flush=True)
+
+
+_BEGAN_S = time.monotonic()
+
+
+def simulation(effort: Effort, seed: int) -> list[Figure]:
+    """Seeds of the deterministic simulation."""
+
+    def told(tally: Tally) -> None:
+        if tally.seeds % 500 == 0 or tally.violations:
+            say("simulation", f"{tally.seeds} seeds, {len(tally.violations)} violations")
+
+    tally = run_many(seed * 1_000_000, effort.seeds, os.cpu_count() or 1, told)
+    for violation in tally.violations[:20]:
+        say("simulation", violation)
+    speed = tally.simulated_s / tally.core_s
+    return [
+        Figure("seeds of five simulated minutes", tally.seeds, ""),
+        Figure("steps whose invariants were checked", tally.steps, ""),
+        Figure("requests promised a correction", tally.counts["promised"], ""),
+        Figure("violations of an invariant", len(tally.violations), "", "0", not tally.violations),
+        Figure("faster than real time, on one core", round(speed), "times", "at least 1,000", speed >= 1000),
+    ]
+
+
+def kills(effort: Effort, seed: int) -> list[Figure]:
+    """`kill -9` of real processes under load."""
+    houses = max(1, min(os.cpu_count() or 1, effort.kills // 50))
+    shares = [effort.kills // houses + (at < effort.kills % houses) for at in range(houses)]
+    seen = Campaign(seed)
+    with ProcessPoolExecutor(houses) as workers:
+        for one in workers.map(run_campaign, shares, range(seed * houses, (seed + 1) * houses)):
+            seen.add(one)
+            say("kills", f"{sum(seen.kills.values())} kills, {len(seen.acknowledged)} acknowledged, {seen.lost} lost")
+    found = [
+        Figure("kill -9 of agents", seen.kills["agent"], ""),
+        Figure("kill -9 of gateways", seen.kills["gateway"], ""),
+        Figure("requests acknowledged (durable: true)", len(seen.acknowledged), ""),
+        Figure("acknowledged and lost", seen.lost, "", "0", not seen.lost),
+        Figure("corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
+    ]
+    if seen.announced:
+        again = sum(seen.announced.values()) - len(seen.announced)
+        found += [
+            Figure("corrections announced over MQTT", len(seen.announced), ""),
+            Figure("of these, announced again after a kill, alike", again, ""),
+            Figure("announced again, and not alike", seen.unlike, "", "0", not seen.unlike),
+        ]
+    return found
+
+
+def offline(effort: Effort, seed: int) -> list[Figure]:
+    """An hour without a link."""
+    last = [0.0]
+
+    def told(share: float) -> None:
+        if share - last[0] > 0.1:
+            last[0] = share
+            say("offline", f"{share:.0%}")
+
+    seen = hour_offline(effort.offline, seed, told)
+    rate = asyncio.run(drain_rate(effort.drained, seed))
+    whole = f"{effort.offline:,}, as many as came in"
+    return [
+        Figure("requests without a link, 20 a second", seen.asked, "", f"{effort.offline:,}", True),
+        Figure("promised, on a real disk", seen.promised, "", whole, seen.promised == seen.asked),
+        Figure("corrected", seen.corrected, "", whole, seen.corrected == seen.asked),
+        Figure("simulated time without a link", round(seen.asked / RATE), "s"),
+        Figure("the outbox's file by then", round(seen.waited_bytes / _MIB, 1), "MiB"),
+        Figure("corrections a second, a real agent and gateway over HTTP on this machine", round(rate), "/s"),
+    ]
+
+
+def soaking(effort: Effort, seed: int) -> list[Figure]:
+    """Steady load."""
+    last = [0.0]
+
+    def told(share: float) -> None:
+        if share - last[0] > 0.1:
+            last[0] = share
+            say("soak", f"{share:.0%}")
+
+    found = [Figure("steady load, 20 requests a second", round(effort.soak_s), "s")]
+    long = effort.soak_s >= FULL.soak_s
+    for tier in asyncio.run(soak(effort.soak_s, seed, told)):
+        name, bound = tier.tier, tier.bound_bytes_hour / _MIB
+        found += [
+            Figure(f"{name}: resident memory at the end", round(tier.rss_bytes / _MIB, 1), "MiB"),
+            Figure(f"{name}: growth of memory", round(tier.slope_bytes_hour / _MIB, 2), "MiB/hour"),
+            # Minutes say little of an hour: what a short run adds is the allocator's.
+            Figure(
+                f"{name}: growth of memory, at most",
+                round(bound, 2),
+                "MiB/hour",
+                "below 20" if long else None,
+                bound < 20 if long else None,
+            ),
+            _flat(f"{name}: file descriptors more at the end", tier.descriptors),
+            _flat(f"{name}: threads more at the end", tier.threads),
+            Figure(f"{name}: written to its disk for each request", round(tier.written_bytes), "bytes"),
+            Figure(f"{name}: from SIGTERM to its end", round(tier.end_s, 2), "s", "below 2", tier.end_s < 2),
+        ]
+        found.append(Figure(f"{name}: requests that failed", tier.failures, "", "0", not tier.failures))
+    return found
+
+
+def _flat(name: str, more: float) -> Figure:
+    return Figure(name, round(more, 2), "", "at most 1", more <= 1)
+
+
+def hardships(_effort: Effort, _seed: int) -> list[Figure]:
+    """Starts where something is missing."""
+    tries: list[tuple[str, Callable[[str], hardship.Started]]] = [
+        ("a taken port", hardship.taken_port),
+        ("a locale without UTF-8", hardship.plain_locale),
+    ]
+    if hardship.may_mount():
+        tries += [
+            ("a read-only root", lambda tier: hardship.read_only(tier, with_state=True)),
+            ("a read-only state folder", lambda tier: hardship.read_only(tier, with_state=False)),
+        ]
+    bad, count = [], 0
+    for name, start in tries:
+        for tier in ("agent", "gateway"):
+            count += 1
+            if not start(tier).honest:
+                bad.append(f"{tier}, {name}")
+                say("hardship", f"{bad[-1]}: neither an answer nor a sentence")
+    return [
+        Figure("starts with a taken port, a plain locale or a read-only disk", count, ""),
+        Figure("of these, neither an answer nor a sentence", len(bad), "", "0", not bad),
+    ]
+
+
+PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
+    "simulation": simulation,
+    "kills": kills,
+    "offline": offline,
+    "hardship": hardships,
+    "soak": soaking,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code; see the module."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="all of it: hours; else a tenth or less")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
+    said = parser.parse_args(arguments)
+    effort, found = FULL if said.full else Effort(), []
+    for part in said.only:
+        say(part, "begins")
+        figures = [figure._replace(figure=f"{part}: {figure.figure}") for figure in PARTS[part](effort, said.seed)]
+        found += figures
+        others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
+        write(_TARGET, others + figures)
+    return tell(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""A tier that cannot have what it wants says so in a sentence, and answers where it can do without."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos import hardship
+
+TIERS = ("agent", "gateway")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_taken_port_is_a_sentence(tier: str) -> None:
+    started = hardship.taken_port(tier)
+    assert (started.answered, started.code, started.honest) == (False, 1, True), started.log
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_locale_without_utf_8_changes_nothing(tier: str) -> None:
+    started = hardship.plain_locale(tier)
+    assert started.answered and started.honest, started.log
+
+
+@pytest.mark.skipif(not hardship.may_mount(), reason="needs the right to mount")
+@pytest.mark.parametrize("tier", TIERS)
+class TestReadOnlyRoot:
+    def test_with_room_for_its_state_it_answers(self, tier: str) -> None:
+        started = hardship.read_only(tier, with_state=True)
+        assert started.answered and started.honest, started.log
+
+    def test_without_it_it_says_so(self, tier: str) -> None:
+        started = hardship.read_only(tier, with_state=False)
+        assert not started.answered and started.honest, started.log
+        assert "Read-only file system" in started.log

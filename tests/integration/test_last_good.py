@@ -1,0 +1,123 @@
+"""A configuration or a model that is damaged while the power is off: the agent answers as before, and says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from support.agent import DIGITS, edge_settings
+
+from firstline_edge.agent import EdgeAgent
+
+
+def picture() -> bytes:
+    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
+        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
+
+
+@contextmanager
+def running(config: Path, log: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield json.loads(line)["url"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "firstline_edge", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
+def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
+    config, log = tmp_path / "edge.toml", tmp_path / "stderr"
+    said = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
+    config.write_text(said)
+    state = f"agent.state_dir={tmp_path / 'state'}"
+    with running(config, log) as url:
+        assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
+    if damage == "gone":
+        config.unlink()
+    else:
+        config.write_bytes(said[:-4].encode() if damage == "cut" else b'state_dir = "state"\n\xff\0' + said.encode())
+    if damage == "gone":  # nothing tells where the state is: as under systemd, the environment does, or a flag
+        first = edge_agent("run", "--config", str(config), "--port", "0")
+        assert first.returncode == 2
+        assert "There is no configuration file" in first.stderr
+        assert edge_agent("status", "--config", str(config), "--set", state).returncode == 1  # found, but nobody runs
+        return
+    with running(config, log) as url:
+        status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
+        assert status["device_id"] == "pump-7"
+        assert [found["path"] for found in status["problems"]] == [str(config)]
+        assert "The last configuration that this agent started with is used instead" in log.read_text()
+        reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=picture(), trust_env=False)
+        assert reply.status_code == 200
+        asked = edge_agent("status", "--config", str(config))
+        assert asked.returncode == 0
+        assert f"problem {config}: " in asked.stdout
+    assert edge_agent("doctor", "--config", str(config)).returncode != 0
+    assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is nobody's relic
+
+
+def test_a_first_start_with_a_broken_configuration_fails(tmp_path: Path) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n[models\n')
+    failed = edge_agent("run", "--config", str(config), "--port", "0")
+    assert failed.returncode == 2
+    assert "is not valid TOML" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("damage", ["flip", "manifest", "manifest gone"])
+async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, damage: str) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(DIGITS, models / "digits")
+    settings = edge_settings(tmp_path / "state", models__directories=[str(models)])
+    async with EdgeAgent(settings) as agent:
+        before = await agent.infer_file("digits", picture())
+        assert agent.status()["problems"] == []
+        held = agent.parts.models.find("digits")
+        assert held is not None and held.edge is not None
+        file = models / "digits" / held.edge.loaded.model.artefacts[0].file
+    target = file if damage == "flip" else models / "digits" / "manifest.json"
+    if damage == "manifest gone":
+        target.unlink()
+    else:
+        content = bytearray(target.read_bytes())
+        content[len(content) // 2] ^= 4
+        target.write_bytes(content)
+    async with EdgeAgent(settings) as agent:
+        after = await agent.infer_file("digits", picture())
+        assert after.output("probabilities").tobytes() == before.output("probabilities").tobytes()
+        messages = [found["message"] for found in agent.status()["problems"] if found["path"].endswith("digits")]
+        assert len(messages) == 1
+        assert "A copy of version 1 answers instead." in messages[0]
+        [copy] = (tmp_path / "state" / "bundles").iterdir()
+        assert agent.status()["models"][0]["certificate"] is not None
+    (copy / file.name).write_bytes(b"damaged too") if (copy / file.name).exists() else shutil.rmtree(copy)
+    async with EdgeAgent(settings) as agent:
+        assert agent.parts.models.all == ()
+    shutil.rmtree(models / "digits")
+    async with EdgeAgent(settings):
+        assert list((tmp_path / "state" / "bundles").glob("*")) == []
+
+
+async def test_a_bundle_above_the_limit_is_not_copied(tmp_path: Path) -> None:
+    async with EdgeAgent(edge_settings(tmp_path / "state", models__copies_limit_bytes=0)):
+        assert not (tmp_path / "state" / "bundles").exists()

@@ -1,0 +1,161 @@
+"""Outboxes that a disk has damaged: nothing wrong is given out, what is whole is kept, and the rest is told of."""
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.outbox_faults import Kept, filled, promise
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.storage.seals import ChecksumSeal, KeySeal
+from firstline_edge.outbox import salvage
+from firstline_edge.outbox.schema import SCHEMA_VERSION
+from firstline_edge.outbox.store import Outbox
+
+# A page holds a few small records, and parts of two that are larger than it.
+A_PAGE = 12
+
+
+async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
+    """A copy of an outbox, with damage done to one of its files."""
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(kept.folder, into)
+    content = bytearray((into / file).read_bytes())
+    damage(content)
+    (into / file).write_bytes(content)
+    copy = Kept(into)
+    copy.promises, copy.answers = kept.promises, kept.answers
+    return copy
+
+
+def before_the_last_group(file: Path) -> int:
+    """Bytes of a file before the last group of a log, whose damage cannot be told from a write that was torn."""
+    if not file.name.endswith("-wal"):
+        return file.stat().st_size
+    ends = [number for number, (_, is_last, _) in enumerate(salvage._frames(file, 0), start=1) if is_last]
+    return 32 + ends[-2] * (24 + 4096)
+
+
+@pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
+async def test_a_flipped_bit_costs_one_record_and_is_told(tmp_path: Path, file: str, closed: bool) -> None:
+    rng = random.Random(11)
+    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    size_bytes = before_the_last_group(kept.folder / file)
+    for _ in range(40):
+
+        def flip(content: bytearray) -> None:
+            bit = rng.randrange(8 * size_bytes)
+            content[bit // 8] ^= 1 << bit % 8
+
+        lost, said = await (await damaged(kept, tmp_path / "work", file, flip)).check(lost_most=1)
+        assert said or not lost
+
+
+@pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
+async def test_a_page_of_noise_costs_what_was_on_it(tmp_path: Path, file: str, closed: bool) -> None:
+    rng = random.Random(12)
+    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    pages = (kept.folder / file).stat().st_size // 4096
+    for page in rng.sample(range(pages), 15):
+
+        def spoil(content: bytearray) -> None:
+            content[4096 * page : 4096 * (page + 1)] = rng.randbytes(4096)  # noqa: B023
+
+        await (await damaged(kept, tmp_path / "work", file, spoil)).check(lost_most=A_PAGE)
+
+
+@pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
+async def test_what_is_before_the_cut_is_kept(tmp_path: Path, file: str, closed: bool) -> None:
+    rng = random.Random(13)
+    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    size_bytes = (kept.folder / file).stat().st_size
+    for left in [0, 1, 100, 512, 4096, 4097, *(rng.randrange(size_bytes) for _ in range(8))]:
+
+        def cut(content: bytearray) -> None:
+            del content[left:]  # noqa: B023
+
+        lost, _ = await (await damaged(kept, tmp_path / "work", file, cut)).check(lost_most=20)
+        gone = 1 - min(1.0, left / size_bytes)
+        assert lost <= A_PAGE + 20 * gone or file == "outbox.db"
+
+
+async def test_a_version_that_was_flipped_is_no_newer_version(tmp_path: Path) -> None:
+    kept = await filled(tmp_path / "kept", random.Random(14), closed=True, count=6)
+
+    def flip(content: bytearray) -> None:
+        content[63] ^= 1  # the last byte of user_version
+
+    lost, said = await (await damaged(kept, tmp_path / "work", "outbox.db", flip)).check(lost_most=0)
+    assert lost == 0
+    assert f"its format is {SCHEMA_VERSION ^ 1} in one place and {SCHEMA_VERSION} in another" in said
+
+
+async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(tmp_path: Path) -> None:
+    kept = await filled(tmp_path / "kept", random.Random(15), closed=False, count=6)
+    folder, whole = tmp_path / "work", tmp_path / "whole"
+    shutil.copytree(kept.folder, folder)
+    outbox = Outbox(folder / "outbox.db", clock=SimulatedClock())
+    outbox.close()
+    # The fresh one was whole, and the damaged one was set aside, when the power went; its log was still in its place.
+    shutil.copytree(kept.folder, whole)
+    (whole / "outbox.db").rename(whole / "outbox.db.damaged")
+    shutil.copy(folder / "outbox.db", whole / "outbox.db.fresh")
+    copy = Kept(whole)
+    copy.promises, copy.answers = kept.promises, kept.answers
+    assert await copy.check(lost_most=0) == (0, "")
+    assert (whole / "outbox.db.damaged-wal").exists()
+    # It was not: what was there of it is forgotten.
+    (kept.folder / "outbox.db.fresh").write_bytes(b"half of it")
+    assert await kept.check(lost_most=0) == (0, "")
+    assert not (kept.folder / "outbox.db.fresh").exists()
+
+
+async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(tmp_path: Path) -> None:
+    kept = await filled(tmp_path / "kept", random.Random(16), closed=True, count=9)
+    connection = sqlite3.connect(kept.folder / "outbox.db")
+    for table, column in (("items", "request"), ("items", "provisional"), ("answers", "response")):
+        connection.execute(f"UPDATE {table} SET {column} = substr({column}, 18)")  # what follows the seal
+    connection.executescript("PRAGMA user_version = 3; PRAGMA application_id = 0;")
+    connection.close()
+    assert await kept.check(lost_most=0) == (0, "")
+
+
+async def test_with_a_key_no_payload_is_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "outbox.db"
+    secret = b"image 1"
+    for seal, readable in ((ChecksumSeal(), True), (KeySeal([b"k" * 32]), False)):
+        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        await outbox.put(one := promise())
+        outbox.close()
+        assert (secret in path.read_bytes()) is readable
+        outbox = Outbox(path, seal=KeySeal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
+        assert [item.request.request_id for item in await outbox.pending(9)] == [one.request.request_id]
+        await outbox.purge()
+        outbox.close()
+
+
+async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_the_old_again(tmp_path: Path) -> None:
+    path, first = tmp_path / "outbox.db", KeySeal([b"k" * 32])
+    outbox = Outbox(path, seal=ChecksumSeal(), clock=SimulatedClock())
+    await outbox.put(plain := promise())
+    outbox.close()
+    outbox = Outbox(path, seal=first, clock=SimulatedClock())
+    await outbox.put(hidden := promise())
+    outbox.close()
+    for other in (KeySeal([b"o" * 32]), ChecksumSeal()):
+        outbox = Outbox(path, seal=other, clock=SimulatedClock())
+        assert [item.request.request_id for item in await outbox.pending(9)] == [plain.request.request_id]
+        assert "encryption.key_file" in outbox.damage
+        assert "outbox.db.damaged" in outbox.damage
+        await outbox.put(promise())
+        outbox.close()
+        path.unlink()
+        path.with_name("outbox.db.damaged").rename(path)
+        outbox = Outbox(path, seal=first, clock=SimulatedClock())
+        found = [item.request.request_id for item in await outbox.pending(9)]
+        assert found == [plain.request.request_id, hidden.request.request_id]
+        assert outbox.damage == ""
+        outbox.close()

@@ -1,0 +1,123 @@
+"""`edge-agent purge`: what was kept is gone from every file, of an agent that runs and of one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support.agent import DIGITS, edge_settings, serving_agent
+from support.broker import free_port
+
+from firstline_core.types import Status
+from firstline_edge.agent import EdgeAgent
+
+LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+
+
+def picture() -> bytes:
+    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
+        return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
+
+
+def files_with(folder: Path, payload: bytes) -> list[str]:
+    return [str(file) for file in folder.rglob("*") if file.is_file() and payload in file.read_bytes()]
+
+
+def purge(state_dir: Path, *arguments: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "firstline_edge", "purge", "-o", "json", "--set", f"agent.state_dir={state_dir}"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+async def ask(agent: EdgeAgent) -> tuple[str, bytes]:
+    """Asks for what is promised a correction; the id, and the bytes that the disk has of the model's answer."""
+    response = await agent.infer_file("digits", picture())
+    assert response.answer is not None
+    assert response.answer.status is Status.PROVISIONAL
+    return response.answer.request_id, response.output("probabilities").astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running: bool) -> None:
+    state_dir = tmp_path / "state"
+    settings = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)
+    async with serving_agent(settings) as (agent, url):
+        agent.parts.state.publish_url(url)
+        request_id, result = await ask(agent)
+        state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + picture())
+        assert len(files_with(state_dir, picture())) >= 2
+        assert files_with(state_dir / "cache", result)
+        if running:
+            there = await asyncio.to_thread(purge, state_dir)
+            assert there["erased"] is False
+            assert files_with(state_dir, picture())
+            await asyncio.to_thread(purge, state_dir, "--yes")
+            assert agent.parts.outbox.depth == 0
+            assert len(agent.parts.cache) == 0
+            async with httpx.AsyncClient(trust_env=False) as client:
+                assert (await client.get(f"{url}/firstline/v1/answers/{request_id}")).status_code == 404
+            again, _ = await ask(agent)  # it goes on
+            assert agent.parts.outbox.depth == 1
+            assert again != request_id
+            await asyncio.to_thread(purge, state_dir, "--yes")
+            assert files_with(state_dir, request_id.encode()) == []
+    if not running:
+        before = purge(state_dir)["places"]
+        assert isinstance(before, dict)
+        assert all(place["before_bytes"] for name, place in before.items() if name != "samples")
+        purge(state_dir, "--yes", "--what", "cache")
+        assert files_with(state_dir, picture())
+        purge(state_dir, "--yes")
+        assert files_with(state_dir, request_id.encode()) == []
+    assert files_with(state_dir, picture()) == []
+    assert files_with(state_dir, result) == []
+
+
+async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state", links=LINKS, policy__min_threshold=1.0)
+    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(trust_env=False) as client:
+        await ask(agent)
+        for proof in ("", "guessed"):
+            reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": proof})
+            assert reply.status_code == 403
+        (tmp_path / "state" / "proof").write_bytes(b"told")
+        assert (
+            await client.post(f"{url}/firstline/v1/purge", json={"places": ["x"], "proof": "told"})
+        ).status_code == 400
+        reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "told"})
+        assert reply.status_code == 403  # good for once
+        assert (await client.post(f"{url}/firstline/v1/purge", content=b"{")).status_code == 400
+        assert agent.parts.outbox.depth == 1
+
+
+async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_kept(tmp_path: Path) -> None:
+    state_dir, key = tmp_path / "state", tmp_path / "key"
+    key.write_text("ab" * 32)
+    encrypted = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0, encryption__key_file=str(key))
+    async with EdgeAgent(encrypted) as agent:
+        request_id, result = await ask(agent)
+        assert files_with(state_dir, picture()) == files_with(state_dir, result) == []
+    async with EdgeAgent(encrypted) as agent:
+        assert (await agent.answer(request_id)).answer is not None
+    key.unlink()
+    async with EdgeAgent(encrypted) as agent:  # it answers, but keeps nothing
+        response = await agent.infer_file("digits", picture())
+        assert response.answer is not None
+        assert (response.answer.status, response.answer.durable) == (Status.FINAL, False)
+        said = [found["message"] for found in agent.status()["problems"]]
+        assert len(said) == 2
+        assert all("encryption.key_file" in message for message in said)
+    key.write_text("cd" * 32)
+    async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox beside
+        await ask(agent)
+        assert agent.parts.outbox.depth == 1
+        assert any("outbox.db.damaged" in found["message"] for found in agent.status()["problems"])

@@ -1,0 +1,208 @@
+"""What the authority signs and what it does not, and its files through every exchange."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from support.identities import DAY_S, csr
+
+from firstline_core.errors import ConfigError, RequestError
+from firstline_core.protocol.enrolment import public_key_hash
+from firstline_gateway.identity import authorities, ca
+from firstline_gateway.identity.authorities import open_authorities
+from firstline_gateway.identity.presented import presented_by
+
+NOW_S = 1_800_000_000.0
+
+
+@pytest.fixture(scope="module")
+def authority() -> ca.Authority:
+    return ca.create_authority(ca.new_key(), NOW_S)
+
+
+def test_the_authority_signs_for_nobody_who_signs(authority: ca.Authority) -> None:
+    constraints = authority.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (constraints.critical, constraints.value.ca, constraints.value.path_length) == (True, True, 0)
+    assert authority.certificate.not_valid_after_utc.timestamp() > NOW_S + 9 * 365 * DAY_S
+
+
+def test_a_devices_certificate_is_for_clients_and_names_the_device(authority: ca.Authority) -> None:
+    key = ca.new_key().public_key()
+    made = ca.issue_device(authority, "press-7", key, NOW_S, 90)
+    made.verify_directly_issued_by(authority.certificate)
+    found = presented_by(made)
+    assert (found.device, found.serial) == ("press-7", ca.serial_of(made))
+    assert (found.not_before_s, found.not_after_s) == (NOW_S - DAY_S, NOW_S + 90 * DAY_S)
+    usage = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert made.public_key() == key
+
+
+def test_no_certificate_outlives_its_authority(authority: ca.Authority) -> None:
+    end_s = authority.certificate.not_valid_after_utc.timestamp()
+    made = ca.issue_device(authority, "a", ca.new_key().public_key(), end_s - DAY_S / 2, 90)
+    assert made.not_valid_after_utc.timestamp() == end_s
+
+
+def test_openssl_takes_the_chain_and_the_list_of_revocations(authority: ca.Authority, tmp_path: Path) -> None:
+    made = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
+    server, _ = ca.issue_server(authority, ["gateway.example", "192.0.2.7", "::1"], NOW_S)
+    (tmp_path / "ca.pem").write_text(authority.pem)
+
+    def verified(certificate: x509.Certificate, *revoked: tuple[str, float], purpose: str) -> bool:
+        (tmp_path / "one.pem").write_text(ca.pem_of(certificate))
+        (tmp_path / "crl.pem").write_text(ca.revocation_list(authority, revoked, NOW_S))
+        files = ["-CAfile", "ca.pem", "-CRLfile", "crl.pem", "-crl_check", "-x509_strict"]
+        arguments = [*files, "-purpose", purpose, "-attime", str(int(NOW_S)), "one.pem"]
+        return subprocess.run(["openssl", "verify", *arguments], cwd=tmp_path, capture_output=True).returncode == 0
+
+    assert verified(made, purpose="sslclient")
+    assert not verified(made, purpose="sslserver")
+    assert verified(server, purpose="sslserver")
+    assert not verified(server, purpose="sslclient")
+    assert not verified(made, (ca.serial_of(made), NOW_S), purpose="sslclient")
+
+
+def test_a_request_is_for_a_key_on_p256_that_signed_it() -> None:
+    key = ca.new_key()
+    assert ca.requested_key(csr(key)) == key.public_key()
+    name = x509.Name([])
+    large = x509.CertificateSigningRequestBuilder().subject_name(name)
+    for other in (rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())):
+        with pytest.raises(RequestError, match="make one on the curve P-256"):
+            ca.requested_key(large.sign(other, hashes.SHA256()).public_bytes(Encoding.PEM).decode())
+    for wrong in ("", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", "\0"):
+        with pytest.raises(RequestError, match="no certificate signing request"):
+            ca.requested_key(wrong)
+
+
+def test_a_request_that_somebody_else_signed_is_refused() -> None:
+    der = bytearray(x509.load_pem_x509_csr(csr(ca.new_key()).encode()).public_bytes(Encoding.DER))
+    der[-1] ^= 1
+    with pytest.raises(RequestError):
+        ca.requested_key(x509.load_der_x509_csr(bytes(der)).public_bytes(Encoding.PEM).decode())
+
+
+def test_the_first_authority_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
+    folder = tmp_path / "identity"
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: open_authorities(folder, NOW_S).pem, range(8)))
+    assert len(set(found)) == 1
+    assert stat.S_IMODE((folder / "ca.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "authorities.pem").read_text() == found[0]
+
+
+def test_a_lost_key_is_not_made_up_for_in_silence(tmp_path: Path) -> None:
+    open_authorities(tmp_path, NOW_S)
+    (tmp_path / "ca.key").rename(tmp_path / "backup")
+    with pytest.raises(ConfigError, match="is gone; restore it from a backup"):
+        open_authorities(tmp_path, NOW_S)
+    (tmp_path / "backup").rename(tmp_path / "ca.key")
+    open_authorities(tmp_path, NOW_S)
+    (tmp_path / "ca.key").write_text("nonsense")
+    with pytest.raises(ConfigError, match=r"ca\.key: This is no certificate in PEM"):
+        open_authorities(tmp_path, NOW_S)
+
+
+def test_an_authority_of_ones_own_is_imported_once(authority: ca.Authority, tmp_path: Path) -> None:
+    authorities.import_authority(tmp_path, authority)
+    assert open_authorities(tmp_path, NOW_S).active.certificate == authority.certificate
+    with pytest.raises(ConfigError, match="There is an authority in"):
+        authorities.import_authority(tmp_path, authority)
+
+
+def test_what_is_no_authority_is_not_imported(authority: ca.Authority) -> None:
+    key = ca.new_key()
+    device = ca.issue_device(authority, "a", key.public_key(), NOW_S, 90)
+    with pytest.raises(ConfigError, match="is no authority's"):
+        ca.load_authority(ca.pem_of(device).encode(), ca.key_pem(key))
+    with pytest.raises(ConfigError, match="do not belong together"):
+        ca.load_authority(authority.pem.encode(), ca.key_pem(key))
+    with pytest.raises(ConfigError, match="no private key in PEM"):
+        ca.load_authority(authority.pem.encode(), b"nonsense")
+
+
+def test_one_authority_takes_over_from_another(tmp_path: Path) -> None:
+    first = open_authorities(tmp_path, NOW_S).active
+    second = ca.create_authority(ca.new_key(), NOW_S)
+    with pytest.raises(ConfigError, match="No authority is prepared"):
+        authorities.switch(tmp_path)
+    authorities.prepare_next(tmp_path, second)
+    with pytest.raises(ConfigError, match="is there already"):
+        authorities.prepare_next(tmp_path, second)
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [first.pem, second.pem]
+    authorities.switch(tmp_path)
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
+    authorities.retire(tmp_path)
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem]
+    with pytest.raises(ConfigError, match="no previous authority"):
+        authorities.retire(tmp_path)
+
+
+def test_a_switch_that_was_cut_short_is_ended(tmp_path: Path) -> None:
+    first = open_authorities(tmp_path, NOW_S).active
+    second = ca.create_authority(ca.new_key(), NOW_S)
+    authorities.prepare_next(tmp_path, second)
+    (tmp_path / "ca.key").rename(tmp_path / "previous.key")  # and then the power failed
+    assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
+
+
+def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: Path) -> None:
+    active = open_authorities(tmp_path, NOW_S).active
+
+    def serial(*hosts: str, now_s: float = NOW_S, by: ca.Authority = active) -> int:
+        file = authorities.server_certificate(tmp_path, by, hosts, now_s)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        return ca.load_certificate(file.read_bytes()).serial_number
+
+    first = serial("gateway.example", "192.0.2.7")
+    assert serial("gateway.example", "192.0.2.7", now_s=NOW_S + 59 * DAY_S) == first
+    later = serial("gateway.example", "192.0.2.7", now_s=NOW_S + 61 * DAY_S)
+    assert later != first
+    other = serial("gateway.example", now_s=NOW_S + 61 * DAY_S)
+    assert other != later
+    assert serial("gateway.example", by=ca.create_authority(ca.new_key(), NOW_S), now_s=NOW_S + 61 * DAY_S) != other
+
+
+def test_revocations_are_listed_by_every_authority_that_is_believed(tmp_path: Path) -> None:
+    open_authorities(tmp_path, NOW_S)
+    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S))
+    both = open_authorities(tmp_path, NOW_S)
+    authorities.write_revocations(tmp_path, both, [("1a", NOW_S)], NOW_S)
+    text = (tmp_path / "crl.pem").read_text()
+    parts = [f"{part}-----END X509 CRL-----\n" for part in text.split("-----END X509 CRL-----\n")[:-1]]
+    for authority, part in zip(both, parts, strict=True):
+        listed = x509.load_pem_x509_crl(part.encode())
+        assert listed.is_signature_valid(authority.key.public_key())
+        assert [entry.serial_number for entry in listed] == [0x1A]
+        assert listed.next_update_utc == authority.certificate.not_valid_after_utc
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match=r"identity\.directory .* cannot be written"):
+        open_authorities(tmp_path / "identity", NOW_S)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "identity").touch()
+    with pytest.raises(ConfigError, match=r"identity\.directory .* cannot be written"):
+        open_authorities(tmp_path / "identity", NOW_S)
+
+
+def test_the_hash_in_a_token_is_that_of_the_first_certificate(tmp_path: Path) -> None:
+    found = open_authorities(tmp_path, NOW_S)
+    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S))
+    assert public_key_hash(open_authorities(tmp_path, NOW_S).pem) == public_key_hash(found.active.pem)

@@ -1,0 +1,167 @@
+"""Invited, enrolled, renewed, revoked: the same on both databases, several at a time included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+from sqlalchemy import func, select
+
+from firstline_gateway.identity import enrolment
+from firstline_gateway.identity.enrolment import Enrolled, Issued
+from firstline_gateway.identity.known import Known, read_changes
+from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+
+NOW_S = 1_800_000_000.0
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def issue() -> Callable[[str], Issued]:
+    """Makes certificates with serial numbers from 1 on."""
+    serials = count(1)
+
+    def made(device: str) -> Issued:
+        serial = format(next(serials), "x")
+        return Issued(serial, f"pem {device} {serial}", NOW_S + 90 * DAY_S)
+
+    return made
+
+
+def invited(database: Database, device: str, secret: str, *, until_s: float = NOW_S + DAY_S) -> str:
+    sha256 = enrolment.secret_hash(secret)
+    with database.begin() as on:
+        enrolment.invite(on, [(device, sha256)], by="application:anna", now_s=NOW_S, expires_s=until_s)
+    return sha256
+
+
+def redeemed(
+    database: Database, sha256: str, issue: Callable[[str], Issued], key: str = "key", now_s: float = NOW_S
+) -> Enrolled | None:
+    with database.begin() as on:
+        return enrolment.redeem(on, sha256, key, issue, now_s)
+
+
+def known(database: Database, found: Known | None = None) -> Known:
+    found = found or Known()
+    with database.reading() as on:
+        found.apply(read_changes(on, found.version))
+    return found
+
+
+def test_a_token_enrols_once(database: Database, issue: Callable[[str], Issued]) -> None:
+    sha256 = invited(database, "a", "secret")
+    assert redeemed(database, sha256, issue) == Enrolled("a", "pem a 1", again=False)
+    assert redeemed(database, sha256, issue) == Enrolled("a", "pem a 1", again=True)
+    assert redeemed(database, sha256, issue, key="another") is None
+    assert redeemed(database, enrolment.secret_hash("guess"), issue) is None
+    assert redeemed(database, sha256, issue, now_s=NOW_S + DAY_S) is None, "neither does the device after its time"
+
+
+def test_a_token_ends(database: Database, issue: Callable[[str], Issued]) -> None:
+    sha256 = invited(database, "a", "secret", until_s=NOW_S + 1)
+    assert redeemed(database, sha256, issue, now_s=NOW_S + 1) is None
+
+
+def test_of_many_with_one_token_one_enrols(database: Database, issue: Callable[[str], Issued]) -> None:
+    sha256 = invited(database, "a", "secret")
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda key: redeemed(database, sha256, issue, key=f"key {key}"), range(12)))
+    assert [one.device for one in found if one is not None] == ["a"]
+    with database.reading() as on:
+        assert on.scalar(select(func.count()).select_from(CERTIFICATES)) == 1
+
+
+def test_nothing_of_a_secret_is_kept(database: Database) -> None:
+    invited(database, "a", "secret")
+    with database.reading() as on:
+        (row,) = on.execute(select(JOIN_TOKENS))
+    assert "secret" not in map(str, row)
+
+
+def test_a_later_token_takes_the_place_of_one_that_was_not_used(
+    database: Database, issue: Callable[[str], Issued]
+) -> None:
+    first, second = invited(database, "a", "first"), invited(database, "a", "second")
+    assert redeemed(database, first, issue) is None
+    assert redeemed(database, second, issue) is not None
+
+
+def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Callable[[str], Issued]) -> None:
+    redeemed(database, invited(database, "a", "first"), issue)
+    redeemed(database, invited(database, "b", "other"), issue)
+    memory = known(database)
+    redeemed(database, invited(database, "a", "second"), issue, now_s=NOW_S + 5)
+    with database.reading() as on:
+        assert memory.apply(read_changes(on, memory.version)) == ["1"]
+    assert memory.revoked(NOW_S) == [("1", NOW_S + 5)]
+    assert not memory.is_revoked("a")
+
+
+def test_a_revoked_device_comes_back_by_a_new_token_alone(database: Database, issue: Callable[[str], Issued]) -> None:
+    first = invited(database, "a", "first")
+    redeemed(database, first, issue)
+    with database.begin() as on:
+        assert enrolment.revoke(on, "a", NOW_S)
+    memory = known(database)
+    assert memory.is_revoked("a")
+    assert redeemed(database, first, issue) is None, "the token that it used is gone with it"
+    with database.begin() as on:
+        assert enrolment.renew(on, "a", "1", issue, NOW_S) is None
+    redeemed(database, invited(database, "a", "second"), issue)
+    assert not known(database, memory).is_revoked("a")
+
+
+def test_renewal_leaves_the_present_certificate(database: Database, issue: Callable[[str], Issued]) -> None:
+    redeemed(database, invited(database, "a", "first"), issue)
+    with database.begin() as on:
+        assert enrolment.renew(on, "a", "1", issue, NOW_S) == "pem a 2"
+        assert enrolment.renew(on, "b", "1", issue, NOW_S) is None, "not its own"
+        assert enrolment.renew(on, "a", "99", issue, NOW_S) is None
+    assert known(database).revoked(NOW_S) == []
+
+
+def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, issue: Callable[[str], Issued]) -> None:
+    sha256 = invited(database, "a", "first")
+    with database.begin() as on:
+        assert enrolment.revoke(on, "a", NOW_S)
+        assert not enrolment.revoke(on, "a", NOW_S)
+    assert redeemed(database, sha256, issue) is None
+
+
+def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Callable[[str], Issued]) -> None:
+    for name in "cba":
+        invited(database, name, name)
+    redeemed(database, enrolment.secret_hash("b"), issue)
+    with database.reading() as on:
+        first = enrolment.list_devices(on, "", 2, NOW_S)
+        rest = enrolment.list_devices(on, first[-1].device, 2, NOW_S)
+        assert enrolment.list_devices(on, rest[-1].device, 2, NOW_S) == []
+        later = enrolment.list_devices(on, "", 5, NOW_S + DAY_S)
+    assert [one.device for one in (*first, *rest)] == ["a", "b", "c"]
+    assert (first[0].enrolled_s, first[0].invited_until_s) == (None, NOW_S + DAY_S)
+    assert (first[1].enrolled_s, first[1].invited_until_s) == (NOW_S, None)
+    assert first[1].certificate_expires_s == NOW_S + 90 * DAY_S
+    assert [one.device for one in later] == ["b"], "an invitation that has ended is none"
+
+
+def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[str], Issued]) -> None:
+    redeemed(database, invited(database, "a", "first"), issue)
+    with database.begin() as on:
+        enrolment.forget_expired(on, NOW_S + 91 * DAY_S)
+    with database.reading() as on:
+        assert on.execute(select(CERTIFICATES)).all() == on.execute(select(JOIN_TOKENS)).all() == []
+    memory = Known()
+    memory.forget(NOW_S)
+    assert known(database, memory).certificate("1") is None

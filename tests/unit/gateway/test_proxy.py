@@ -1,0 +1,77 @@
+"""A proxy's word about a certificate: from whom it counts, in which forms, and what it has to be."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from firstline_core.errors import ConfigError, UnauthorizedError
+from firstline_gateway.identity import ca, proxy
+from firstline_gateway.identity.authorities import Authorities
+
+NOW_S = 1_800_000_000.0
+AUTHORITY = ca.create_authority(ca.new_key(), NOW_S)
+BELIEVED = Authorities(AUTHORITY)
+CERTIFICATE = ca.issue_device(AUTHORITY, "press-7", ca.new_key().public_key(), NOW_S, 90)
+
+
+def escaped(certificate: x509.Certificate) -> str:
+    return quote(ca.pem_of(certificate))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        escaped(CERTIFICATE),
+        f":{base64.b64encode(CERTIFICATE.public_bytes(Encoding.DER)).decode()}:",
+    ],
+)
+def test_both_forms_are_read(value: str) -> None:
+    found = proxy.read_header([value], BELIEVED)
+    assert found is not None
+    assert (found.device, found.serial) == ("press-7", ca.serial_of(CERTIFICATE))
+
+
+def test_no_value_is_a_client_without_certificate() -> None:
+    assert proxy.read_header([], BELIEVED) is None
+    assert proxy.read_header([""], BELIEVED) is None
+
+
+@pytest.mark.parametrize(
+    "value", ["press-7", "::", ":AAAA:", quote("-----BEGIN CERTIFICATE-----"), "x" * 20_000, ":%:"]
+)
+def test_what_is_no_certificate_is_refused(value: str) -> None:
+    with pytest.raises(UnauthorizedError, match="no certificate that can be read"):
+        proxy.read_header([value], BELIEVED)
+
+
+def test_a_certificate_of_somebody_elses_authority_is_refused() -> None:
+    foreign = ca.create_authority(ca.new_key(), NOW_S)
+    named_alike = ca.Authority(AUTHORITY.certificate, foreign.key)
+    for authority in (foreign, named_alike):
+        forged = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
+        with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
+            proxy.read_header([escaped(forged)], BELIEVED)
+
+
+def test_a_header_that_is_there_twice_is_refused() -> None:
+    """A proxy that adds its own beside the client's would have the client choose."""
+    with pytest.raises(UnauthorizedError, match="is there twice"):
+        proxy.read_header([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
+
+
+@pytest.mark.parametrize(
+    ("address", "trusted"),
+    [("10.0.0.7", True), ("::ffff:10.0.0.7", True), ("10.0.1.7", False), ("::1", True), ("", False), ("proxy", False)],
+)
+def test_only_configured_addresses_are_believed(address: str, trusted: bool) -> None:
+    assert proxy.is_trusted(address, proxy.networks(["10.0.0.0/24", "::1"])) is trusted
+
+
+def test_a_network_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"auth\.trusted_proxies: 'proxy'"):
+        proxy.networks(["proxy"])
