@@ -193,7 +193,7 @@ class Handshake:
                 server.do_handshake()
 
 
-@pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0])
+@pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
 def test_whatever_the_clock_says_a_good_server_is_believed(tmp_path: Path, authority: Authority, wall_s: float) -> None:
     files, identity = joined(tmp_path, authority)
     credentials = Credentials(files, identity, SimulatedClock(wall_start_s=wall_s))
