@@ -32,7 +32,11 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
+<<<<<<< HEAD
+  decision timing line fuzz audit sbom fresh clean
+=======
   chaos chaos-full soak decision timing line fresh clean
+>>>>>>> main
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -133,6 +137,15 @@ soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, th
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
+
+fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and requests made from both OpenAPI descriptions (minutes)
+	$(BIN)/python bench/fuzz.py
+
+audit: .venv/test.stamp ## look up every locked package in the advisories (where the package index itself is reached)
+	$(BIN)/python bench/audit.py
+
+sbom: .venv/test.stamp ## write dist/firstline-*.cdx.json: what device, gateway and workbench install
+	$(BIN)/python bench/sbom.py
 
 fresh: ## clone this checkout into an empty folder and time `make demo` there
 	python3 bench/fresh.py

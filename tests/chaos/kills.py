@@ -49,6 +49,9 @@ class Campaign:
         announced: how often each id was heard of; more than once is said by a restart between the broker's
             acknowledgement and the note of it, and must be the same answer.
         unlike: announcements of one id that were not the same.
+        unheard: acknowledged, and never announced.
+        recorded: deliveries on the gateway's record, each of which took effect once there.
+        unrecorded: corrected, and the gateway has no record of it.
     """
 
     seed: int
@@ -60,6 +63,8 @@ class Campaign:
     announced: Counter[str] = field(default_factory=Counter)
     unlike: int = 0
     unheard: int = 0
+    recorded: int = 0
+    unrecorded: int = 0
     seconds: float = 0.0
 
     @property
@@ -76,6 +81,8 @@ class Campaign:
         self.announced += other.announced
         self.unlike += other.unlike
         self.unheard += other.unheard
+        self.recorded += other.recorded
+        self.unrecorded += other.unrecorded
         self.seconds = max(self.seconds, other.seconds)
 
 
@@ -149,7 +156,7 @@ async def _ask(house: Victims, contents: Iterator[bytes], seen: Campaign, stoppi
 async def _count(house: Victims, seen: Campaign) -> None:
     """What became of each, once there is time for all."""
     began_s = time.monotonic()
-    waiting = list(seen.acknowledged)
+    waiting, corrected = list(seen.acknowledged), set[str]()
     async with httpx.AsyncClient(timeout=10, trust_env=False, base_url=house.agent.url) as client:
         while waiting:
             late = time.monotonic() - began_s > _DRAIN_S
@@ -158,6 +165,8 @@ async def _count(house: Victims, seen: Campaign) -> None:
                 reply = await client.get(f"/firstline/v1/answers/{request_id}")
                 answer = reply.json() if reply.status_code == 200 else {}
                 if answer.get("status") in (Status.FINAL, Status.EXPIRED):
+                    if answer["status"] == Status.FINAL:
+                        corrected.add(request_id)
                     seen.ends[answer["status"]] += 1
                 elif late or reply.status_code == 404:
                     seen.ends["lost"] += 1
@@ -173,8 +182,10 @@ async def _count(house: Victims, seen: Campaign) -> None:
                     break
                 await asyncio.sleep(0.1)
             seen.unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
-    corrected = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
-    seen.repeated += sum(count - 1 for count in corrected.values())
+    told = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
+    recorded = house.recorded
+    seen.recorded, seen.unrecorded = len(recorded), len(corrected.difference(recorded))
+    seen.repeated = sum(told.values()) - len(told) + len(recorded) - len(set(recorded))
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from figures import Figure, measured, tell, write
 
-from chaos import hardship
+from chaos import hardship, page
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
@@ -93,7 +93,9 @@ def kills(effort: Effort, seed: int) -> list[Figure]:
         Figure("kill -9 of gateways", seen.kills["gateway"], ""),
         Figure("requests acknowledged (durable: true)", len(seen.acknowledged), ""),
         Figure("acknowledged and lost", seen.lost, "", "0", not seen.lost),
-        Figure("corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
+        Figure("deliveries on the gateway's record", seen.recorded, ""),
+        Figure("corrected, and not on the gateway's record", seen.unrecorded, "", "0", not seen.unrecorded),
+        Figure("deliveries or corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
     ]
     if seen.announced:
         again = sum(seen.announced.values()) - len(seen.announced)
@@ -211,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += figures
         others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
         write(_TARGET, others + figures)
+        page.PAGE.write_text(page.filled(page.PAGE.read_text(), others + figures))
     return tell(found)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,8 +27,8 @@ _GATEWAY = """\
 port = 0
 [models]
 directory = "models"
-[auth]
-tokens_file = "tokens.json"
+[store]
+deliveries_limit = 1000000
 [log]
 level = "warning"
 """
@@ -107,6 +108,12 @@ class Victims:
         self.broker = broker
 
     @property
+    def recorded(self) -> list[str]:
+        """The ids of the deliveries on the gateway's record."""
+        with contextlib.closing(sqlite3.connect(self.folder / "gateway.db")) as store:
+            return [request_id for (request_id,) in store.execute("SELECT request_id FROM deliveries")]
+
+    @property
     def decisions(self) -> list[dict[str, object]]:
         """What the agent's decision log says, all lives of it; a line that a kill cut short is left out."""
         found = []
@@ -144,7 +151,7 @@ async def victims(
             gateway += f'[mqtt]\nenabled = true\nhost = "127.0.0.1"\nport = {broker.port}\n'
         gateway_config.write_text(gateway)
         agent_config.write_text(agent + cache)
-        await _make_token(gateway_config, folder / "device.token")
+        await _make_key(gateway_config, folder / "device.token")
         homes = [
             await stack.enter_async_context(nursery(module, folder))
             for module in ("firstline_edge", "firstline_gateway")
@@ -164,14 +171,14 @@ def _keep_one_variant(manifest: Path) -> None:
     manifest.write_text(json.dumps(said))
 
 
-async def _make_token(config: Path, file: Path) -> None:
+async def _make_key(config: Path, file: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline_gateway", "token", "create", DEVICE, "--kind", "device"),
+        *(sys.executable, "-m", "firstline_gateway", "key", "create", DEVICE, "--device"),
         *("--config", str(config)),
         stdout=asyncio.subprocess.PIPE,
     )
-    token, _ = await process.communicate()
-    await asyncio.to_thread(_write_private, file, token)
+    key, _ = await process.communicate()
+    await asyncio.to_thread(_write_private, file, key)
 
 
 def _write_private(file: Path, content: bytes) -> None:

@@ -18,6 +18,7 @@ from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api import openapi
 from firstline_edge.api.access import Access
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.arrival import arrived_s
@@ -68,6 +69,9 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
     async def status(_request: Request, _principal: str) -> Reply:
         return http.json_reply(agent.status())
 
+    async def described(_request: Request, _principal: str) -> Reply:
+        return http.json_reply(openapi.description())
+
     async def purge(request: Request, _principal: str) -> Reply:
         return await purge_reply(agent, request)
 
@@ -103,6 +107,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/firstline/v1/status", guarded(status)),
             Route("/firstline/v1/purge", guarded(purge), methods=["POST"]),
             Route("/metrics", guarded(metrics)),
+            Route("/openapi.json", guarded(described)),
         ],
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )

@@ -14,6 +14,8 @@ from firstline_core.types import Privacy, Route, Wait
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 _US_PER_S = 1_000_000
+# 285 years. Counted from a tier's own clock, the largest 64-bit number would no longer fit 64 bits on its way on.
+_TIMEOUT_MAX_US = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
 
 
 def timeout_us(deadline_s: float, now_s: float) -> int:
-    """What is left until a deadline, in microseconds, as `timeout` carries it: at least 1, for 0 means none."""
-    return max(1, int((deadline_s - now_s) * _US_PER_S))
+    """What is left until a deadline, in microseconds, as `timeout` carries it: 1 (for 0 means none) to 285 years."""
+    return max(1, int(min(deadline_s - now_s, _TIMEOUT_MAX_US / _US_PER_S) * _US_PER_S))
 
 
 def flag(parameters: Mapping[str, object], key: str) -> bool | None:
@@ -113,4 +115,4 @@ def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
         return None
     if type(value) is not int or value < 0:
         raise RequestError(f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none.")
-    return now_s + value / _US_PER_S
+    return now_s + min(value, _TIMEOUT_MAX_US) / _US_PER_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
+from firstline_core.protocol.parameters import timeout_us
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -308,3 +310,14 @@ class TestResponse:
     def test_a_malformed_response_is_the_far_sides_fault(self, sent: bytes) -> None:
         with pytest.raises(ProtocolError, match="server's response"):
             decode_response(sent, None)
+
+
+@pytest.mark.parametrize("timeout", [2**53, 2**63, 2**64 - 1])
+def test_a_timeout_beyond_all_measure_can_be_sent_on(timeout: int) -> None:
+    body = (
+        b'{"parameters":{"timeout":%d},"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[true]}]}' % timeout
+    )
+    request = decode_request("m", body, None, now_s=1e6)
+    sent = encode_request(request, now_s=1e6)
+    assert decode_request("m", sent.body, sent.header_length).deadline_s == pytest.approx(2**53 / 1e6)
+    assert timeout_us(math.inf, 0.0) == 2**53

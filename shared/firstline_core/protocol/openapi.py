@@ -1,0 +1,113 @@
+"""The routes that both tiers have, described as OpenAPI 3.1 operations: plain JSON values, of no framework.
+
+Each tier puts them beside its own routes and serves the whole at `GET /openapi.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Its name."}
+VERSION = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "The bundle's version.",
+}
+_HEADER_LENGTH = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "schema": {"type": "integer"},
+    "description": "Bytes of JSON before the binary tensors; absent where the body is JSON alone.",
+}
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string", "examples": ["FP32", "BYTES"]},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "parameters": {"type": "object"},
+        "data": {"type": "array", "items": {}},
+    },
+}
+_REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {"type": "object", "description": "timeout (microseconds), full_model_digest, ..."},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_RESPONSE = {
+    "type": "object",
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "parameters": {"type": "object", "description": "request_id, tier, reason, status, certified, ..."},
+        "outputs": {"type": "array", "items": _TENSOR},
+    },
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error", "code"],
+    "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
+}
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+
+
+def refusals() -> dict[str, Any]:
+    """The responses that any route may give instead of its own."""
+    said = {
+        "400": "The request does not say what it must.",
+        "401": "No valid token.",
+        "404": "No such model or version.",
+        "409": "The device's bundle names another full model.",
+        "413": "Over a limit that the sentence names.",
+        "503": "No room now; Retry-After says when to come back.",
+        "504": "The deadline passed before the request's turn.",
+    }
+    content = {"application/json": {"schema": _ERROR}}
+    return {status: {"description": text, "content": content} for status, text in said.items()}
+
+
+def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
+    """V2's infer.
+
+    Args:
+        summary: one sentence.
+        path: the parameters in its path.
+    """
+    content = {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BYTES}
+    answered = {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BYTES}
+    return {
+        "tags": ["inference"],
+        "summary": summary,
+        "security": [{"HTTPBearer": []}],
+        "parameters": [*path, _HEADER_LENGTH],
+        "requestBody": {"required": True, "content": content},
+        "responses": {"200": {"description": "The answer.", "content": answered}, **refusals()},
+    }
+
+
+def short_infer(**query: dict[str, Any]) -> dict[str, Any]:
+    """The short way in.
+
+    Args:
+        query: schemas of the parameters in its query.
+    """
+    return {
+        "tags": ["inference"],
+        "summary": "Send a file (an image, or JSON numbers) and read the label.",
+        "security": [{"HTTPBearer": []}],
+        "parameters": [MODEL, *({"name": name, "in": "query", "schema": schema} for name, schema in query.items())],
+        "requestBody": {"required": True, "content": {"*/*": _BYTES}},
+        "responses": {
+            "200": {"description": "Label, score and the five likeliest.", "content": {"application/json": {}}},
+            **refusals(),
+        },
+    }

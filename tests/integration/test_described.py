@@ -1,0 +1,36 @@
+"""Requests made from the OpenAPI descriptions of both tiers; `make fuzz` sends more of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from fuzzing import described
+from starlette.routing import Route
+from support.agent import edge_settings, serving_agent
+from support.line import line
+
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import create_app
+
+
+async def test_the_agents_description_covers_every_address(tmp_path: Path) -> None:
+    async with serving_agent(edge_settings(tmp_path)) as (agent, url), httpx.AsyncClient(base_url=url) as http:
+        document = (await http.get("/openapi.json")).json()
+        app = create_app(agent, access_of(agent.settings.api))
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    served = {(route.path, method.lower()) for route in routes for method in (route.methods or set()) - {"HEAD"}}
+    assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            in_path = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
+            assert in_path == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+
+
+def test_neither_tier_ever_fails(tmp_path: Path) -> None:
+    with line(tmp_path, environ={"FIRSTLINE_GATEWAY_AUTH__MODE": "off"}) as running:  # so that nothing stops at a 401
+        for name, tier in running.tiers.items():
+            found = described.ask(tier, 4, 3)
+            assert found.faults == [], name
+            assert found.requests > 2 * found.routes > 20
+            assert {200, 400, 404} <= set(found.statuses), name

@@ -1,0 +1,52 @@
+"""A few of the million inputs of `make fuzz`: readers of bytes from outside refuse them in a sentence, or read them."""
+
+from __future__ import annotations
+
+import pytest
+from fuzzing import campaign
+from fuzzing.campaign import Outcome, feed, made
+from fuzzing.targets import TARGETS, Target
+
+SEED = 7
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_no_input_crashes_its_reader(target: Target) -> None:
+    found = feed(target, SEED, range(1500))
+    assert found.crashes == []
+    assert 0 < found.refused < found.inputs  # damaged enough, and not beyond recognition
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_number_makes_its_input_again(target: Target) -> None:
+    assert [repr(made(target, SEED, number)) for number in range(50)] == [
+        repr(made(target, SEED, number)) for number in range(50)
+    ]
+    assert len({repr(made(target, SEED, number)) for number in range(50)}) > 25
+
+
+def test_what_nobody_foresaw_is_found_and_named() -> None:
+    def read(number: int) -> None:
+        if number % 100 == 7:
+            raise KeyError(number)
+        if number % 2:
+            raise ValueError(number)
+
+    target = Target("numbers", lambda random: random.randrange(1000), read, (ValueError,), 1)
+    found = feed(target, SEED, range(2000))
+    assert found.inputs == 2000
+    assert 800 < found.refused < 1100
+    assert found.crashes
+    for number, what in found.crashes:
+        assert what == f"KeyError: {made(target, SEED, number)}"
+
+
+def test_a_campaign_spreads_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "_CHUNK", 100)
+    found = campaign.run(500, SEED, processes=1)
+    assert {name: outcome.inputs for name, outcome in found.items()} == {
+        target.name: round(500 * target.share) for target in TARGETS
+    }
+    one = Outcome()
+    one.add(feed(TARGETS[0], SEED, range(200)))
+    assert found[TARGETS[0].name].refused == one.refused
