@@ -55,12 +55,14 @@ class Room:
     def __init__(self, broker: GeneratedBroker) -> None:
         self.certificates: list[Revoked] = []
         self.devices: set[str] = set()
+        self.version = 1
         self.keeper = BrokerKeeper(
             broker.files,
             authorities=lambda: Authorities(broker.issuer.authority),
+            version=lambda: self.version,
             revoked=lambda _now_s: list(self.certificates),
             devices=lambda: set(self.devices),
-            settings=gateways(broker),
+            refresh_s=0.1,
             clock=SYSTEM_CLOCK,
         )
 
@@ -68,7 +70,7 @@ class Room:
 @pytest.fixture
 async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
     found = Room(broker)
-    found.keeper.start()
+    found.keeper.start(gateways(broker))
     yield found
     await found.keeper.close()
 
@@ -83,7 +85,7 @@ async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker
     room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
     room.devices.add("a")
     started_s = time.monotonic()
-    room.keeper.changed()
+    room.version += 1
     await asyncio.to_thread(revoked.wait, lambda: revoked.gone)
     assert time.monotonic() - started_s < ENDED_WITHIN_S
 
@@ -124,7 +126,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
     room.certificates.append(Revoked(stolen, time.time(), "a"))
-    room.keeper.changed()
+    room.version += 1
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     owner = await asyncio.to_thread(broker.device, fresh)
     assert owner.is_in
