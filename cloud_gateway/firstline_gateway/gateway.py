@@ -11,7 +11,6 @@ from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
@@ -19,11 +18,13 @@ from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.identity import keys
+from firstline_gateway.identity import identity
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
@@ -65,13 +66,16 @@ class Gateway:
         batcher = Batcher(
             executor,
             clock=clock,
-            max_batch_rows=settings.execution.max_batch_rows,
-            queue_requests=settings.execution.queue_requests,
-            queue_bytes=settings.execution.queue_bytes,
+            bounds=Bounds(
+                requests=settings.execution.queue_requests,
+                size_bytes=settings.execution.queue_bytes,
+                seconds=settings.execution.queue_s,
+                batch_rows=settings.execution.max_batch_rows,
+            ),
             on_batch=self.metrics.batch,
-            on_expired=self.metrics.expired,
+            on_late=self.metrics.late,
         )
-        self.metrics.queue_depth(lambda: batcher.depth)
+        self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
@@ -140,10 +144,10 @@ class Gateway:
                 log.warning("answers not published", after_s=_PUBLISH_S)
 
     async def close(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Ends MQTT and frees the models; what runs at this moment has `timeout_s` to finish.
+        """Ends MQTT, writes what is to be kept and frees the models; what is at work has `timeout_s` to finish.
 
         Returns:
-            False where a batch runs on, which nothing can end but the end of the process.
+            False where a batch runs on, or a database says nothing: only the end of the process ends those.
         """
         if self._mqtt is not None:
             await self._mqtt.close()
@@ -153,10 +157,11 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        await asyncio.to_thread(self.deliveries.close)
-        await asyncio.to_thread(self.writer.close)
-        self.database.close()
-        return await asyncio.to_thread(self._executor.close, timeout_s)
+        ends = (self.deliveries.close, self.writer.close, self._executor.close)
+        ended = await asyncio.gather(*(asyncio.to_thread(end, timeout_s) for end in ends))
+        if all(ended):
+            self.database.close()
+        return all(ended)
 
     async def _refresh(self) -> None:
         """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
@@ -208,6 +213,6 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
-    keys.read_old_tokens(Path(settings.auth.tokens_file))
+    identity.check_files(settings)
     if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

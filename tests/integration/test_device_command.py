@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from click.testing import Result
-from support.site import Site, site
+from support.tls_site import Site, site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app

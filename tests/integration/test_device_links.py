@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from support.bundles import encode
 from support.gateway import DIGITS
-from support.site import Site, site
+from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.enrolment import parse_join_token

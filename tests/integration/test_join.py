@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
-from support.site import Site, site
+from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.__main__ import main

@@ -14,8 +14,8 @@ import pytest_asyncio
 from support.identities import DAY_S, Device, certificate, csr, invite
 from support.keys import bearer
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
-from support.site import Site, site
 from support.tables import table_after
+from support.tls_site import Site, site
 
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_gateway.api.app import create_app

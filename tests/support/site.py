@@ -1,91 +1,97 @@
-"""A gateway with TLS and its Mosquitto, as an operator sets them up, for devices that join them."""
+"""A gateway that serves HTTPS on loopback, and whoever keeps its fleet."""
 
 from __future__ import annotations
 
-import os
 import ssl
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-from support.broker import HOST, Broker, free_port
+from sqlalchemy import insert
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
-from support.identities import invite
+from support.identities import Device, invite
 from support.keys import bearer, create_key
 
-from firstline_gateway.broker.config import CONFIGURATION
 from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.identity import ca
+from firstline_gateway.identity.enrolment import next_version
+from firstline_gateway.identity.tables import CERTIFICATES
 from firstline_gateway.settings import load
 
 REFRESH_S = 0.2
 
 
-@dataclass
 class Site:
-    """What runs, and who keeps the fleet."""
+    """A gateway that serves HTTPS, and whoever keeps its fleet."""
 
-    folder: Path
-    gateway: Gateway
-    url: str
-    keeper: httpx.AsyncClient
-    broker: Broker | None
-    device_port: int
-    gateway_port: int
+    def __init__(self, gateway: Gateway, url: str, folder: Path, keeper: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.folder = folder
+        self.keeper = keeper
+        self.authority = gateway.identity.folder.open().active
 
-    async def token_file(self, device: str) -> Path:
-        """A join token as the operator hands it over."""
-        (token,) = await invite(self.keeper, device)
-        file = self.folder / f"{device}.token"
-        file.write_text(token + "\n")
-        return file
+    def device(self, name: str = "press-7") -> Device:
+        return Device(self.folder / name, self.url, self.authority.pem, name)
 
-    async def revoke(self, device: str) -> None:
-        reply = await self.keeper.post(f"/firstline/v1/devices/{device}/revoke")
-        assert reply.status_code == 200, reply.text
+    async def enrolled(self, name: str = "press-7") -> Device:
+        device = self.device(name)
+        (token,) = await invite(self.keeper, name)
+        assert (await device.enrol(token)).status_code == 200
+        return device
+
+    def trusting(self, believed_pem: str) -> httpx.AsyncClient:
+        """The keeper's client, for a server whose certificate is another authority's."""
+        believed = ssl.create_default_context(cadata=believed_pem)
+        headers = {"Authorization": self.keeper.headers["Authorization"]}
+        return httpx.AsyncClient(base_url=self.url, verify=believed, headers=headers)
+
+    def issued(self, device: str, pem: str) -> None:
+        """Has the store know a certificate that the test made."""
+        found = ca.load_certificate(pem.encode())
+        with self.gateway.database.begin() as on:
+            version = next_version(on)
+            on.execute(
+                insert(CERTIFICATES).values(
+                    serial=ca.serial_of(found),
+                    device=device,
+                    issued_s=found.not_valid_before_utc.timestamp(),
+                    not_after_s=found.not_valid_after_utc.timestamp(),
+                    changed=version,
+                )
+            )
 
 
 @asynccontextmanager
-async def site(folder: Path, *, mosquitto: bool = False, **overrides: object) -> AsyncIterator[Site]:
-    """A gateway with the digits on a free port; with `mosquitto` also a broker on the files that it writes."""
-    folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
-    store = sqlite_store(folder)
-    key = create_key(store, "ops", "operator")
-    device_port, gateway_port = free_port(), free_port()
-    settings: dict[str, object] = {
-        "tls.enabled": True,
-        "tls.hosts": (HOST,),
-        "auth.refresh_s": REFRESH_S,
-        "auth.tokens_file": str(folder / "tokens.json"),
-        "identity.directory": str(folder / "identity"),
-        "models.directory": str(DIGITS.parent),
-        "contracts.state_file": str(folder / "contracts.db"),
-        "store.url": store.url,
-    }
-    if mosquitto:
-        settings |= {
-            "identity.broker_host": HOST,
-            "identity.broker_port": device_port,
-            "mqtt.enabled": True,
-            "mqtt.port": gateway_port,
-            "broker.directory": str(folder / "broker"),
-            "broker.port": device_port,
-            "broker.gateway_port": gateway_port,
-            "broker.pid_file": str(folder / "mosquitto.pid"),
+async def site(folder: Path, **overrides: object) -> AsyncIterator[Site]:
+    settings = load(
+        None,
+        overrides={
+            "models.directory": str(DIGITS.parent),
+            "store.url": sqlite_store(folder).url,
+            "tls.enabled": True,
+            "tls.hosts": ["127.0.0.1"],
+            "identity.directory": str(folder / "identity"),
+            "auth.refresh_s": REFRESH_S,
         }
-    gateway = open_gateway(load(None, overrides=settings | overrides))
-    async with AsyncExitStack() as stack:
-        broker = None
-        if mosquitto:
-            config = folder / "mosquitto.conf"
-            text = (folder / "broker" / CONFIGURATION).read_text()
-            config.write_text(text + ("user root\n" if os.geteuid() == 0 else ""))
-            broker = stack.enter_context(Broker(folder, config=config, port=gateway_port))
-        url = await stack.enter_async_context(serving(gateway))
-        verify = ssl.create_default_context(cafile=folder / "identity" / "authorities.pem")
-        keeper = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url, verify=verify, headers=bearer(key), timeout=10)
-        )
-        yield Site(folder, gateway, url, keeper, broker, device_port, gateway_port)
+        | overrides,
+    )
+    headers = bearer(create_key(settings.store, f"anna-{time.time_ns()}", "operator"))
+    gateway = open_gateway(settings)
+    believed = ssl.create_default_context(cadata=gateway.identity.folder.open().pem)
+    async with (
+        serving(gateway) as url,
+        httpx.AsyncClient(base_url=url, verify=believed, headers=headers) as keeper,
+    ):
+        yield Site(gateway, url, folder, keeper)
+
+
+async def refusal(client: httpx.AsyncClient, path: str = "/v2", headers: dict[str, str] | None = None) -> str:
+    """The sentence with which a request is refused for who asks."""
+    reply = await client.get(path, headers=headers)
+    assert (reply.status_code, reply.json()["code"]) == (401, "unauthorized"), reply.text
+    sentence: str = reply.json()["error"]
+    return sentence

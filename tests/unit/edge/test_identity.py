@@ -256,7 +256,7 @@ class Renewing:
 
     async def let_days_go_by(self, days: float) -> None:
         for _ in range(int(days * 24)):
-            while not self.clock.sleepers:  # what goes on in threads is on no simulated clock
+            while not self.clock.sleepers:  # noqa: ASYNC110 (what goes on in threads is on no simulated clock)
                 await asyncio.sleep(0)
             await self.clock.advance(3600)
 
@@ -285,7 +285,7 @@ async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_ol
     before = renewing.credentials.files.device.read_text()
     task = asyncio.create_task(renewing.renewal.run())
     await renewing.let_days_go_by(66)
-    assert 5 < len(renewing.asked_s) < 24 * 12
+    assert 5 < len(renewing.asked_s) < 10 * 24 * 4  # an hour and less between two, half an hour on average
     assert "The gateway is away." in renewing.renewal.problem
     assert renewing.credentials.files.device.read_text() == before
     renewing.error = None
