@@ -62,13 +62,17 @@ _BEGAN_S = time.monotonic()
 def simulation(effort: Effort, seed: int) -> list[Figure]:
     """Seeds of the deterministic simulation."""
 
+    known = 0
+
     def told(tally: Tally) -> None:
-        if tally.seeds % 500 == 0 or tally.violations:
-            say("simulation", f"{tally.seeds} seeds, {len(tally.violations)} violations")
+        nonlocal known
+        for violation in tally.violations[known:]:
+            say("simulation", violation)
+        known = len(tally.violations)
+        if tally.seeds % 500 == 0:
+            say("simulation", f"{tally.seeds} seeds, {known} violations")
 
     tally = run_many(seed * 1_000_000, effort.seeds, os.cpu_count() or 1, told)
-    for violation in tally.violations[:20]:
-        say("simulation", violation)
     speed = tally.simulated_s / tally.core_s
     return [
         Figure("seeds of five simulated minutes", tally.seeds, ""),
@@ -213,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += figures
         others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
         write(_TARGET, others + figures)
-        page.PAGE.write_text(page.filled(page.PAGE.read_text(), others + figures))
+        page.refill()
     return tell(found)
 
 
