@@ -25,13 +25,13 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway import __version__
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.scheduling.batcher import Batcher
 
 _RETRY_WHILE_DRAINING_S = 1.0
 

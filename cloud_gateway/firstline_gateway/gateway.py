@@ -11,7 +11,6 @@ from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
@@ -23,6 +22,8 @@ from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
@@ -64,13 +65,16 @@ class Gateway:
         batcher = Batcher(
             executor,
             clock=clock,
-            max_batch_rows=settings.execution.max_batch_rows,
-            queue_requests=settings.execution.queue_requests,
-            queue_bytes=settings.execution.queue_bytes,
+            bounds=Bounds(
+                requests=settings.execution.queue_requests,
+                size_bytes=settings.execution.queue_bytes,
+                seconds=settings.execution.queue_s,
+                batch_rows=settings.execution.max_batch_rows,
+            ),
             on_batch=self.metrics.batch,
-            on_expired=self.metrics.expired,
+            on_late=self.metrics.late,
         )
-        self.metrics.queue_depth(lambda: batcher.depth)
+        self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)

@@ -24,7 +24,7 @@ class GatewayMetrics(RequestMetrics):
     def __init__(self) -> None:
         super().__init__("gateway")
         self._batch_rows = self.histogram("batch_rows", "Rows that ran as one batch.", _BATCH_ROWS_BUCKETS)
-        self._expired = self.counter("expired_total", "Requests whose deadline passed before their turn to run.")
+        self._late = self.counter("late_total", "Requests that were let in and not answered by their deadline.")
         self._audits = self.counter(
             "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
         )
@@ -36,9 +36,14 @@ class GatewayMetrics(RequestMetrics):
         """Counts one batch."""
         self._batch_rows.observe(rows)
 
-    def expired(self) -> None:
-        """Counts one request dropped before it ran."""
-        self._expired.inc()
+    def late(self) -> None:
+        """Counts one request that was let in and whose deadline passed."""
+        self._late.inc()
+
+    def queue(self, depth: Callable[[], float], wait_s: Callable[[], float]) -> None:
+        """Says where to read how many requests wait, and how long another would."""
+        self.gauge("queue_depth", "Requests that wait to run.", depth)
+        self.gauge("queue_seconds", "How long a request would wait that came now.", wait_s)
 
     def delivery(self, result: Literal["recorded", "repeated", "refused", "reused"]) -> None:
         """Counts a delivery: new, known, not to be kept now, or another's id."""
@@ -47,10 +52,6 @@ class GatewayMetrics(RequestMetrics):
     def store(self, read: Callable[[], float]) -> None:
         """Says where to read whether the store takes what is to be kept."""
         self.gauge("store_up", "1 while the store takes what is to be kept.", read)
-
-    def queue_depth(self, read: Callable[[], float]) -> None:
-        """Says where to read how many requests wait."""
-        self.gauge("queue_depth", "Requests that wait to run.", read)
 
     def audit(self, model: ModelKey, *, disagrees: bool) -> None:
         """Counts an audit that was counted."""

@@ -107,6 +107,8 @@ class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most requests that wait for one model; more are refused with a time to come back."""
     queue_bytes: Count = 1 << 30
     """The most bytes of tensors that wait, all models together."""
+    queue_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """The longest that a request without a deadline may have to wait (seconds); one with a deadline: until that."""
 
 
 class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

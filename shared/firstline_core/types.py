@@ -122,6 +122,10 @@ class Reason(StrEnum):
     CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
 
 
+LOWEST_PRIORITY = 3
+"""Levels of `InferRequest.priority` go from 1, the highest, to this; 2 is the default."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
     """An output that the caller named; `binary` is None where the request's default holds."""
@@ -183,6 +187,7 @@ class InferRequest:
         full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
         principal: who asked, as the transport authenticated them.
         audit: on a device's request that audits a kept answer; None elsewhere.
+        priority: 1 goes first where a gateway is short of room, `LOWEST_PRIORITY` last; 0 is the default.
         alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
             device's own audits broke; "" elsewhere.
         promised: on a device's request that keeps the promise of a correction: it takes effect once, however often it
@@ -203,6 +208,7 @@ class InferRequest:
     full_model_digest: str = ""
     principal: str = ""
     audit: AuditNote | None = None
+    priority: int = 0
     alarm: str = ""
     promised: bool = False
 

@@ -99,8 +99,7 @@ async def test_the_gateway_knows_what_is_left(house: House) -> None:
     busy = await house.busy()
     waits = asyncio.create_task(house.link.infer(asked(), 7.5))
     await until(lambda: house.waiting == 1)
-    (queue,) = house.gateway.plane._batcher._queues.values()
-    (item,) = queue.waiting.values()
+    (item,) = house.gateway.plane._batcher._queue
     assert item.request.deadline_s is not None
     assert 6.0 < item.request.deadline_s - time.monotonic() <= 7.5
     house.executor.release()

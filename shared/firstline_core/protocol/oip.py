@@ -102,6 +102,7 @@ def decode_request(
         privacy=wishes.privacy,
         wait=wishes.wait,
         deadline_s=wishes.deadline_s,
+        priority=wishes.priority,
         full_model_digest=asked.text(parameters, "full_model_digest"),
         principal=principal,
         audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
@@ -139,6 +140,8 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
         parameters["wait"] = request.wait.value
     if request.deadline_s is not None:
         parameters["timeout"] = asked.timeout_us(request.deadline_s, now_s)
+    if request.priority:
+        parameters["priority"] = request.priority
     if request.audit is not None:
         parameters |= contract.note_parameters(request.audit)
     parameters |= contract.alarm_parameters(request.alarm)

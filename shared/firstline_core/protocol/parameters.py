@@ -1,4 +1,4 @@
-"""What a caller may ask for beside the tensors: route, privacy, wait and timeout, in JSON or in a query."""
+"""What a caller may ask for beside the tensors: route, privacy, wait, timeout and priority, in JSON or in a query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from firstline_core.errors import RequestError
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import Privacy, Route, Wait
+from firstline_core.types import LOWEST_PRIORITY, Privacy, Route, Wait
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -26,6 +26,7 @@ class Preferences:
     privacy: Privacy
     wait: Wait
     deadline_s: float | None
+    priority: int
 
 
 def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
@@ -43,6 +44,7 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
         privacy=_choice(parameters, "privacy", Privacy.ANY),
         wait=_choice(parameters, "wait", Wait.FINAL),
         deadline_s=_deadline_s(parameters, now_s),
+        priority=_priority(parameters),
     )
 
 
@@ -55,15 +57,16 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     Raises:
         RequestError: a name that is not known.
     """
-    known = ("route", "privacy", "wait", "timeout")
+    known = ("route", "privacy", "wait", "timeout", "priority")
     for name in query:
         if name not in known:
             raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(known)}.")
     parameters: dict[str, object] = dict(query)
-    timeout = query.get("timeout")
-    # 20 digits hold every unsigned 64-bit number, and keep int() from work without end.
-    if timeout is not None and timeout.isascii() and timeout.isdigit() and len(timeout) <= 20:
-        parameters["timeout"] = int(timeout)
+    for name in ("timeout", "priority"):
+        number = query.get(name, "")
+        # 20 digits hold every unsigned 64-bit number, and keep int() from work without end.
+        if number.isascii() and number.isdigit() and len(number) <= 20:
+            parameters[name] = int(number)
     return parameters
 
 
@@ -116,3 +119,18 @@ def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
     if type(value) is not int or value < 0:
         raise RequestError(f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none.")
     return now_s + min(value, _TIMEOUT_MAX_US) / _US_PER_S
+
+
+def _priority(parameters: Mapping[str, object]) -> int:
+    """Triton's: 1 is the highest level, 0 the default. What is below the lowest level counts as that.
+
+    https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
+    """
+    value = parameters.get("priority")
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise RequestError(
+            f"Parameter 'priority' is {shown(value)}; use 1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default."
+        )
+    return min(value, LOWEST_PRIORITY)

@@ -1,6 +1,6 @@
 """The short way in, for people with a file and no tensors: an image or JSON as the body, labels in the answer.
 
-`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=`, the same on both tiers.
+`POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=`, the same on both tiers.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def request_from_file(
         metadata: its inputs.
         body: with any Content-Encoding undone.
         content_type: only multipart is told apart; curl and tritonclient send none, or a wrong one.
-        query: `route`, `privacy`, `wait`, `timeout` in microseconds.
+        query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
         principal: who asks.
         limits: as for V2.
@@ -157,6 +157,7 @@ def request_from_file(
         privacy=wishes.privacy,
         wait=wishes.wait,
         deadline_s=wishes.deadline_s,
+        priority=wishes.priority,
         principal=principal,
     )
 

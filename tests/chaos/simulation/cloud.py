@@ -19,19 +19,21 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
 from firstline_gateway.store.database import open_database
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
 
+_QUEUE_S = 10.0
 _MAX_BATCH_ROWS = 8
 
 
@@ -95,9 +97,9 @@ class Cloud:
         batcher = Batcher(
             executor,
             clock=self._clock,
-            max_batch_rows=_MAX_BATCH_ROWS,
-            queue_requests=self._plan.queue_requests,
-            queue_bytes=1 << 20,
+            bounds=Bounds(
+                requests=self._plan.queue_requests, size_bytes=1 << 20, seconds=_QUEUE_S, batch_rows=_MAX_BATCH_ROWS
+            ),
         )
         settings = Store(url=f"sqlite:///{self._file}")
         database = open_database(settings)

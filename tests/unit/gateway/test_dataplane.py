@@ -34,13 +34,14 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_gateway.batcher import Batcher
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 
 
@@ -54,7 +55,8 @@ class Bench:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
-        batcher = Batcher(self.executor, clock=self.clock, max_batch_rows=8, queue_requests=8, queue_bytes=1 << 20)
+        bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
+        batcher = Batcher(self.executor, clock=self.clock, bounds=bounds)
         self.kept = Kept(sqlite_store(folder))
         self.contracts = ContractMonitor(
             self.kept.database,

@@ -1,0 +1,106 @@
+"""Two bundles to load a gateway with: one whose rows take about so many milliseconds each, and one that takes none."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper, save
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
+from firstline_core.bundle.steps import Softmax
+
+FEATURES = 16
+_CLASSES, _TOKENS, _WIDTH = 4, 64, 384
+_TRIAL_LAYERS, _TRIALS = 8, 15
+
+
+def quick_bundle(folder: Path) -> None:
+    """One small product: microseconds."""
+    nodes = [helper.make_node("MatMul", ["x", "last"], ["logits"])]
+    _write_bundle(folder, nodes, {"last": _weights(FEATURES, _CLASSES)})
+
+
+def slow_bundle(folder: Path, row_ms: float) -> float:
+    """Layers of products over a few tokens, as many as take the time on one core of this machine; rows add up.
+
+    Returns:
+        What a row takes in the end, the median of some runs (ms).
+    """
+    trial_ms = _timed_ms(_layers(folder, _TRIAL_LAYERS))
+    layers = max(1, round(_TRIAL_LAYERS * row_ms / trial_ms))
+    return _timed_ms(_layers(folder, layers))
+
+
+def _layers(folder: Path, count: int) -> Path:
+    weights = {
+        "tokens": np.ones((_TOKENS, 1), np.float32),
+        "axis": np.array([1]),
+        "first": _weights(FEATURES, _WIDTH),
+        "last": _weights(_WIDTH, _CLASSES),
+    }
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axis"], ["row"]),
+        helper.make_node("Mul", ["row", "tokens"], ["wide"]),
+        helper.make_node("MatMul", ["wide", "first"], ["layer_0"]),
+    ]
+    for n in range(count):
+        weights[f"weights_{n}"] = _weights(_WIDTH, _WIDTH, seed=n)
+        nodes.append(helper.make_node("MatMul", [f"layer_{n}", f"weights_{n}"], [f"product_{n}"]))
+        nodes.append(helper.make_node("Relu", [f"product_{n}"], [f"layer_{n + 1}"]))
+    nodes.append(helper.make_node("ReduceMean", [f"layer_{count}"], ["mean"], axes=[1], keepdims=0))
+    nodes.append(helper.make_node("MatMul", ["mean", "last"], ["logits"]))
+    return _write_bundle(folder, nodes, weights)
+
+
+def _weights(rows: int, columns: int, seed: int = 0) -> Any:
+    return (np.random.default_rng(seed).standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
+
+
+def _write_bundle(folder: Path, nodes: list[Any], weights: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "full.onnx"
+    graph = helper.make_graph(
+        nodes,
+        folder.name,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", _CLASSES])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    content = path.read_bytes()
+    full = Model(
+        id="full",
+        artefact=Artefact("full.onnx", hashlib.sha256(content).hexdigest(), len(content)),
+        runtime="onnx",
+        precision="fp32",
+        postprocess=(Softmax(),),
+    )
+    manifest = Manifest(
+        name=folder.name,
+        version=1,
+        labels=tuple("abcd"),
+        input=InputSpec("x", "FP32", (-1, FEATURES)),
+        edge=(),
+        full=full,
+    )
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return path
+
+
+def _timed_ms(path: Path) -> float:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    row = np.zeros((1, FEATURES), np.float32)
+    times = []
+    for _ in range(_TRIALS):
+        started_s = time.perf_counter()
+        session.run(None, {"x": row})
+        times.append(time.perf_counter() - started_s)
+    return float(np.median(times)) * 1000

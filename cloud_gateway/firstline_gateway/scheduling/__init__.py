@@ -1,0 +1,1 @@
+"""Who runs when: admission (may it come in?), the order of what waits, and the batches that are made of it."""

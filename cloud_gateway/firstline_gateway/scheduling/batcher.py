@@ -1,0 +1,187 @@
+"""Dynamic batching without waiting: what queued while every session was busy is the next batch.
+
+Nothing polls. A request that finds a free session starts at once, alone; under load batches grow by themselves,
+because more requests wait when a session frees. (Triton's and TorchServe's batchers hold requests back for a configured
+delay instead.) Here are the queue's comings and goings; `admission.py` decides who comes in, `batches.py` what runs
+next.
+
+What is promised: a request that was let in is answered by its deadline, or told at that moment that it is not. The
+first is as good as the predictions are; the second holds always. Audits alone are let in without a promise: nobody
+waits for them, and they give way to everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from firstline_core.clock import Clock
+from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.types import InferRequest
+from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probabilities
+from firstline_gateway.scheduling.admission import Admission, Bounds
+from firstline_gateway.scheduling.batches import choose
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    batch: list[Waiting]
+    started_s: float
+    seconds: float  # expected
+
+    @property
+    def rows(self) -> int:
+        return sum(item.request.rows for item in self.batch)
+
+    def left_s(self, now_s: float) -> float:
+        """What it will still take. One that takes longer than expected is expected to take as much longer again."""
+        return abs(self.started_s + self.seconds - now_s)
+
+
+class Batcher:
+    """Lets requests in, queues them and feeds the executor. Belongs to one event loop.
+
+    Args:
+        executor: runs at most `executor.slots` batches at the same moment.
+        clock: what deadlines are on.
+        bounds: how much may wait.
+        on_batch: told each batch's rows, for the metrics.
+        on_late: told of each request that was let in and not answered by its deadline, but for audits.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        clock: Clock,
+        bounds: Bounds,
+        on_batch: Callable[[int], None] = lambda rows: None,
+        on_late: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._bounds = bounds
+        self._on_batch = on_batch
+        self._on_late = on_late
+        self._queue = Queue()
+        self._admission = Admission(self._queue, executor.slots, bounds)
+        self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait, all models together."""
+        return len(self._queue)
+
+    @property
+    def wait_s(self) -> float:
+        """How long a request without a deadline that came now would wait, as far as is known."""
+        return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().seconds) / self._executor.slots
+
+    async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
+        """Waits for the request's turn and returns its rows, (rows, classes) in their order.
+
+        A caller that is cancelled while it waits takes its request out of the queue.
+
+        Raises:
+            QueueFullError: it would wait too long, or too much waits already; `retry_after_s` says when to come back.
+            DeadlineExceededError: it allows less than the model takes, or its deadline passed.
+            FirstlineError: what the executor said of this request.
+        """
+        now_s = self._clock.monotonic_s()
+        if request.deadline_s is not None and request.deadline_s <= now_s:
+            raise _expired()
+        idle = len(self._running) < self._executor.slots and not self._queue
+        item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
+        self._queue.add(item, item.seconds / self._executor.slots)
+        self._start_batches()
+        if request.deadline_s is not None:
+            item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
+        try:
+            found = await item.answered
+            self._admission.learn(item, self._clock.monotonic_s())
+            return found
+        finally:
+            if item.expiry is not None:
+                item.expiry.cancel()
+            self._queue.remove(item)
+
+    def abandon(self, error: FirstlineError) -> None:
+        """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
+        for item in tuple(self._queue):
+            self._queue.remove(item)
+            _settle(item, error)
+        for running in self._running.values():
+            for item in running.batch:
+                _settle(item, error)
+
+    def _expire(self, item: Waiting) -> None:
+        self._queue.remove(item)
+        if not item.answered.done():
+            if item.level != AUDIT_LEVEL:
+                self._on_late()
+            self._admission.learn(item, self._clock.monotonic_s())
+            _settle(item, _expired())
+
+    def _busy_s(self, now_s: float) -> float:
+        return sum(running.left_s(now_s) for running in self._running.values())
+
+    def _start_batches(self) -> None:
+        while self._queue and len(self._running) < self._executor.slots:
+            now_s = self._clock.monotonic_s()
+            batch, hopeless = choose(
+                self._queue,
+                self._admission.times,
+                now_s=now_s,
+                margin_s=self._admission.margin_s,
+                max_rows=self._bounds.batch_rows,
+            )
+            for item in hopeless:
+                self._expire(item)
+            for item in batch:
+                self._queue.remove(item)
+            if batch:
+                self._start(batch, now_s)
+
+    def _start(self, batch: list[Waiting], now_s: float) -> None:
+        key = batch[0].key
+        rows = sum(item.request.rows for item in batch)
+        self._on_batch(rows)
+        inputs = [item.request.inputs[0] for item in batch]
+        deadlines_s = [item.request.deadline_s for item in batch]
+        task = asyncio.create_task(self._executor.run(key, inputs, deadlines_s))
+        self._running[task] = _Running(batch, now_s, self._admission.times[key].seconds(rows))
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
+        ended = self._running.pop(task)
+        now_s = self._clock.monotonic_s()
+        self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
+        # The session must not idle while answers are handed out.
+        self._start_batches()
+        if task.cancelled():
+            for item in ended.batch:
+                item.answered.cancel()
+            return
+        error = task.exception()
+        if error is not None:
+            for item in ended.batch:
+                _settle(item, error)
+            return
+        for item, outcome in zip(ended.batch, task.result(), strict=True):
+            _settle(item, outcome)
+
+
+def _settle(item: Waiting, outcome: Probabilities | BaseException) -> None:
+    if item.answered.done():  # its caller went away
+        return
+    if isinstance(outcome, BaseException):
+        item.answered.set_exception(outcome)
+    else:
+        item.answered.set_result(outcome)
+
+
+def _expired() -> FirstlineError:
+    return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")

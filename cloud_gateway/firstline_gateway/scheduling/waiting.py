@@ -1,0 +1,149 @@
+"""What waits to run, in the order in which it is to run, and what that order foresees for each.
+
+The order is that of due times. A request with a deadline is due then: earliest deadline first meets all deadlines
+where any order does (Jackson, 1955). One without is due when its client's fair share of the machine would have it
+done, as in weighted fair queueing (Demers, Keshav and Shenker, 1989): a client with little waiting goes before one with
+much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firstline_core.clock import Timer
+from firstline_core.types import LOWEST_PRIORITY, InferRequest
+from firstline_gateway.executors.base import ModelKey, Probabilities
+
+DEFAULT_LEVEL = 2
+AUDIT_LEVEL = LOWEST_PRIORITY + 1
+"""Audits go below everything that somebody waits for."""
+
+Client = tuple[str, str]
+"""What it asks for, and who: its audits take no room from its other requests."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request that was let in.
+
+    Args:
+        level: of priority; lower goes first where that makes nobody late.
+        due_s: its place in the order.
+        latest_s: when it must be done, because it was let in with that word.
+        seconds: of one slot, as its share of a batch.
+        alone_s: seconds that a batch of it alone takes.
+        foreseen_s: when it would be done, as far as was known last.
+    """
+
+    key: ModelKey
+    request: InferRequest
+    level: int
+    size_bytes: int
+    due_s: float
+    latest_s: float
+    seconds: float
+    alone_s: float
+    foreseen_s: float
+    answered: asyncio.Future[Probabilities]
+    expiry: Timer | None = None
+
+    @property
+    def spare_s(self) -> float:
+        """What it can be put off by and still be in time. Audits promise nothing to anybody."""
+        return float("inf") if self.level == AUDIT_LEVEL else self.latest_s - self.foreseen_s
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much of something waits; `seconds` are of one slot."""
+
+    requests: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    size_bytes: int = 0
+
+    def count(self, item: Waiting, sign: int) -> None:
+        self.requests += sign
+        self.rows += sign * item.request.rows
+        self.seconds += sign * item.seconds
+        self.size_bytes += sign * item.size_bytes
+
+
+_NOTHING = Tally()
+
+
+class Queue:
+    """All that waits, of all models, by due time; with sums that would take long to count."""
+
+    def __init__(self) -> None:
+        self._items: list[Waiting] = []
+        self._tallies: dict[ModelKey | Client | int | None, Tally] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._items)
+
+    def of(self, whose: ModelKey | Client | int | None = None) -> Tally:
+        """What waits of a model, of a client or of a level; of all together without an argument."""
+        return self._tallies.get(whose, _NOTHING)
+
+    def place(self, due_s: float, level: int) -> tuple[float, float]:
+        """What a newcomer would find that is due then. Audits are before no others.
+
+        Returns:
+            Seconds of work before it, and by how much those behind it can be put off (infinite where there are none).
+        """
+        skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
+        behind_s, spare_s = 0.0 if skipped is None else self.of(skipped).seconds, float("inf")
+        for item in reversed(self._items):  # most newcomers are due last
+            if item.due_s <= due_s:
+                break
+            if item.level != skipped:
+                behind_s += item.seconds
+                spare_s = min(spare_s, item.spare_s)
+        return max(0.0, self.of().seconds - behind_s), spare_s
+
+    def add(self, item: Waiting, delay_s: float) -> None:
+        """Puts it into its place; those behind it are done `delay_s` later."""
+        position = bisect_right(self._items, item.due_s, key=_due_s)
+        for behind in self._items[position:]:
+            behind.foreseen_s += delay_s
+        self._items.insert(position, item)
+        for whose in (None, item.key, client_of(item.request), item.level):
+            self._tallies.setdefault(whose, Tally()).count(item, 1)
+
+    def remove(self, item: Waiting) -> bool:
+        """Takes it out; False where it was out already."""
+        position = bisect_left(self._items, item.due_s, key=_due_s)
+        while position < len(self._items) and self._items[position] is not item:
+            if self._items[position].due_s > item.due_s:
+                return False
+            position += 1
+        if position == len(self._items):
+            return False
+        del self._items[position]
+        for whose in (None, item.key, client_of(item.request), item.level):
+            tally = self._tallies[whose]
+            tally.count(item, -1)
+            if not tally.requests:  # rounding errors of `seconds` go with it
+                del self._tallies[whose]
+        return True
+
+
+def _due_s(item: Waiting) -> float:
+    return item.due_s
+
+
+def client_of(request: InferRequest) -> Client:
+    """Whose room a request takes."""
+    return "answers" if request.audit is None else "audits", request.principal
+
+
+def level_of(request: InferRequest) -> int:
+    """The level of a request: 1 is the highest."""
+    return AUDIT_LEVEL if request.audit is not None else request.priority or DEFAULT_LEVEL

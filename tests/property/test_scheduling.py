@@ -1,0 +1,140 @@
+"""What the gateway's scheduling promises, on simulated time, whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated_load import Asked, Ended, Load
+
+from firstline_core.errors import QueueFullError
+from firstline_gateway.executors.base import ModelKey
+
+M, N = ModelKey("m", 1), ModelKey("n", 1)
+SECONDS = {M: (0.0, 0.010), N: (0.020, 0.002)}
+
+asked = st.builds(
+    Asked,
+    at_s=st.floats(0, 0.03),
+    key=st.sampled_from((M, N)),
+    rows=st.integers(1, 3),
+    timeout_s=st.none() | st.floats(0.05, 0.5),  # no model takes more than 0.03 s
+    principal=st.sampled_from(("a", "b", "c")),
+    priority=st.integers(0, 3),
+    audit=st.booleans(),
+)
+
+
+def in_order(plan: list[Asked]) -> list[Asked]:
+    """The drawn times as distances."""
+    times = accumulate(each.at_s for each in plan)
+    return [Asked(at_s, *list(vars(each).values())[1:]) for at_s, each in zip(times, plan, strict=True)]
+
+
+def poisson(seed: int, rate: float, seconds: float, **fields: object) -> list[Asked]:
+    draw = random.Random(seed)
+    plan, at_s = [], 0.0
+    while (at_s := at_s + draw.expovariate(rate)) < seconds:
+        plan.append(Asked(at_s, M, **fields))  # type: ignore[arg-type]
+    return plan
+
+
+def together(*plans: list[Asked]) -> list[Asked]:
+    return sorted((each for plan in plans for each in plan), key=lambda each: each.at_s)
+
+
+def played(plan: list[Asked], slots: int = 1) -> tuple[Load, list[Ended]]:
+    async def play() -> tuple[Load, list[Ended]]:
+        load = Load(SECONDS, slots)
+        await load.warm(1, 2, 4, 8, 16, 32)
+        return load, await load.play(plan)
+
+    return asyncio.run(play())
+
+
+@given(plan=st.lists(asked, max_size=60).map(in_order))
+@settings(max_examples=40, deadline=None)
+def test_where_times_are_known_exactly_nobody_who_was_let_in_is_late(plan: list[Asked]) -> None:
+    load, ended = played(plan)
+    for each in ended:
+        assert not each.late
+        assert each.refused or each.asked.timeout_s is not None or each.seconds <= 10.0 or each.asked.audit
+        if isinstance(each.error, QueueFullError):
+            assert each.error.retry_after_s is not None
+            assert each.error.retry_after_s >= 0
+    assert load.batcher.depth == 0
+
+
+@pytest.mark.parametrize("times_capacity", [2.0, 10.0])
+def test_overload_costs_no_goodput(times_capacity: float) -> None:
+    _, ended = played(poisson(1, 100 * times_capacity, 5.0, timeout_s=0.1))
+    good = sum(not each.refused for each in ended)
+    assert good >= 0.95 * 500
+    assert not any(each.late for each in ended)
+    assert all(each.seconds == 0 for each in ended if each.refused)  # at once
+
+
+def share_of(ended: list[Ended], principal: str) -> float:
+    answered = [each.asked.principal for each in ended if not each.refused]
+    return answered.count(principal) / len(answered)
+
+
+@pytest.mark.parametrize("timeout_s", [0.2, None])
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=3, deadline=None)
+def test_a_greedy_client_takes_nothing_from_a_polite_one(timeout_s: float | None, seed: int) -> None:
+    polite = poisson(seed, 20, 3.0, principal="polite", timeout_s=timeout_s)
+    greedy = poisson(seed + 1, 500, 3.0, principal="greedy", timeout_s=timeout_s)
+    _, ended = played(together(polite, greedy))
+    refused = [each.refused for each in ended if each.asked.principal == "polite"]
+    assert sum(refused) <= 0.1 * len(refused)  # of them some from before it was known
+    assert sum(not each.refused for each in ended) >= 0.9 * 300  # and what it leaves is not wasted
+
+
+def test_greedy_clients_share_alike_however_greedy_each_is() -> None:
+    plans = [
+        poisson(n, rate, 4.0, principal=name, timeout_s=0.3)
+        for n, (name, rate) in enumerate({"a": 500, "b": 150}.items())
+    ]
+    _, ended = played(together(*plans))
+    assert 0.4 <= share_of(ended, "b") <= 0.6
+
+
+def test_a_higher_priority_is_answered_first_and_a_lower_one_in_the_end() -> None:
+    high = poisson(1, 80, 5.0, priority=1, timeout_s=0.3)
+    low = poisson(2, 80, 5.0, priority=3, timeout_s=0.3)
+    _, ended = played(together(high, low))
+    kept = {level: [each for each in ended if each.asked.priority == level] for level in (1, 3)}
+    answered = {level: sum(not each.refused for each in found) / len(found) for level, found in kept.items()}
+    assert answered[1] > 0.9
+    assert 0.1 < answered[3] < answered[1]
+    assert not any(each.late for each in ended)
+
+
+def test_audits_go_below_everything_that_somebody_waits_for() -> None:
+    audits = poisson(1, 200, 5.0, audit=True, timeout_s=1.0, principal="d")
+    escalations = poisson(2, 80, 5.0, timeout_s=0.3, principal="d")
+    _, ended = played(together(audits, escalations))
+    refused = [each.refused for each in ended if not each.asked.audit]
+    assert sum(refused) <= 0.1 * len(refused)
+
+
+def test_a_machine_that_slows_down_makes_few_late_and_one_that_recovers_is_used_again() -> None:
+    async def play() -> tuple[list[Ended], list[Ended], list[Ended]]:
+        load = Load(SECONDS)
+        await load.warm(1, 2, 4)
+        before = await load.play(poisson(1, 300, 3.0, timeout_s=0.2))
+        load.executor.slowness = 3.0
+        slow = await load.play(poisson(2, 300, 6.0, timeout_s=0.2))
+        load.executor.slowness = 1.0
+        return before, slow, await load.play(poisson(3, 300, 3.0, timeout_s=0.2))
+
+    before, slow, after = asyncio.run(play())
+    assert not any(each.late for each in before)
+    assert sum(each.late for each in slow) <= 20
+    assert sum(not each.refused and not each.late for each in slow) >= 0.8 * 200
+    assert sum(not each.refused and not each.late for each in after) >= 0.85 * 300

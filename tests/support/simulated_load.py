@@ -1,0 +1,129 @@
+"""A gateway's scheduling under a load, on simulated time: only the model is not the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from support.gateway import doubled, request_of
+
+from firstline_core.clock import Clock, SimulatedClock
+from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
+from firstline_core.types import AuditNote, Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
+
+NOTE = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
+
+
+class TimedExecutor:
+    """Takes a fixed time and some for each row, by model."""
+
+    def __init__(self, clock: Clock, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._slots = slots
+        self.slowness = 1.0
+        self.rows: list[int] = []
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        fixed_s, row_s = self._seconds[key]
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self.rows.append(rows)
+        await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
+        return [doubled(tensor) for tensor in inputs]
+
+    def close(self, timeout_s: float) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: when, of whom, of what."""
+
+    at_s: float
+    key: ModelKey
+    rows: int = 1
+    timeout_s: float | None = None
+    principal: str = ""
+    priority: int = 0
+    audit: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of it: `error` is None where it was answered."""
+
+    asked: Asked
+    seconds: float
+    error: FirstlineError | None
+
+    @property
+    def refused(self) -> bool:
+        """At once, before it cost anything."""
+        return self.error is not None and not self.late
+
+    @property
+    def late(self) -> bool:
+        """Let in, and not answered in time."""
+        return isinstance(self.error, DeadlineExceededError) and self.seconds > 0 and not self.asked.audit
+
+
+class Load:
+    """Sends requests at their times and notes how they end."""
+
+    def __init__(self, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1, **bounds: float) -> None:
+        self.clock = SimulatedClock()
+        self.executor = TimedExecutor(self.clock, seconds, slots)
+        known = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
+        self.batcher = Batcher(self.executor, clock=self.clock, bounds=Bounds(**(known | bounds)))  # type: ignore[arg-type]
+
+    async def warm(self, *sizes: int) -> None:
+        """Lets it learn how long batches of so many rows take."""
+        for key in self.executor._seconds:
+            for rows in sizes:
+                await self.play([Asked(0.0, key, rows)])
+        self.executor.rows.clear()
+        await self.clock.advance(20.0)  # and to forget who asked
+
+    async def play(self, plan: Sequence[Asked]) -> list[Ended]:
+        """Sends the plan, ordered by time from now on; returns when all have ended, in the plan's order."""
+        start_s = self.clock.monotonic_s()
+        tasks = []
+        for asked in plan:
+            await self.clock.advance(start_s + asked.at_s - self.clock.monotonic_s())
+            tasks.append(asyncio.create_task(self._ask(asked)))
+            await self._settle()
+        ending = asyncio.gather(*tasks)
+        while not ending.done():
+            await self._settle()
+            await self.clock.advance(0.01)
+        return ending.result()
+
+    @staticmethod
+    async def _settle() -> None:
+        """Lets what can run without time run."""
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def _ask(self, asked: Asked) -> Ended:
+        began_s = self.clock.monotonic_s()
+        request = request_of(
+            *range(asked.rows),
+            deadline_s=None if asked.timeout_s is None else began_s + asked.timeout_s,
+            principal=asked.principal,
+            priority=asked.priority,
+            audit=NOTE if asked.audit else None,
+        )
+        error = None
+        try:
+            await self.batcher.submit(asked.key, request)
+        except (DeadlineExceededError, QueueFullError) as refused:
+            error = refused
+        return Ended(asked, self.clock.monotonic_s() - began_s, error)
