@@ -17,7 +17,7 @@ from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.identity import keys
+from firstline_gateway.identity import identity
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
@@ -137,10 +137,10 @@ class Gateway:
                 log.warning("answers not published", after_s=_PUBLISH_S)
 
     async def close(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Ends MQTT and frees the models; what runs at this moment has `timeout_s` to finish.
+        """Ends MQTT, writes what is to be kept and frees the models; what is at work has `timeout_s` to finish.
 
         Returns:
-            False where a batch runs on, which nothing can end but the end of the process.
+            False where a batch runs on, or a database says nothing: only the end of the process ends those.
         """
         if self._mqtt is not None:
             await self._mqtt.close()
@@ -148,10 +148,11 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        await asyncio.to_thread(self.deliveries.close)
-        await asyncio.to_thread(self.writer.close)
-        self.database.close()
-        return await asyncio.to_thread(self._executor.close, timeout_s)
+        ends = (self.deliveries.close, self.writer.close, self._executor.close)
+        ended = await asyncio.gather(*(asyncio.to_thread(end, timeout_s) for end in ends))
+        if all(ended):
+            self.database.close()
+        return all(ended)
 
     async def _refresh(self) -> None:
         """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
@@ -203,6 +204,6 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
-    keys.read_old_tokens(Path(settings.auth.tokens_file))
+    identity.check_files(settings)
     if settings.mqtt.enabled:
         mqtt.check(settings.mqtt)

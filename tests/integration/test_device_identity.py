@@ -9,7 +9,6 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -19,11 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from PIL import Image
-from sqlalchemy import insert
-from support.databases import sqlite_store
-from support.gateway import DIGITS, serving
 from support.identities import DAY_S, Device, certificate, csr, invite
-from support.keys import bearer, create_key
+from support.site import REFRESH_S, Site, refusal, site
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
@@ -37,14 +33,8 @@ from firstline_core.protocol.enrolment import (
 )
 from firstline_core.protocol.http import HEADER_LENGTH
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
-from firstline_gateway.identity.enrolment import next_version
-from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.settings import load
-
-REFRESH_S = 0.2
 
 
 def picture() -> bytes:
@@ -53,77 +43,10 @@ def picture() -> bytes:
         return file.getvalue()
 
 
-class Site:
-    """A gateway that serves HTTPS, and whoever keeps its fleet."""
-
-    def __init__(self, gateway: Gateway, url: str, folder: Path, keeper: httpx.AsyncClient) -> None:
-        self.gateway = gateway
-        self.url = url
-        self.folder = folder
-        self.keeper = keeper
-        self.authority = gateway.identity.folder.open().active
-
-    def device(self, name: str = "press-7") -> Device:
-        return Device(self.folder / name, self.url, self.authority.pem, name)
-
-    async def enrolled(self, name: str = "press-7") -> Device:
-        device = self.device(name)
-        (token,) = await invite(self.keeper, name)
-        assert (await device.enrol(token)).status_code == 200
-        return device
-
-    def issued(self, device: str, pem: str) -> None:
-        """Has the store know a certificate that the test made."""
-        found = ca.load_certificate(pem.encode())
-        with self.gateway.database.begin() as on:
-            version = next_version(on)
-            on.execute(
-                insert(CERTIFICATES).values(
-                    serial=ca.serial_of(found),
-                    device=device,
-                    issued_s=found.not_valid_before_utc.timestamp(),
-                    not_after_s=found.not_valid_after_utc.timestamp(),
-                    changed=version,
-                )
-            )
-
-
-@asynccontextmanager
-async def site(folder: Path, **overrides: object) -> AsyncIterator[Site]:
-    settings = load(
-        None,
-        overrides={
-            "models.directory": str(DIGITS.parent),
-            "store.url": sqlite_store(folder).url,
-            "tls.enabled": True,
-            "tls.hosts": ["127.0.0.1"],
-            "identity.directory": str(folder / "identity"),
-            "auth.refresh_s": REFRESH_S,
-        }
-        | overrides,
-    )
-    headers = bearer(create_key(settings.store, f"anna-{time.time_ns()}", "operator"))
-    gateway = open_gateway(settings)
-    believed = ssl.create_default_context(cadata=gateway.identity.folder.open().pem)
-    async with (
-        serving(gateway) as url,
-        httpx.AsyncClient(base_url=url, verify=believed, headers=headers) as keeper,
-    ):
-        yield Site(gateway, url, folder, keeper)
-
-
 @pytest.fixture
 async def at(tmp_path: Path) -> AsyncIterator[Site]:
     async with site(tmp_path) as found:
         yield found
-
-
-async def refusal(client: httpx.AsyncClient, path: str = "/v2") -> str:
-    """The sentence with which a request is refused for who asks."""
-    reply = await client.get(path)
-    assert (reply.status_code, reply.json()["code"]) == (401, "unauthorized"), reply.text
-    sentence: str = reply.json()["error"]
-    return sentence
 
 
 async def test_a_device_enrols_with_nothing_but_its_token(at: Site) -> None:

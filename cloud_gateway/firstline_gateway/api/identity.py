@@ -10,6 +10,7 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError, UnauthorizedError
+from firstline_core.names import Name
 from firstline_core.protocol.enrolment import (
     CA_PATH,
     DEVICES_PATH,
@@ -21,6 +22,7 @@ from firstline_core.protocol.enrolment import (
 )
 from firstline_core.protocol.http import Reply, read_body
 from firstline_core.protocol.limits import MIB, Limits
+from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import authorize, presented_by
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
@@ -96,12 +98,12 @@ async def invite(request: Request) -> Response:
 
 @fleet.get(DEVICES_PATH, summary="The devices that are enrolled or invited, by name, a thousand at a time.")
 async def list_devices(request: Request, after: str = "") -> Response:
-    return _json(await gateway_of(request).identity.devices.list(after, _LISTED_LIMIT))
+    return _json(await gateway_of(request).identity.devices.list(after and _name(after), _LISTED_LIMIT))
 
 
 @fleet.post(DEVICES_PATH + "/{name}/revoke", summary="Refuse a device from now on, and close its connections.")
 async def revoke(request: Request, name: str) -> Response:
-    await gateway_of(request).identity.devices.revoke(name, request.state.principal)
+    await gateway_of(request).identity.devices.revoke(_name(name), request.state.principal)
     return _json({"revoked": name})
 
 
@@ -117,8 +119,20 @@ async def _read(request: Request, kind: type[_T], limits: Limits) -> _T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise RequestError(f"The body does not say what it must: {error}.") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.") from error
+
+
+def _name(text: str) -> str:
+    """A device's name.
+
+    Raises:
+        RequestError: it cannot be one.
+    """
+    try:
+        return msgspec.convert(text, Name)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{shown(text)} cannot be a device's name.") from error
 
 
 def _json(value: object) -> Response:

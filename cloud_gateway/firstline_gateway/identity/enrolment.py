@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from firstline_core.protocol.enrolment import DeviceState
-from firstline_gateway.identity.tables import CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
+from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s:
 
 
 def revoke(connection: Connection, device: str, now_s: float) -> bool:
-    """Refuses a device from now on: its certificates, and a join token that it has not used.
+    """Refuses a device from now on: its certificates, its join tokens, and an API key that stands for it.
 
     Returns:
-        False where there is neither a device nor a join token of that name.
+        False where there is nothing of that name.
     """
     version = next_version(connection)
     known = connection.execute(
@@ -146,7 +146,12 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
     ).rowcount
     _revoke_certificates(connection, device, version, now_s)
     invited = connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device)).rowcount
-    return bool(known or invited)
+    keys = connection.execute(
+        update(API_KEYS)
+        .where(API_KEYS.c.name == device, API_KEYS.c.kind == "device", API_KEYS.c.revoked_s.is_(None))
+        .values(revoked_s=now_s, changed=version)
+    ).rowcount
+    return bool(known or invited or keys)
 
 
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity import authorities, ca, keys, proxy
+from firstline_gateway.identity import authorities, ca, keys, proxy, tls
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
@@ -101,6 +101,18 @@ class Identity:
             taken = keys.take_over(connection, tokens)
         if taken:
             log.info("tokens taken over as API keys", keys=len(taken), file=str(tokens_file))
+
+
+def check_files(settings: Settings) -> None:
+    """Tries what the settings name, without making anything.
+
+    Raises:
+        ConfigError: the token file of old, a certificate, its key or its authority, or a proxy's address is no good.
+    """
+    keys.read_old_tokens(Path(settings.auth.tokens_file))
+    proxy.networks(settings.auth.trusted_proxies)
+    _server_authority(settings.tls.ca_file)
+    tls.check(settings.tls)
 
 
 def _server_authority(file: str) -> str:

@@ -130,7 +130,7 @@ def read_old_tokens(path: Path) -> tuple[OldToken, ...]:
         return ()
     except OSError as error:
         raise ConfigError(f"The token file {path} cannot be read: {error.strerror}.") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The token file {path} is damaged ({error}); restore it, or move it away and create keys anew."
         ) from error

@@ -55,7 +55,7 @@ class ServerTls:
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._seen = self._prepare()
-        self.context = _context(self._seen)
+        self.context = _context()
         _load(self.context, self._seen)
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class ServerTls:
         found = await asyncio.to_thread(self._prepare)
         if found == self._seen:
             return False
-        _load(_context(found), found)  # a context of its own, for a bad pair of files leaves half of it behind
+        _load(_context(), found)  # a context of its own, for a bad pair of files leaves half of it behind
         _load(self.context, found)  # on the event loop, where handshakes are made
         self._seen = found
         return True
@@ -107,7 +107,18 @@ class ServerTls:
                 log.exception("certificate not exchanged")
 
 
-def _context(found: _Files) -> ssl.SSLContext:
+def check(found: settings.Tls) -> None:
+    """Tries an operator's own certificate, where one is named.
+
+    Raises:
+        ConfigError: its files are no good.
+    """
+    if found.certificate_file:
+        files = _Files(Path(found.certificate_file), Path(found.key_file), "", None)
+        _load(_context(), files)
+
+
+def _context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -126,7 +137,8 @@ def _load(context: ssl.SSLContext, found: _Files) -> None:
     """
     try:
         context.load_cert_chain(found.certificate, found.key, password=_no_password)
-        context.load_verify_locations(cadata=found.believed_pem)
+        if found.believed_pem:
+            context.load_verify_locations(cadata=found.believed_pem)
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise ConfigError(

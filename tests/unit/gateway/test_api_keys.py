@@ -148,9 +148,9 @@ async def test_an_older_gateways_tokens_go_on_to_be_valid_until_they_are_revoked
         keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [{"name": "a"}]}'])
-def test_a_damaged_token_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "tokens.json").write_text(text)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"tokens": [{"name": "a"}]}', b'{"tokens": "\xff"}'])
+def test_a_damaged_token_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokens.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"tokens\.json is damaged"):
         keys.read_old_tokens(tmp_path / "tokens.json")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from sqlalchemy import func, select
 
-from firstline_gateway.identity import enrolment
+from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Enrolled, Issued
 from firstline_gateway.identity.known import Known, read_changes
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
@@ -138,6 +138,16 @@ def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, i
         assert enrolment.revoke(on, "a", NOW_S)
         assert not enrolment.revoke(on, "a", NOW_S)
     assert redeemed(database, sha256, issue) is None
+
+
+def test_to_revoke_a_device_revokes_the_key_that_stands_for_it(database: Database) -> None:
+    with database.begin() as on:
+        keys.create_key(on, "a", ("infer",), now_s=NOW_S, kind="device")
+        keys.create_key(on, "b", ("infer",), now_s=NOW_S)
+        assert enrolment.revoke(on, "a", NOW_S)
+        assert not enrolment.revoke(on, "b", NOW_S), "an application of that name is no device"
+    with database.reading() as on:
+        assert [row.name for row in keys.list_keys(on)] == ["b"]
 
 
 def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Callable[[str], Issued]) -> None:

@@ -1,0 +1,249 @@
+"""HTTPS itself: versions, certificates exchanged while it serves, authorities that take over; what a proxy may say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from support.databases import sqlite_store
+from support.gateway import DIGITS, serving
+from support.identities import DAY_S, Device, csr, invite
+from support.keys import bearer, create_key
+from support.logs import captured_lines
+from support.site import Site, refusal, site
+
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.enrolment import DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
+from firstline_gateway.gateway import check_files, open_gateway
+from firstline_gateway.identity import authorities, ca
+from firstline_gateway.settings import load
+
+
+def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = None) -> tuple[bytes, str | None]:
+    """The server's certificate (DER), and the version of TLS."""
+    context = ssl.create_default_context(cadata=believed_pem)
+    if version is not None:
+        context.minimum_version = context.maximum_version = version
+    found = httpx.URL(url)
+    with (
+        socket.create_connection((found.host, found.port or 0), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=found.host) as tls,
+    ):
+        return tls.getpeercert(binary_form=True) or b"", tls.version()
+
+
+async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path: Path) -> None:
+    async with site(tmp_path) as at:
+        for version, name in ((ssl.TLSVersion.TLSv1_2, "TLSv1.2"), (ssl.TLSVersion.TLSv1_3, "TLSv1.3")):
+            _, spoken = await asyncio.to_thread(shown_by, at.url, at.authority.pem, version=version)
+            assert spoken == name
+        with pytest.warns(DeprecationWarning), pytest.raises(OSError):
+            await asyncio.to_thread(shown_by, at.url, at.authority.pem, version=ssl.TLSVersion.TLSv1_1)
+
+
+async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async with site(tmp_path) as at:
+        address = ("127.0.0.1", httpx.URL(at.url).port or 0)
+        silent = [socket.create_connection(address) for _ in range(20)]
+        silent[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
+        silent[1].sendall(bytes(range(256)) * 16)
+        assert (await at.keeper.get(DEVICES_PATH)).status_code == 200
+        for one in silent:
+            one.close()
+
+
+async def test_an_operators_certificate_is_exchanged_while_the_gateway_serves(tmp_path: Path) -> None:
+    other = ca.create_authority(ca.new_key(), time.time())
+    files = {"tls.certificate_file": tmp_path / "server.pem", "tls.key_file": tmp_path / "server.key"}
+
+    def put() -> bytes:
+        certificate, key = ca.issue_server(other, ["127.0.0.1"], time.time())
+        authorities.write(files["tls.certificate_file"], ca.pem_of(certificate).encode())
+        authorities.write(files["tls.key_file"], ca.key_pem(key), private=True)
+        return ssl.PEM_cert_to_DER_cert(ca.pem_of(certificate))
+
+    (tmp_path / "other.pem").write_text(other.pem)
+    first = put()
+    overrides = {name: str(file) for name, file in files.items()} | {"tls.ca_file": str(tmp_path / "other.pem")}
+    async with site(tmp_path, **overrides) as at:
+        tls = at.gateway.identity.tls
+        assert tls is not None
+        assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == first
+        assert not await tls.refresh()
+        second = put()
+        assert await tls.refresh()
+        assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second
+        authorities.write(files["tls.key_file"], ca.key_pem(ca.new_key()), private=True)
+        with pytest.raises(ConfigError, match=r"tls\.certificate_file .* cannot be used"):
+            await tls.refresh()
+        assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second, "a bad pair changes nothing"
+        # Devices are told whom to believe about the server, and certificates are the gateway's own authority's.
+        at.keeper = at.trusting(other.pem)
+        (token,) = await invite(at.keeper, "press-7")
+        device = Device(tmp_path / "press-7", at.url, other.pem)
+        answer = (await device.enrol(token)).json()
+        assert answer["ca"] == other.pem + at.authority.pem
+        async with device.client() as client:
+            assert (await client.get("/v2")).status_code == 200
+        await at.keeper.aclose()
+
+
+async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path) -> None:
+    """An authority takes over from another, and no device is shut out that renewed in between."""
+    async with site(tmp_path) as at:
+        tls, directory = at.gateway.identity.tls, at.gateway.identity.folder.directory
+        assert tls is not None
+        early, late = await at.enrolled("early"), await at.enrolled("late")
+        following = ca.create_authority(ca.new_key(), time.time())
+        authorities.prepare_next(directory, following)
+        assert await tls.refresh()
+        answer = (await early.renew()).json()
+        assert answer["ca"] == at.authority.pem + following.pem
+        early.ca_pem = answer["ca"]
+        authorities.switch(directory)
+        assert await tls.refresh()
+        async with early.client() as client:
+            assert (await client.get("/v2")).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            async with late.client() as client:
+                await client.get("/v2")
+        late.ca_pem = answer["ca"]  # its certificate of before is believed still
+        renewed = (await late.renew()).json()
+        assert renewed["ca"] == following.pem + at.authority.pem
+        certificate = ca.load_certificate(renewed["certificate"].encode())
+        certificate.verify_directly_issued_by(following.certificate)
+        async with late.client() as client:
+            assert (await client.get("/v2")).status_code == 200
+
+
+async def test_an_authority_of_ones_own_vouches_for_devices(tmp_path: Path) -> None:
+    own = ca.create_authority(ca.new_key(), time.time())
+    authorities.import_authority(tmp_path / "identity", own)
+    async with site(tmp_path) as at:
+        assert at.authority.pem == own.pem
+        device = await at.enrolled()
+        async with device.client() as client:
+            assert (await client.get("/v2")).status_code == 200
+
+
+@asynccontextmanager
+async def behind_a_proxy(folder: Path, *trusted: str) -> AsyncIterator[tuple[Site, httpx.AsyncClient]]:
+    """A gateway on plain HTTP, and a client that is, or is not, the proxy it believes."""
+    found = load(
+        None,
+        overrides={
+            "models.directory": str(DIGITS.parent),
+            "store.url": sqlite_store(folder).url,
+            "identity.directory": str(folder / "identity"),
+            "auth.proxy_certificate_header": "X-Client-Cert",
+            "auth.trusted_proxies": list(trusted),
+        },
+    )
+    headers = bearer(create_key(found.store, "anna", "operator"))
+    gateway = open_gateway(found)
+    async with (
+        serving(gateway) as url,
+        httpx.AsyncClient(base_url=url, headers=headers) as keeper,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        yield Site(gateway, url, folder, keeper), client
+
+
+async def by_proxy(at: Site, client: httpx.AsyncClient) -> dict[str, str]:
+    """The header that a proxy would set for a device that has just enrolled."""
+    (token,) = await invite(at.keeper, "press-7")
+    body = {"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())}
+    reply = await client.post(ENROL_PATH, json=body)
+    return {"X-Client-Cert": quote(reply.json()["certificate"])}
+
+
+async def test_a_trusted_proxys_word_is_taken(tmp_path: Path) -> None:
+    async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
+        headers = await by_proxy(at, client)
+        assert (await client.get("/v2", headers=headers)).status_code == 200
+        assert (await client.get(DEVICES_PATH, headers=headers)).status_code == 403
+        assert (await client.post(RENEW_PATH, headers=headers, json={"csr": csr(ca.new_key())})).status_code == 200
+        assert (await client.get("/v2", headers={"X-Client-Cert": ""})).status_code == 401
+        twice = [("X-Client-Cert", headers["X-Client-Cert"])] * 2
+        assert (await client.get("/v2", headers=twice)).status_code == 401
+        assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+        assert (await client.get("/v2", headers=headers)).status_code == 401
+
+
+async def test_nobody_elses_word_is_taken(tmp_path: Path) -> None:
+    async with behind_a_proxy(tmp_path, "192.0.2.7") as (at, client):
+        headers = await by_proxy(at, client)
+        assert "needs an API key" in await refusal(client, headers=headers)
+        assert (await client.post(RENEW_PATH, headers=headers, json={"csr": csr(ca.new_key())})).status_code == 401
+
+
+async def test_attempts_to_enrol_are_counted_by_address(tmp_path: Path) -> None:
+    async with site(tmp_path, **{"identity.attempts_per_minute": 3}) as at:
+        device = at.device()
+        for _ in range(5):  # what succeeds does not count
+            (token,) = await invite(at.keeper, "press-7")
+            assert (await device.enrol(token)).status_code == 200
+        (token,) = await invite(at.keeper, "press-8")
+        for _ in range(3):
+            body = {"secret": "A" * 43, "csr": csr(device.key)}
+            assert (await at.keeper.post(ENROL_PATH, json=body)).status_code == 401
+        refused = await device.enrol(token)
+        assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"{}", b'{"secret": 1, "csr": ""}', b'{"secret": "\xff", "csr": ""}', b"[" * 15_000]
+    + [b'{"secret": "a", "csr": "%s"}' % (b"x" * n) for n in (1, 100_000)]
+    + [b'{"secret": "\\ud800\\udc00", "csr": ""}'],
+)
+async def test_what_is_no_enrolment_is_refused_in_a_sentence(tmp_path: Path, body: bytes) -> None:
+    async with behind_a_proxy(tmp_path, "192.0.2.7") as (_, client):
+        for path in (ENROL_PATH, DEVICES_PATH):
+            reply = await client.post(path, content=body)
+            assert reply.status_code in (400, 401, 413)
+            assert reply.json()["error"].endswith(".")
+
+
+async def test_neither_secrets_nor_keys_are_logged(tmp_path: Path) -> None:
+    with captured_lines() as lines:
+        async with site(tmp_path) as at:
+            (token,) = await invite(at.keeper, "press-7")
+            device = at.device()
+            assert (await device.enrol(token)).status_code == 200
+            assert (await at.device("thief").enrol(token)).status_code == 401
+            assert (await device.renew()).status_code == 200
+            assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+            secrets = (parse_join_token(token).secret, at.keeper.headers["Authorization"].removeprefix("Bearer "))
+    text = json.dumps([dict(line) for line in lines], default=str)
+    for event in ("device invited", "device enrolled", "enrolment refused", "certificate renewed", "device revoked"):
+        assert event in text
+    assert not any(secret in text for secret in secrets)
+
+
+def test_the_check_tries_a_certificate_before_it_is_served(tmp_path: Path) -> None:
+    authority = ca.create_authority(ca.new_key(), time.time())
+    certificate, key = ca.issue_server(authority, ["a.example"], time.time() - 100 * DAY_S)
+    (tmp_path / "server.pem").write_text(ca.pem_of(certificate))
+    (tmp_path / "server.key").write_bytes(ca.key_pem(key))
+    files = {"tls.certificate_file": str(tmp_path / "server.pem"), "tls.key_file": str(tmp_path / "server.key")}
+    found = load(None, overrides={"tls.enabled": True, **files})
+    check_files(found)
+    (tmp_path / "server.key").write_bytes(ca.key_pem(ca.new_key()))
+    with pytest.raises(ConfigError, match="cannot be used: KEY_VALUES_MISMATCH"):
+        check_files(found)
+    (tmp_path / "server.key").unlink()
+    with pytest.raises(ConfigError, match="cannot be used: No such file"):
+        check_files(found)
+    with pytest.raises(ConfigError, match="is no authority's"):
+        check_files(load(None, overrides={"tls.ca_file": str(tmp_path / "server.pem")}))

@@ -1,0 +1,107 @@
+"""The commands for keys and the authority, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firstline_gateway.__main__ import main
+from firstline_gateway.identity import ca, keys
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "gateway.toml"
+    file.write_text("")
+    return str(file)
+
+
+def test_a_key_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--scope", "fleet", "--scope", "infer", "--expires-days", "30", "--requests-per-s", "5"]
+    assert main(["key", "create", "anna", *arguments, "--config", config, "-o", "json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["key"].startswith("flk_")
+    assert (made["name"], made["scopes"], made["requests_per_s"]) == ("anna", ["fleet", "infer"], 5.0)
+    assert main(["key", "create", "press-7", "--device", "--config", config]) == 0
+    assert main(["key", "list", "--config", config]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2].startswith("application  anna  infer,fleet  20")
+    assert printed[-2].endswith("  5 a second")
+    assert printed[-1].startswith("device       press-7  infer  20")
+    assert made["key"] not in "\n".join(printed)
+    assert main(["key", "revoke", "anna", "--config", config]) == 0
+    assert main(["key", "revoke", "anna", "--config", config]) == 2
+    assert "no key named 'anna'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--expires-days", "0"], "--expires-days must be above 0"),
+        (["--expires-days", "nan"], "--expires-days must be above 0"),
+        (["--requests-per-s", "0"], "--requests-per-s must be between"),
+        (["--device", "--scope", "admin"], "the scope infer and no other"),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_refused(
+    config: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["key", "create", "a", *arguments, "--config", config]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_older_gateways_tokens_are_listed_and_revoked_as_keys(
+    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    token = {"name": "shop", "kind": "application", "sha256": keys.key_hash("flt_x"), "created": "2026-01-01T00:00:00Z"}
+    (tmp_path / "tokens.json").write_text(json.dumps({"tokens": [token]}))
+    assert main(["key", "list", "--config", config]) == 0
+    assert capsys.readouterr().out == "application  shop  infer  2026-01-01T00:00:00+00:00\n"
+    assert main(["key", "revoke", "shop", "--config", config]) == 0
+    assert main(["key", "list", "--config", config]) == 0
+    assert capsys.readouterr().out == "revoked shop\nno keys\n"
+
+
+def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> list[tuple[str, bool]]:
+        assert main(["ca", *arguments, "--config", config, "-o", "json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["authorities"]
+        return [(row["subject"], row["signs"]) for row in rows]
+
+    assert main(["ca", "show", "--config", config]) == 2
+    assert "`firstline-gateway ca init` makes one" in capsys.readouterr().err
+    ((first, signs),) = shown("init")
+    assert signs and first.startswith("CN=Firstline gateway ")
+    assert shown("init") == shown("show") == [(first, True)]
+    (second, _) = shown("next")[1]
+    assert shown("switch") == [(second, True), (first, False)]
+    assert shown("retire") == [(second, True)]
+
+
+def test_an_operators_own_authority_is_imported(
+    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = ca.create_authority(ca.new_key(), time.time())
+    (tmp_path / "own.pem").write_text(own.pem)
+    (tmp_path / "own.key").write_bytes(ca.key_pem(own.key))
+    files = ["--certificate", str(tmp_path / "own.pem"), "--key", str(tmp_path / "own.key")]
+    assert main(["ca", "init", *files[:2], "--config", config]) == 2
+    assert "--certificate and --key together" in capsys.readouterr().err
+    assert main(["ca", "init", *files, "--config", config]) == 0
+    assert own.certificate.subject.rfc4514_string() in capsys.readouterr().out
+    assert main(["ca", "init", *files, "--config", config]) == 2
+    assert "There is an authority" in capsys.readouterr().err
+
+
+def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
+    code = (
+        "import sys; from firstline_gateway.__main__ import main; main(['status', 'http://127.0.0.1:9']); "
+        "print(sorted({'sqlalchemy', 'cryptography', 'alembic', 'onnxruntime'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
