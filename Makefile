@@ -32,11 +32,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-<<<<<<< HEAD
-  decision timing line fuzz audit sbom fresh clean
-=======
-  chaos chaos-full soak decision timing line fresh clean
->>>>>>> main
+  chaos chaos-full soak fuzz audit sbom decision timing line fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22

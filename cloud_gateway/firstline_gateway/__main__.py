@@ -1,4 +1,4 @@
-"""`firstline-gateway`: run, check, status, key, ca. The package's outermost loop.
+"""`firstline-gateway`: run, check, status, key, ca, backup, restore. The package's outermost loop.
 
 What only one command needs is imported there: a health check every few seconds must not load a model runtime.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
 from firstline_gateway import __version__
-from firstline_gateway.commands import authority, keys
+from firstline_gateway.commands import authority, backup, keys
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     keys.add_commands(commands)
     authority.add_commands(commands)
+    backup.add_commands(commands)
     return parser
 
 
@@ -126,6 +127,9 @@ def _status(arguments: argparse.Namespace) -> int:
             listed = client.get("/firstline/v1/models")
             if listed.is_success:
                 found["models"] = listed.json()["models"]
+            kept = client.get("/firstline/v1/store")
+            if kept.is_success:
+                found["store"] = kept.json()
             tested = client.get("/firstline/v1/contracts")
             if tested.is_success:
                 found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
@@ -138,6 +142,8 @@ def _status(arguments: argparse.Namespace) -> int:
         lines += [f"model: {model['name']} version {model['version']}" for model in models]
     else:
         lines.append("models: set FIRSTLINE_TOKEN to see them")
+    if "store" in found:
+        lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
     contracts, quotas = found.get("contracts"), found.get("quotas")
     if isinstance(contracts, list) and isinstance(quotas, list):
         lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]

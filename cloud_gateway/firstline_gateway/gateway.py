@@ -137,10 +137,10 @@ class Gateway:
                 log.warning("answers not published", after_s=_PUBLISH_S)
 
     async def close(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Ends MQTT and frees the models; what runs at this moment has `timeout_s` to finish.
+        """Ends MQTT, writes what is to be kept and frees the models; what is at work has `timeout_s` to finish.
 
         Returns:
-            False where a batch runs on, which nothing can end but the end of the process.
+            False where a batch runs on, or a database says nothing: only the end of the process ends those.
         """
         if self._mqtt is not None:
             await self._mqtt.close()
@@ -148,10 +148,11 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        await asyncio.to_thread(self.deliveries.close)
-        await asyncio.to_thread(self.writer.close)
-        self.database.close()
-        return await asyncio.to_thread(self._executor.close, timeout_s)
+        ends = (self.deliveries.close, self.writer.close, self._executor.close)
+        ended = await asyncio.gather(*(asyncio.to_thread(end, timeout_s) for end in ends))
+        if all(ended):
+            self.database.close()
+        return all(ended)
 
     async def _refresh(self) -> None:
         """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""

@@ -10,12 +10,13 @@ import asyncio
 import math
 import secrets
 import socket
+from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RequestError
 from firstline_core.protocol import envelope
-from firstline_core.protocol.http import DataPlane
+from firstline_core.protocol.http import DataPlane, decoded
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
@@ -133,10 +134,12 @@ class MqttConsumer:
     ) -> tuple[Publication, FirstlineError | None]:
         """The answer to publish, and the error that it tells of."""
         expiry_s = _ANSWER_EXPIRY_S
+        now_s = self._clock.monotonic_s()
+        read = partial(
+            envelope.read_request, message, model, now_s=now_s, principal=principal, limits=self._plane.limits
+        )
         try:
-            request = envelope.read_request(
-                message, model, now_s=self._clock.monotonic_s(), principal=principal, limits=self._plane.limits
-            )
+            request = await decoded(read, {}, envelope.json_bytes(message))
             if request.deadline_s is not None:
                 expiry_s = max(1, math.ceil(request.deadline_s - self._clock.monotonic_s()))
             return (

@@ -86,7 +86,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         announce: called once requests are answered.
 
     Returns:
-        False where a batch still runs: its thread would keep the interpreter from ending.
+        False where a batch or the store is still at work: its thread would keep the interpreter from ending.
 
     Raises:
         CapacityError: another process began to listen on the address first.
@@ -123,7 +123,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         if ended:
             log.info("stopped")
         else:
-            log.error("stopped while a batch runs")
+            log.error("stopped while a batch runs, or the store says nothing")
     return ended
 
 

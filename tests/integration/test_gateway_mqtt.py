@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +136,31 @@ async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, 
     assert response.answer.request_id == request.request_id
     assert response.answer.model_digest == digest
     assert response.output("probabilities").shape == (1, 10)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+async def test_long_json_is_read_beside_the_event_loop(
+    mosquitto: Broker, repository: Repository, binary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, readers = envelope.read_request, []
+
+    def reading(*arguments: Any, **options: Any) -> InferRequest:
+        readers.append(threading.current_thread().name)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(envelope, "read_request", reading)
+    async with gateway_at(mosquitto, repository), Device(mosquitto, "press-7") as device:
+        short = device.publication(request_of())
+        head = b'{"id":"' + b" " * 300_000 + b'"}'
+        said = {envelope.HEADER_LENGTH: str(len(head))} if binary else {}
+        for publication in (short, replace(short, payload=head, properties=said)):
+            try:
+                await device.ask(publication)
+            except FirstlineError as refused:
+                assert publication.payload is head
+                assert "id" in refused.message or "inputs" in refused.message
+    assert readers[0] == threading.main_thread().name
+    assert readers[1].startswith("decoding")
 
 
 @pytest.mark.parametrize(

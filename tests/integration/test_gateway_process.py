@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_end_is_not_waited_for(config: Path) -> None:
         assert time.monotonic() - started_s < 15
         assert process.returncode == 1
     events = [json.loads(line)["event"] for line in logged.splitlines()]
-    assert events[-1] == "stopped while a batch runs"
+    assert events[-1] == "stopped while a batch runs, or the store says nothing"
     assert "gave up on requests in flight" in events
 
 

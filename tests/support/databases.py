@@ -71,7 +71,7 @@ class PostgreSql:
         """Makes an empty database; its URL."""
         self._databases += 1
         name = f"store_{self._databases}"
-        with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self.url(name)
 
@@ -90,7 +90,7 @@ class PostgreSql:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             try:
-                psycopg.connect(self._conninfo()).close()
+                psycopg.connect(self.conninfo).close()
                 return
             except psycopg.OperationalError:
                 if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -119,7 +119,9 @@ class PostgreSql:
         self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _conninfo(self) -> str:
+    @property
+    def conninfo(self) -> str:
+        """For psycopg: the superuser, in the cluster's own database."""
         return f"host={HOST} port={self.port} user={_USER} dbname=postgres connect_timeout=5"
 
     def _command(self, binary: str, *arguments: str) -> list[str]:

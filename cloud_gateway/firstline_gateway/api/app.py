@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, identity, openapi
+from firstline_gateway.api import contracts, control, errors, identity, openapi, store
 from firstline_gateway.api.infer import infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -29,6 +29,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         contracts.router,
         identity.enrolment,
         identity.fleet,
+        store.router,
     ):
         app.include_router(router)
     errors.install(app)

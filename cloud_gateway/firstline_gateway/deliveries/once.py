@@ -11,6 +11,7 @@ order in which they came. Live escalations leave no record.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -68,8 +69,12 @@ class Deliveries:
         with database.begin() as connection:
             self._started_s = clock.monotonic_s() - records.advance(connection, 0.0, settings.deliveries_age_s)
 
-    def close(self) -> None:
-        self._reading.shutdown()
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the threads that read; False where the database held one for longer than that."""
+        ending = threading.Thread(target=self._reading.shutdown, daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
 
     async def once(self, request: InferRequest, run: Run) -> InferResponse:
         """The answer to a delivery: of the first time, whenever that was.

@@ -62,7 +62,7 @@ def open_authorities(directory: Path, now_s: float) -> Authorities:
     Raises:
         ConfigError: the folder cannot be read or written, or holds something else.
     """
-    with _locked(directory):
+    with locked(directory):
         active, following, previous = (directory / name for name in (_ACTIVE, _NEXT, _PREVIOUS))
         if not active.exists() and previous.exists() and following.exists():
             _rename(following, active)
@@ -100,7 +100,7 @@ def import_authority(directory: Path, authority: Authority) -> None:
     Raises:
         ConfigError: there is one already, or the folder cannot be written.
     """
-    with _locked(directory):
+    with locked(directory):
         if (directory / _ACTIVE).exists() or (directory / BUNDLE_FILE).exists():
             raise ConfigError(
                 f"There is an authority in {directory} already, which devices may have enrolled with; begin with an "
@@ -115,7 +115,7 @@ def prepare_next(directory: Path, authority: Authority) -> None:
     Raises:
         ConfigError: one is prepared already, or the folder cannot be written.
     """
-    with _locked(directory):
+    with locked(directory):
         if (directory / _NEXT).exists():
             raise ConfigError(f"{directory / _NEXT} is there already; `ca switch` makes it the one that signs.")
         _store(directory / _NEXT, authority)
@@ -127,7 +127,7 @@ def switch(directory: Path) -> None:
     Raises:
         ConfigError: none is prepared, an earlier one is still believed, or the folder cannot be written.
     """
-    with _locked(directory):
+    with locked(directory):
         if not (directory / _NEXT).exists():
             raise ConfigError("No authority is prepared; `ca next` makes one.")
         if (directory / _PREVIOUS).exists():
@@ -143,7 +143,7 @@ def retire(directory: Path) -> None:
         ConfigError: there is none, or the folder cannot be written.
     """
     previous = directory / _PREVIOUS
-    with _locked(directory):
+    with locked(directory):
         try:
             previous.unlink()
         except FileNotFoundError as error:
@@ -159,7 +159,7 @@ def server_certificate(directory: Path, authority: Authority, hosts: Sequence[st
         ConfigError: the folder cannot be written.
     """
     file = directory / SERVER_FILE
-    with _locked(directory):
+    with locked(directory):
         if not _still_good(file, authority, hosts, now_s):
             certificate, key = ca.issue_server(authority, hosts, now_s)
             write(file, ca.key_pem(key) + (ca.pem_of(certificate) + authority.pem).encode(), private=True)
@@ -266,7 +266,7 @@ def _sync(directory: Path) -> None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Keeps two processes from making two authorities."""
     try:
         if not directory.exists():

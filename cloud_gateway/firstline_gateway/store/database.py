@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -72,6 +72,19 @@ class Database:
         with self._translated(), self._reading.connect() as connection:
             yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """One transaction that reads as much as it likes, all of it as it is at one moment; nobody waits for it.
+
+        Raises:
+            StoreUnavailableError: the database is away, or too busy.
+        """
+        with self._translated(), self._reading.connect() as connection:
+            if self.dialect == "postgresql":
+                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+            yield connection
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -86,6 +99,21 @@ class Database:
             ) from error
 
 
+def connect(found: settings.Store) -> Database:
+    """Connects to a store as it is.
+
+    Raises:
+        ConfigError: the settings name none.
+    """
+    return Database(_engine(found))
+
+
+def sqlite_file(found: settings.Store) -> Path | None:
+    """The file that the store is, where it is one."""
+    url = make_url(found.url)
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
 def open_database(found: settings.Store) -> Database:
     """Connects, and brings the schema up to date, whoever of several replicas comes first.
 
@@ -95,7 +123,7 @@ def open_database(found: settings.Store) -> Database:
     Raises:
         ConfigError: there is no such database, it is damaged, or a newer version's.
     """
-    database = Database(_engine(found))
+    database = connect(found)
     try:
         upgrade(database)
     except StoreUnavailableError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from firstline_core.errors import ConfigError
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from firstline_gateway.store.database import Database
 
 MIGRATIONS = Path(__file__).with_name("migrations")
+VERSION_TABLE = "alembic_version"
+"""Where alembic keeps the schema's number."""
 # Any number that nobody else who uses the server would take for a lock of theirs.
 _LOCK = 0x6669727374
 
@@ -22,29 +24,52 @@ def upgrade(database: Database) -> None:
 
     Raises:
         ConfigError: a newer version of Firstline wrote it.
-        CapacityError: the database refuses; it is as it was.
+        StoreUnavailableError: the database refuses; it is as it was.
+    """
+    with database.begin() as connection:
+        lock(connection)
+        try:
+            migrate(connection)
+        except ConfigError as error:
+            raise ConfigError(f"The store {database.shown}: {error.message}") from error
+
+
+def lock(connection: Connection) -> None:
+    """Has this transaction, of all that would change the schema, go on alone; SQLite's are alone anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def schema_of(connection: Connection) -> str | None:
+    """The schema's number; None where there is no schema."""
+    from alembic.runtime.migration import MigrationContext
+
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def migrate(connection: Connection, to: str = "head") -> None:
+    """Runs the migrations up to a schema, within the caller's transaction.
+
+    Raises:
+        ConfigError: this version does not know that schema, or the one that there is.
     """
     # Imported here: a gateway's other commands open no database.
     from alembic import command
     from alembic.config import Config
-    from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    known = ScriptDirectory.from_config(config)
-    head = known.get_current_head()
-    with database.begin() as connection:
-        if database.dialect == "postgresql":
-            connection.execute(text("SET LOCAL statement_timeout = 0"))
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        found = MigrationContext.configure(connection).get_current_revision()
-        if found == head:
-            return
-        if found is not None and found not in {script.revision for script in known.walk_revisions()}:
+    scripts = ScriptDirectory.from_config(config)
+    known = {script.revision for script in scripts.walk_revisions()}
+    head, found = scripts.get_current_head(), schema_of(connection)
+    for schema in (found, head if to == "head" else to):
+        if schema is not None and schema not in known:
             raise ConfigError(
-                f"The store {database.shown} has schema {found}; this version of Firstline knows up to {head}. "
-                "Install the version that wrote it, or name another store."
+                f"Its schema is {schema}; this version of Firstline knows up to {head}. Install the version that wrote "
+                "it, or name another store."
             )
+    if found != head:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, to)

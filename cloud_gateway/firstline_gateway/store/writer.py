@@ -88,11 +88,16 @@ class GroupWriter:
         self._queue.put(_Work(operation, then, done))
         return done
 
-    def close(self) -> None:
-        """Ends the thread, after it has written what was queued before."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the thread, after it has written what was queued before.
+
+        Returns:
+            False where that took longer: a database that says nothing may hold it for as long as it likes.
+        """
         self._closed = True
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         open_ = True

@@ -121,6 +121,16 @@ def read_request(
     return replace(request, deadline_s=min((end_s for end_s in ends_s if end_s is not None), default=None))
 
 
+def json_bytes(message: Message) -> int:
+    """How much of a payload has to be parsed as JSON, which holds up whoever does it.
+
+    Raises:
+        InvalidTensorError: the message says it in a way that is none.
+    """
+    length = _whole_number(message, HEADER_LENGTH)
+    return len(message.payload) if length is None else min(length, len(message.payload))
+
+
 def response_publication(
     request: InferRequest,
     response: InferResponse,

@@ -82,7 +82,7 @@ def test_a_newer_schema_is_refused(store_settings: Store) -> None:
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     database.close()
-    with pytest.raises(ConfigError, match=r"has schema 9999; this version of Firstline knows up to \d+"):
+    with pytest.raises(ConfigError, match=r"schema is 9999; this version of Firstline knows up to \d+"):
         open_database(store_settings)
 
 

@@ -1,0 +1,1 @@
+"""The gateway's memory in one file: its store and its certificate authority, backed up while it runs, and restored."""

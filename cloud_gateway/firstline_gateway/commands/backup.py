@@ -1,0 +1,43 @@
+"""`backup FILE` and `restore FILE`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from firstline_gateway.commands.base import add_command, settings_of, show
+
+
+def add_commands(commands: Any) -> None:
+    """Adds them to the parser's."""
+    made = add_command(commands, "backup", _backup, "write the store and the certificate authority into one file")
+    made.add_argument("file", type=Path, metavar="FILE", help="which must not exist; it holds keys: keep it safe")
+    taken = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
+    taken.add_argument("file", type=Path, metavar="FILE")
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.backup.backup import back_up
+
+    manifest = back_up(settings_of(arguments), arguments.file)
+    size_bytes = sum(member.size_bytes for member in manifest.members.values())
+    show(
+        arguments,
+        f"{arguments.file}: {len(manifest.members)} parts, {size_bytes} bytes of schema {manifest.schema}",
+        {"file": str(arguments.file), "schema": manifest.schema, "members": len(manifest.members), "bytes": size_bytes},
+    )
+    return 0
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.backup.backup import restore
+
+    restored = restore(settings_of(arguments), arguments.file)
+    created = restored.manifest.created.isoformat()
+    show(
+        arguments,
+        f"restored {sum(restored.rows.values())} rows as of {created}",
+        {"created": created, "schema": restored.manifest.schema, "rows": restored.rows},
+    )
+    return 0

@@ -1,0 +1,181 @@
+"""Corrections take effect once, end to end: lost answers, a gateway that dies between commit and answer, replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from chaos.proxy import FINE, ChaosProxy, Network
+from support.agent import edge_settings, until
+from support.broker import Broker, free_port
+from support.databases import PostgreSql
+from support.deliveries import answered, counted, delivery, picture, post, read, same
+from support.gateway import DIGITS, serving
+
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import InferRequest, InferResponse, Status, Wait
+from firstline_edge.agent import EdgeAgent
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings import load
+
+DELIVERIES = 6
+
+
+def gateway_settings(url: str, **overrides: object) -> dict[str, object]:
+    return {"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url} | overrides
+
+
+@asynccontextmanager
+async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gateway, str]]:
+    gateway = open_gateway(load(None, overrides=gateway_settings(url, **overrides)))
+    async with serving(gateway) as address:
+        yield gateway, address
+
+
+async def promise(agent: EdgeAgent, seed: int) -> str:
+    """Has the device promise a correction; its id."""
+    asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
+    answer = (await agent.infer(asked)).answer
+    assert answer is not None
+    assert answer.durable
+    return answer.request_id
+
+
+async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
+    async def none_waits() -> bool:
+        return agent.parts.outbox.depth == 0
+
+    await until(none_waits)
+    for request_id in request_ids:
+        answer = (await agent.answer(request_id)).answer
+        assert answer is not None
+        assert answer.status is Status.FINAL
+
+
+async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'gateway.db'}"
+    async with AsyncExitStack() as stack:
+        gateway, address = await stack.enter_async_context(serving_at(url))
+        network = await stack.enter_async_context(ChaosProxy(httpx.URL(address).port or 0))
+        link = {"kind": "http", "url": f"http://127.0.0.1:{network.port}"}
+        agent = await stack.enter_async_context(EdgeAgent(edge_settings(tmp_path / "device", links=[link])))
+        await all_final(agent, [await promise(agent, 0)])  # the link is known to work
+        await network.become(Network(truncate_bytes=0))
+        promises = (promise(agent, seed) for seed in range(1, DELIVERIES))
+        request_ids = await asyncio.gather(*promises)
+
+        async def answered_in_vain() -> bool:
+            return counted(gateway, "recorded") > 1 and not agent.parts.links.available
+
+        await until(answered_in_vain)
+        assert agent.parts.outbox.depth == DELIVERIES - 1
+        await network.become(FINE)
+        await all_final(agent, request_ids)
+        assert counted(gateway, "recorded") == answered(gateway) == DELIVERIES
+        assert counted(gateway, "repeated") >= 1
+
+
+# The first delivery is on the disk when this gateway dies of it.
+_DIES_BEFORE_IT_ANSWERS = """
+import os, signal, sys
+from firstline_gateway.__main__ import main
+from firstline_gateway.deliveries.once import Deliveries
+
+put = Deliveries._put
+
+async def put_and_die(self, *arguments):
+    await put(self, *arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Deliveries._put = put_and_die
+sys.exit(main())
+"""
+
+
+def started(program: list[str], settings: dict[str, object], port: int) -> subprocess.Popen[str]:
+    """A gateway's process on this port, once it answers."""
+    environment = {f"FIRSTLINE_GATEWAY_{key.upper().replace('.', '__')}": str(value) for key, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, *program, "run", "--port", str(port), "-o", "json"],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "ready"
+    return process
+
+
+async def test_a_gateway_that_dies_between_commit_and_answer_has_answered(tmp_path: Path) -> None:
+    settings, port, asked = gateway_settings(f"sqlite:///{tmp_path / 'gateway.db'}"), free_port(), delivery(1)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        with started(["-c", _DIES_BEFORE_IT_ANSWERS], settings, port) as process:
+            with pytest.raises(httpx.TransportError):
+                await post(client, asked)
+            assert process.wait(20) == -signal.SIGKILL
+        with started(["-m", "firstline_gateway"], settings, port) as process:
+            first, again = read(await post(client, asked)), read(await post(client, asked))
+            told = (await client.get("/metrics")).text.splitlines()
+            process.terminate()
+    assert same(first, again)
+    assert 'firstline_gateway_deliveries_total{result="repeated"} 2.0' in told
+    assert not any(line.startswith("firstline_gateway_requests_total{") for line in told)  # nothing ran
+
+
+async def test_replicas_answer_each_delivery_once(postgresql: PostgreSql) -> None:
+    url = postgresql.new_database()
+    async with serving_at(url) as (one, here), serving_at(url) as (other, there), httpx.AsyncClient() as client:
+        for seed in range(20):
+            asked = delivery(seed)
+            replies = await asyncio.gather(*(post(client, asked, address) for address in (here, there, here, there)))
+            first, *others = map(read, replies)
+            assert all(same(first, again) for again in others)
+        assert counted(one, "recorded") + counted(other, "recorded") == 20
+        asked = delivery(99)
+        first = read(await post(client, asked, here))
+        ran = answered(other)
+        assert same(first, read(await post(client, asked, there)))
+        assert answered(other) == ran
+        other_content = InferRequest("digits", (picture(98),), asked.request_id, version="1", promised=True)
+        reply = await post(client, other_content, there)
+        assert (reply.status_code, reply.json()["code"]) == (409, "request_id_reused")
+
+
+@pytest.mark.mosquitto
+async def test_a_delivery_is_one_over_mqtt_too(mosquitto: Broker, tmp_path: Path) -> None:
+    topics, got = Topics("cam"), asyncio.Queue[Message]()
+    client = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="cam"))
+
+    async def ask(request: InferRequest) -> InferResponse:
+        await client.publish(
+            envelope.request_publication(
+                request,
+                topic=topics.request("digits"),
+                response_topic=topics.response,
+                correlation_data=request.request_id.encode(),
+                now_s=0.0,
+            )
+        )
+        async with asyncio.timeout(10):
+            return envelope.read_response(await got.get())
+
+    url, mqtt = f"sqlite:///{tmp_path / 'gateway.db'}", {"mqtt.enabled": True, "mqtt.port": mosquitto.port}
+    async with serving_at(url, **mqtt) as (gateway, _):
+        await client.subscribe(topics.response, got.put)
+        await client.connect(10)
+        asked = delivery(1)
+        assert same(await ask(asked), await ask(asked))
+        assert (counted(gateway, "recorded"), counted(gateway, "repeated"), answered(gateway)) == (1, 1, 1)
+        await client.close()

@@ -1,0 +1,146 @@
+"""A store that is away, hangs, is full or read-only: inference goes on, promises wait, and nothing needs a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from chaos.proxy import FINE, ChaosProxy, Network
+from support.databases import PostgreSql, find_postgresql
+from support.deliveries import counted, delivery, post, read, same
+from support.gateway import DIGITS, serving
+
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings import load
+
+
+@asynccontextmanager
+async def line(url: str) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    overrides = {"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url}
+    gateway = await asyncio.to_thread(open_gateway, load(None, overrides=overrides))
+    async with serving(gateway) as address, httpx.AsyncClient(base_url=address, timeout=20) as client:
+        yield gateway, client
+
+
+async def refused_but_serving(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> None:
+    """Inference goes on; a delivery is to come again; and the gateway says so."""
+    asked = delivery(seed)
+    live = replace(asked, promised=False)
+    read(await post(client, live))
+    reply = await post(client, asked)
+    assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), reply.text
+    assert int(reply.headers["Retry-After"]) >= 1
+    read(await post(client, live))
+    await asyncio.gather(asyncio.wrap_future(gateway.contracts.refresh()), return_exceptions=True)
+
+
+def store_up(gateway: Gateway) -> float | None:
+    return gateway.metrics.registry.get_sample_value("firstline_gateway_store_up")
+
+
+async def recovers(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> None:
+    asked = delivery(seed)
+    async with asyncio.timeout(20):
+        while (reply := await post(client, asked)).status_code == 503:  # noqa: ASYNC110 (a device asks again, too)
+            await asyncio.sleep(0.1)
+    assert same(read(reply), read(await post(client, asked)))
+    assert store_up(gateway) == 1
+
+
+@pytest.fixture
+def own_postgresql() -> Iterator[PostgreSql]:
+    """One that a test may stop."""
+    if find_postgresql() is None:
+        pytest.skip("PostgreSQL is not installed: `make postgres`")
+    with PostgreSql("fsync=on") as running:
+        yield running
+
+
+async def test_postgresql_may_die_and_come_back(own_postgresql: PostgreSql) -> None:
+    async with line(own_postgresql.new_database()) as (gateway, client):
+        before = delivery(0)
+        first = read(await post(client, before))
+        own_postgresql.stop(kill=True)
+        await refused_but_serving(gateway, client, 1)
+        assert store_up(gateway) == 0
+        own_postgresql.start()
+        await recovers(gateway, client, 1)
+        assert same(first, read(await post(client, before)))  # what was answered outlived it
+
+
+async def test_postgresql_may_become_read_only(own_postgresql: PostgreSql) -> None:
+    url = own_postgresql.new_database()
+
+    def set_read_only(value: str) -> None:
+        with psycopg.connect(own_postgresql.conninfo, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode())
+            connection.execute("SELECT pg_reload_conf()")
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'store_%'")
+
+    async with line(url) as (gateway, client):
+        read(await post(client, delivery(0)))
+        set_read_only("on")
+        await refused_but_serving(gateway, client, 1)
+        set_read_only("off")
+        await recovers(gateway, client, 1)
+
+
+async def test_a_database_that_says_nothing_keeps_nobody_waiting(postgresql: PostgreSql) -> None:
+    async with ChaosProxy(postgresql.port) as network:
+        url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
+        async with line(url) as (gateway, client):
+            read(await post(client, delivery(0)))
+            await network.become(Network(stalled=True))
+            async with asyncio.timeout(8):
+                reply = await post(client, delivery(1))
+            assert reply.json()["code"] == "store_unavailable"
+            async with asyncio.timeout(2):  # left alone for now
+                assert (await post(client, delivery(2))).status_code == 503
+            read(await post(client, replace(delivery(3), promised=False)))
+            await network.become(FINE)
+            await recovers(gateway, client, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def test_a_disk_may_be_full_and_have_room_again(small_disk: Path) -> None:
+    async with line(f"sqlite:///{small_disk / 'gateway.db'}") as (gateway, client):
+        before = delivery(0)
+        first = read(await post(client, before))
+        with (small_disk / "filler").open("wb", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(b"x" * 4096)
+            except OSError:
+                pass
+        # A write-ahead log that was longer once has a little room left in it.
+        for seed in range(1, 300):
+            if (await post(client, delivery(seed))).status_code == 503:
+                break
+        await refused_but_serving(gateway, client, 1000)
+        assert counted(gateway, "refused") >= 2
+        (small_disk / "filler").unlink()
+        await recovers(gateway, client, 1000)
+        assert same(first, read(await post(client, before)))

@@ -1,0 +1,57 @@
+"""What devices deliver, over HTTP, and what a gateway counts of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import numpy as np
+
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import oip
+from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_gateway.gateway import Gateway
+
+
+def picture(seed: int) -> Tensor:
+    """One 8x8 picture for the digits model, of these random pixels."""
+    return Tensor("image", np.random.default_rng(seed).integers(0, 17, (1, 8, 8, 1), np.uint8))
+
+
+def delivery(seed: int) -> InferRequest:
+    """A promise's request, as an outbox sends it."""
+    return InferRequest("digits", (picture(seed),), new_request_id(), version="1", promised=True, binary_output=True)
+
+
+async def post(client: httpx.AsyncClient, request: InferRequest, url: str = "") -> httpx.Response:
+    """The gateway's reply."""
+    encoded = oip.encode_request(request)
+    headers = {HEADER_LENGTH: str(encoded.header_length)}
+    return await client.post(f"{url}/v2/models/digits/versions/1/infer", content=encoded.body, headers=headers)
+
+
+def read(reply: httpx.Response) -> InferResponse:
+    """An answer as it came, but for how long it took."""
+    assert reply.status_code == 200, reply.text
+    return oip.decode_response(reply.content, int(reply.headers[HEADER_LENGTH]))
+
+
+def same(one: InferResponse, other: InferResponse) -> bool:
+    """Whether two answers are one, to the last bit."""
+    outputs = zip(one.outputs, other.outputs, strict=True)
+    return replace(one, outputs=()) == replace(other, outputs=()) and all(
+        a.array.tobytes() == b.array.tobytes() for a, b in outputs
+    )
+
+
+def counted(gateway: Gateway, result: str) -> int:
+    """Deliveries of which this became."""
+    name = "firstline_gateway_deliveries_total"
+    return int(gateway.metrics.registry.get_sample_value(name, {"result": result}) or 0)
+
+
+def answered(gateway: Gateway) -> int:
+    """Requests that the full model ran for."""
+    samples = (sample for family in gateway.metrics.registry.collect() for sample in family.samples)
+    return int(sum(sample.value for sample in samples if sample.name == "firstline_gateway_requests_total"))

@@ -1,0 +1,108 @@
+"""SECURITY.md names limits that hold, files that are there, and targets and settings that can be used."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from support.readme import links
+
+from firstline.sse import EventReader
+from firstline.workbench import dataset, detections
+from firstline_core import secrets_file, settings
+from firstline_core.bundle import image_pieces, images, manifest
+from firstline_core.protocol import http_head, mqtt_packet, topics
+from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
+from firstline_edge.settings import EdgeSettings
+from firstline_gateway.settings import Settings
+
+CHECKOUT = Path(__file__).parents[3]
+PAGE = (CHECKOUT / "SECURITY.md").read_text()
+ROOMS = ("shared/firstline_core", "edge_agent/firstline_edge", "cloud_gateway/firstline_gateway", ".")
+
+LIMITS = {
+    "HTTP head": (f"{http_head.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_head.HEAD_TIMEOUT_S:g} s"),
+    "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
+    "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
+    "tensors": (
+        *(f"{DEFAULT_LIMITS.tensors}; {DEFAULT_LIMITS.dimensions} dimensions", f"{DEFAULT_LIMITS.rows:,} rows"),
+        f"{DEFAULT_LIMITS.elements // MIB} Mi elements together, {DEFAULT_LIMITS.byte_elements // MIB} Mi of BYTES",
+    ),
+    "`id`": (f"{DEFAULT_LIMITS.id_chars} characters",),
+    "image": (
+        f"{images.PIXELS_LIMIT // 1_000_000} million pixels",
+        f"of all rows {images.SOURCE_PIXELS_LIMIT // 1_000_000} million",
+    ),
+    "pieces of an image": (
+        f"{image_pieces.JPEG_PIECES_LIMIT:,} segments",
+        f"{image_pieces.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
+        f"{image_pieces.JPEG_SCANS_LIMIT} scans",
+    ),
+    "MQTT properties": (f"{mqtt_packet.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
+    "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
+    "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
+    "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
+    "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
+    "a secret's file": (f"{secrets_file._LIMIT_BYTES // 1024} KiB",),
+    "workbench: images": (f"{dataset.FILE_LIMIT_BYTES // MIB} MiB",),
+    "workbench: boxes": (f"{detections.MOST_BOXES:,} an image",),
+}
+
+
+def rows() -> list[list[str]]:
+    section = PAGE.partition("## Limits")[2].partition("\n## ")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "| `" in line]
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_limit_is_what_the_page_says(what: str) -> None:
+    (said,) = [row[1] for row in rows() if row[0].startswith(what)]
+    for limit in LIMITS[what]:
+        assert limit in said
+
+
+def test_where_a_limit_is_enforced_there_is_a_file() -> None:
+    found = {path for row in rows() for path in re.findall(r"`([\w/]+\.py)`", row[2])}
+    assert len(found) > 15
+    for path in found:
+        assert any(list((CHECKOUT / room).rglob(path)) for room in ROOMS), path
+
+
+def test_settings_and_targets_exist() -> None:
+    makefile = (CHECKOUT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)`", PAGE):
+        assert f"\n{target}: " in makefile
+    for section, key in re.findall(r"`(api|auth|mqtt)\.((?!py`)\w+)`", PAGE):
+        sections = [getattr(kind(), section, None) for kind in (EdgeSettings, Settings)]
+        assert any(hasattr(one, key) for one in sections if one is not None), f"{section}.{key}"
+
+
+def test_links_lead_somewhere() -> None:
+    for target in links(PAGE):
+        path, _, anchor = target.partition("#")
+        if "://" in path or not path:
+            continue
+        assert (CHECKOUT / path).exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", (CHECKOUT / path).read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}, target
+
+
+def test_nothing_that_ships_runs_what_it_reads() -> None:
+    """No pickle and nothing like it: a file is data."""
+    unpicklers = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    read = 0
+    for room in ("shared", "edge_agent", "cloud_gateway", "firstline"):
+        for path in (CHECKOUT / room).rglob("*.py"):
+            read += 1
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not unpicklers & {name.partition(".")[0] for name in names}, path
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
+                if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                    assert isinstance(node.value, ast.Constant) and node.value.value is False, path
+    assert read > 200

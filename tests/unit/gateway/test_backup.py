@@ -1,0 +1,208 @@
+"""Backups: of either database, restored into either, whole or not at all, and never over anything."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import text
+from support.databases import PostgreSql, sqlite_store
+
+from firstline_core.errors import ConfigError
+from firstline_gateway.backup.backup import back_up, restore
+from firstline_gateway.deliveries import records
+from firstline_gateway.deliveries.records import DeliveryKey, Record
+from firstline_gateway.settings import Identity, Settings, Store
+from firstline_gateway.store.database import Database, open_database
+
+ROWS = 2500  # of several batches
+AWKWARD = 'Zoë\'s "cam"\n\\'
+
+
+def settings_in(folder: Path, store: Store | None = None) -> Settings:
+    folder.mkdir(exist_ok=True)
+    return Settings(store=store or sqlite_store(folder), identity=Identity(directory=str(folder / "identity")))
+
+
+def put(database: Database, number: int, device: str = "cam") -> None:
+    answer = None if number % 2 else bytes([number % 256]) * 3
+    with database.begin() as connection:
+        record = Record(bytes(32), answer, None if answer is None else number)
+        records.put(connection, DeliveryKey(device, f"{number}"), record, service_s=number / 3, limit=1_000_000)
+
+
+def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
+    database = open_database(store)
+    with database.reading() as connection:
+        found = {}
+        for table in ("deliveries", "contract_pools", "service_clock", "identity_version"):
+            found[table] = [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))]
+    database.close()
+    return found
+
+
+@pytest.fixture
+def filled(store_settings: Store, tmp_path: Path) -> Settings:
+    """A store on either database, and an authority's folder."""
+    settings = settings_in(tmp_path / "old", store_settings)
+    database = open_database(settings.store)
+    with database.begin() as connection:
+        rows = [{"key": f"{number:04}{AWKWARD}", "record": "{}"} for number in range(ROWS)]
+        connection.execute(text("INSERT INTO contract_pools (key, record) VALUES (:key, :record)"), rows)
+        connection.execute(text("UPDATE service_clock SET seconds = 0.1"))
+        connection.execute(text("UPDATE identity_version SET version = 9007199254740993"))
+    for number in range(5):
+        put(database, number, AWKWARD)
+    database.close()
+    identity = Path(settings.identity.directory)
+    identity.mkdir(mode=0o700)
+    for name, mode in {"active.pem": 0o600, "crl.pem": 0o644, ".lock": 0o600}.items():
+        (identity / name).write_bytes(name.encode() * 1000)
+        (identity / name).chmod(mode)
+    return settings
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A gateway that has nothing yet, on either database."""
+    store = None
+    if request.param == "postgresql":
+        running: PostgreSql = request.getfixturevalue("postgresql")
+        store = Store(url=running.new_database())
+    return settings_in(tmp_path / "new", store)
+
+
+def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.backup"
+    manifest = back_up(filled, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    restored = restore(new, path)
+    assert restored.manifest == manifest
+    assert restored.rows["contract_pools"] == ROWS
+    assert contents(new.store) == contents(filled.store)
+    files = {one.name: one for one in Path(new.identity.directory).iterdir() if not one.name.startswith(".")}
+    assert files.keys() == {"active.pem", "crl.pem"}
+    assert files["active.pem"].read_bytes() == b"active.pem" * 1000
+    assert [stat.S_IMODE(files[name].stat().st_mode) for name in ("active.pem", "crl.pem")] == [0o600, 0o644]
+    database = open_database(new.store)
+    put(database, 99)  # numbered after those that were restored
+    database.close()
+    assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")
+
+
+def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from firstline_gateway.backup import tables
+
+    lines, database = tables.lines, open_database(filled.store)
+
+    def lines_while_somebody_writes(connection: object, table: object) -> object:
+        put(database, 1000 + len(contents(filled.store)["deliveries"]))
+        return lines(connection, table)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tables, "lines", lines_while_somebody_writes)
+    before = contents(filled.store)
+    back_up(filled, tmp_path / "gateway.backup")
+    database.close()
+    assert len(contents(filled.store)["deliveries"]) > 5
+    other = settings_in(tmp_path / "other")
+    restore(other, tmp_path / "gateway.backup")
+    assert contents(other.store) == before
+
+
+def test_nothing_is_overwritten(filled: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.backup"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        back_up(filled, path)
+    assert path.read_text() == "mine"
+    path.unlink()
+    back_up(filled, path)
+    with pytest.raises(ConfigError, match="a restore overwrites nothing"):
+        restore(filled, path)
+    other = settings_in(tmp_path / "other", filled.store)  # the folder is new, the store is not
+    with pytest.raises(ConfigError, match="a restore overwrites nothing"):
+        restore(other, path)
+    assert not Path(other.identity.directory).exists()
+    assert [one.name for one in tmp_path.iterdir() if "backup" in one.name] == ["gateway.backup"]
+
+
+def test_where_there_is_no_store_there_is_nothing_to_back_up(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no store at"):
+        back_up(settings_in(tmp_path / "empty"), tmp_path / "gateway.backup")
+    assert not (tmp_path / "gateway.backup").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(filled: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        back_up(filled, tmp_path / "none" / "gateway.backup")
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        restore(filled, tmp_path / "none")
+
+
+Spoil = Callable[[bytes], bytes]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1],
+        lambda content: b"",
+        lambda content: b"not a backup" * 100,
+        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+    ],
+)
+def test_a_damaged_backup_restores_nothing(tmp_path: Path, spoil: Spoil) -> None:
+    old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
+    open_database(old.store).close()
+    back_up(old, path)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ConfigError, match="is damaged, or no backup"):
+        restore(new, path)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_what_another_wrote_is_not_believed(tmp_path: Path) -> None:
+    old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
+    open_database(old.store).close()
+    back_up(old, path)
+
+    def manifest(members: dict[str, bytes], **changes: object) -> None:
+        members["manifest.json"] = msgspec.json.encode(msgspec.json.decode(members["manifest.json"]) | changes)
+
+    def other_rows(members: dict[str, bytes]) -> None:
+        members["store/deliveries.jsonl"] += b"[]\n"
+
+    def escape(members: dict[str, bytes]) -> None:
+        found = msgspec.json.decode(members["manifest.json"])
+        found["members"]["identity/../../escaped"] = found["members"]["store/deliveries.jsonl"]
+        members["identity/../../escaped"] = members["store/deliveries.jsonl"]
+        members["manifest.json"] = msgspec.json.encode(found)
+
+    for change, said in (
+        (other_rows, "is not what was backed up"),
+        (lambda members: manifest(members, format=2), "has format 2; this version of Firstline reads 1"),
+        (lambda members: manifest(members, schema="9999"), "schema is 9999"),
+        (lambda members: members.update(more=b""), "does not hold what its manifest lists"),
+        (escape, "it would write"),
+    ):
+        content = path.read_bytes()
+        rewritten(path, change)
+        with pytest.raises(ConfigError, match=said):
+            restore(new, path)
+        path.write_bytes(content)
+        assert not list((tmp_path / "new").iterdir())
+    assert not (tmp_path.parent / "escaped").exists()
