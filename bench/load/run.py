@@ -57,12 +57,15 @@ def gateway(config: Path, core: set[int]) -> Iterator[Running]:
         watchdog.cancel()
         yield Running(int(json.loads(line)["url"].rpartition(":")[2]), process)
     finally:
+        watchdog.cancel()
         process.terminate()
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @dataclass(frozen=True)

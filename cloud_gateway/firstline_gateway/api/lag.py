@@ -14,8 +14,8 @@ from firstline_core.protocol.http import error_reply
 
 REFUSED = QueueFullError("More requests come than this gateway can read; come back later.", retry_after_s=1.0)
 _PERIOD_S = 0.02
-LIMIT_S = 0.05
-"""Behind by more, requests for inference are refused unread."""
+LIMIT_S = 0.1
+"""Behind by more, twice in a row, requests for inference are refused unread; one pause is no overload."""
 
 
 def refusal() -> bytes:
@@ -35,12 +35,12 @@ class LoopLag:
 
     def __init__(self, on_refused: Callable[[], None]) -> None:
         self.on_refused = on_refused
-        self.behind_s = 0.0
+        self._behind_s = (0.0, 0.0)
         self._due_s: float | None = None
 
     @property
     def is_long(self) -> bool:
-        return self.behind_s > LIMIT_S
+        return min(self._behind_s) > LIMIT_S
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins to measure; harmless where it does."""
@@ -50,6 +50,6 @@ class LoopLag:
     def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
         if self._due_s is not None:
-            self.behind_s = now_s - self._due_s
+            self._behind_s = (self._behind_s[1], now_s - self._due_s)
         self._due_s = now_s + _PERIOD_S
         loop.call_later(_PERIOD_S, self._measure, loop)
