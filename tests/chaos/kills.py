@@ -53,6 +53,7 @@ class Campaign:
         unheard: acknowledged, and never announced.
         recorded: deliveries on the gateway's record, each of which took effect once there.
         unrecorded: corrected, and the gateway has no record of it.
+        alarms: tracebacks and errors in the logs of all their lives: a kill is no damage.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Campaign:
     unheard: int = 0
     recorded: int = 0
     unrecorded: int = 0
+    alarms: int = 0
     seconds: float = 0.0
 
     @property
@@ -84,6 +86,7 @@ class Campaign:
         self.unheard += other.unheard
         self.recorded += other.recorded
         self.unrecorded += other.unrecorded
+        self.alarms += other.alarms
         self.seconds = max(self.seconds, other.seconds)
 
 
@@ -180,6 +183,7 @@ async def _count(house: Victims, seen: Campaign) -> None:
         if house.broker is not None:
             seen.unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
     told = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
+    seen.alarms = sum(log.count("Traceback") + log.count("[error ") for log in house.logs)
     recorded = house.recorded
     seen.recorded, seen.unrecorded = len(recorded), len(corrected.difference(recorded))
     seen.repeated = sum(told.values()) - len(told) + len(recorded) - len(set(recorded))
