@@ -32,7 +32,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom decision deliveries timing line fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -121,6 +121,12 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
+
+stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
+	$(BIN)/python bench/stampede.py
+
+idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (three minutes)
+	$(BIN)/python bench/idle.py
 
 chaos: .venv/test.stamp mosquitto ## kills, outages, an hour offline and a soak, at a tenth or less of chaos-full (SEED=1)
 	$(CHAOS)

@@ -26,6 +26,11 @@ class MemoryOutbox:
     def depth(self) -> int:
         return len(self._items)
 
+    @property
+    def open(self) -> set[str]:
+        """The ids of those that are not kept yet."""
+        return set(self._items)
+
     async def put(self, item: OutboxItem) -> None:
         self._items[item.request.request_id] = item
         self._ages.start(item.request.request_id)

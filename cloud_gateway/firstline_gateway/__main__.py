@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry import logs
 from firstline_gateway import __version__
-from firstline_gateway.commands import authority, backup, keys
+from firstline_gateway.commands import authority, backup, broker, keys
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     keys.add_commands(commands)
     authority.add_commands(commands)
+    broker.add_commands(commands)
     backup.add_commands(commands)
     return parser
 

@@ -11,6 +11,7 @@ from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
+from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
@@ -99,8 +100,12 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
         )
+        known = self.identity.gatekeeper.known
+        self._broker = broker_keeper(settings, self.identity.folder, known, clock)
+        if self._broker is not None:
+            self._broker.refresh()  # the password that the next line reads may be made by this
         self._mqtt = (
-            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock)
+            MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
             if settings.mqtt.enabled
             else None
         )
@@ -109,6 +114,8 @@ class Gateway:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
         self._refreshing = asyncio.create_task(self._refresh())
         await self.identity.start()
+        if self._broker is not None:
+            self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
 
@@ -144,6 +151,8 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        if self._broker is not None:
+            await self._broker.close()
         await self.identity.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
@@ -205,5 +214,5 @@ def check_files(settings: Settings) -> None:
         ConfigError: the token file, the broker's password or certificate, or the topics are no good.
     """
     identity.check_files(settings)
-    if settings.mqtt.enabled:
+    if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

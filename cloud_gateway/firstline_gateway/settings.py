@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from firstline_core import settings
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_gateway.broker import config
 
 ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 SYSTEM_AUTHORITIES = "system"
@@ -143,6 +144,30 @@ class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long an answered delivery is remembered (seconds of service); longer than the devices' outbox.max_age_s."""
 
 
+class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    directory: str = ""
+    """Folder of the files of a Mosquitto, which this gateway writes and keeps up to date; "" leaves it to you."""
+    seen_as: str = ""
+    """The same folder as the broker sees it, where that is a container; "" is the same path."""
+    data_directory: str = ""
+    """Where it keeps sessions and retained facts, as the broker sees it; "" is `data` in its folder."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses that it is reached by; "" for `identity.broker_host` and `mqtt.host`."""
+    port: Port = 8883
+    """TLS, for devices with their certificates."""
+    gateway_port: Port = 8884
+    """TLS, for gateways with their password; the port to name as `mqtt.port`."""
+    connections: Count = 10_000
+    """The most devices at once."""
+    pid_file: str = ""
+    """Where it notes its process id, so that it can be told of revocations; "" where it watches its files itself."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder as this gateway sees it."""
+        return Path(self.directory)
+
+
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_file: str = "contracts.db"
     """Where a gateway of version 0.1 kept them: taken over into the store at start, if it is there, and renamed."""
@@ -171,6 +196,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Models = Models()
     execution: Execution = Execution()
     mqtt: Mqtt = Mqtt()
+    broker: Broker = Broker()
     store: Store = Store()
     contracts: Contracts = Contracts()
     log: Log = Log()
@@ -234,7 +260,7 @@ def load(
         url=_store_url(base, found.store.url),
         password_file=_below(base, found.store.password_file),
     )
-    return msgspec.structs.replace(
+    anchored = msgspec.structs.replace(
         found,
         tls=msgspec.structs.replace(
             found.tls,
@@ -254,7 +280,35 @@ def load(
             if found.mqtt.tls_ca_file == SYSTEM_AUTHORITIES
             else _below(base, found.mqtt.tls_ca_file),
         ),
+        broker=msgspec.structs.replace(found.broker, directory=_below(base, found.broker.directory)),
     )
+    return _with_broker(anchored) if found.broker.directory else anchored
+
+
+def _with_broker(found: Settings) -> Settings:
+    """With what goes without saying where the broker's files are this gateway's own.
+
+    Raises:
+        ConfigError: nothing says how the broker is reached.
+    """
+    broker, mqtt = found.broker, found.mqtt
+    named = (found.identity.broker_host, mqtt.host if mqtt.enabled else "")
+    hosts = broker.hosts or tuple(dict.fromkeys(host for host in named if host))
+    if not hosts:
+        raise ConfigError(
+            "broker.hosts is empty; name the broker as devices and gateways reach it, or set identity.broker_host."
+        )
+    for host in hosts:
+        if not _is_host(host):
+            raise ConfigError(f"broker.hosts has {host!a}, which is no host name and no address.")
+    if not mqtt.username:
+        mqtt = msgspec.structs.replace(
+            mqtt,
+            username=config.GATEWAY_USER,
+            password_file=str(broker.folder / config.GATEWAY_PASSWORD),
+            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / config.AUTHORITIES),
+        )
+    return msgspec.structs.replace(found, broker=msgspec.structs.replace(broker, hosts=hosts), mqtt=mqtt)
 
 
 def _check_tls(found: Settings) -> None:

@@ -29,6 +29,8 @@ def main() -> int:
             from firstline_edge.cli.run import command
         elif arguments.command == "status":
             from firstline_edge.cli.status import command
+        elif arguments.command == "join":
+            from firstline_edge.cli.join import command
         elif arguments.command == "purge":
             from firstline_edge.cli.purge import command
         elif arguments.command == "audits":

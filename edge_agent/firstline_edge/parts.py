@@ -27,6 +27,7 @@ from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import Hedging
+from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models import Models, open_models
@@ -52,6 +53,7 @@ class Parts:
         complaints: what the gateway says against models.
         endings: who waits for a promise to end.
         spending: None where nothing has a price.
+        identity: of a device that may have joined a gateway.
     """
 
     state: StateDirectory
@@ -63,6 +65,7 @@ class Parts:
     outbox: PatientOutbox
     audits: AuditRoom
     spending: Spending | None
+    identity: IdentityRoom
     links: Links
     router: Router
     gateway: Gateway
@@ -111,8 +114,11 @@ async def open_parts(
         if spending is not None:
             opened.callback(spending.save)
         toll = free if spending is None else spending.paid
-        links = await open_links(settings, partial(report.birth_of, models, audits.standings), limits, clock, toll)
+        identity = IdentityRoom(settings, clock)
+        birth = partial(report.birth_of, models, audits.standings)
+        links = await open_links(settings, birth, limits, clock, toll, credentials=identity.credentials)
         opened.push_async_callback(links.close)
+        identity.renews(links.renewed)
 
         # What answers.
         chosen = make_policy(settings.policy)
@@ -159,13 +165,15 @@ async def open_parts(
             outbox=outbox,
             audits=audits,
             spending=spending,
+            identity=identity,
             links=links,
             router=router,
             gateway=gateway,
             hedging=hedging,
             cascade=cascade,
         )
-        works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock), audits.run(auditor, links)]
+        works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock)]
+        works += [audits.run(auditor, links), identity.run()]
         works += [spending.keep()] if spending is not None else []
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))

@@ -43,6 +43,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "problems": [
             {"path": str(path), "message": message} for path, message in [*agent.trouble.items(), *_problems(parts)]
         ],
+        "identity": parts.identity.describe(),
         "links": {name: asdict(link) | {"timing": timings[name]} for name, link in parts.links.reports().items()},
         "outbox": {"items": parts.outbox.depth, "size_bytes": parts.outbox.size_bytes},
         "cache": {"entries": len(parts.cache), "size_bytes": parts.cache.size_bytes},
@@ -203,6 +204,7 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
     found += [(parts.state.standing_path, parts.audits.standings.problem)]
     if parts.spending is not None:
         found += [(parts.state.spending_path, parts.spending.problem)]
+    found += [(parts.identity.folder, problem) for problem in parts.identity.problems]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
     found += [(parts.state.outbox_path, parts.outbox.damage)]
     return [(path, message) for path, message in found if message]

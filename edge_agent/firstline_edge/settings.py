@@ -16,13 +16,16 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core import settings as sources
+from firstline_core.errors import ConfigError
 from firstline_core.routing.policies import Kind
 from firstline_core.storage.seals import CREDENTIAL
+from firstline_edge.identity.files import readable_identity
 from firstline_edge.settings_check import check
 
 PREFIX = "FIRSTLINE_EDGE_"
 
 _MIB = 1 << 20
+_PLAIN_MQTT_PORT = 1883
 
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -42,6 +45,8 @@ class AgentSection(Section, frozen=True, kw_only=True):
     """This device's name towards the gateway and the broker; empty takes the host's name."""
     state_dir: str = "~/.local/state/firstline-edge"
     """Outbox, result cache and decision log live here; made with mode 0700."""
+    use_identity: bool = True
+    """Take the name, the links' certificates and, without [[links]], the links themselves from what `join` stored."""
 
 
 class ApiSection(Section, frozen=True, kw_only=True):
@@ -157,7 +162,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
     host: str = ""
     """For mqtt: the broker."""
     port: Port = 1883
-    """For mqtt: the broker's port; 8883 is usual with TLS."""
+    """For mqtt: the broker's port; 8883 is usual with TLS. 1883 never shows the device's identity."""
     username: str = ""
     """For mqtt: empty for a broker that lets anybody in."""
     password_file: str = ""
@@ -178,6 +183,13 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """Energy of receiving a MiB over this link."""
     proxy: str = ""
     """For http: URL of an HTTP proxy; the environment's proxy variables are not read."""
+
+    @property
+    def shows_identity(self) -> bool:
+        """Whether it is made with the certificate of a device that has joined: it has TLS, and nothing of its own."""
+        if self.kind == "http":
+            return self.url.startswith("https:") and not (self.token_file or self.tls_ca_file)
+        return self.port != _PLAIN_MQTT_PORT and not (self.username or self.tls_ca_file or self.tls_certificate_file)
 
 
 class BreakerSection(Section, frozen=True, kw_only=True):
@@ -309,7 +321,27 @@ def load(
     if file is not None:
         found = _anchor(found, file.resolve().parent)
     check(found)
-    return found
+    return _joined(found)
+
+
+def _joined(settings: EdgeSettings) -> EdgeSettings:
+    """With the name and, where there are none, the links of a device that has joined a gateway."""
+    identity = readable_identity(settings.state_dir) if settings.agent.use_identity else None
+    if identity is None:
+        return settings
+    said = settings.agent.device_id
+    if said and said != identity.device:
+        raise ConfigError(
+            f"agent.device_id is '{said}', but this device joined {identity.gateway} as '{identity.device}'; leave "
+            "agent.device_id out, or join under that name."
+        )
+    links = settings.links
+    if not links:
+        links = (LinkSection(kind="http", url=identity.gateway, proxy=identity.proxy),)
+        if (broker := identity.broker) is not None:
+            links += (LinkSection(kind="mqtt", host=broker.host, port=broker.port, topic_prefix=broker.prefix),)
+    replace = msgspec.structs.replace
+    return replace(settings, agent=replace(settings.agent, device_id=identity.device), links=links)
 
 
 def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:

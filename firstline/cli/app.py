@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import bundle, certify, detections, evaluate
+from firstline.cli import bundle, certify, detections, device, evaluate
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -37,6 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bundle.app, name="bundle")
+app.add_typer(device.app, name="device")
 app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
 app.command("detections")(detections.detections_command)

@@ -75,6 +75,12 @@ class House:
     def transports(self) -> tuple[Transport, ...]:
         return ("http",) if self._broker_port is None else ("http", "mqtt")
 
+    def far_port(self, transport: Transport) -> int:
+        """Where the gateway or the broker listens on this machine."""
+        port = self._gateway_port if transport == "http" else self._broker_port
+        assert port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
+        return port
+
     @asynccontextmanager
     async def device(self, transport: Transport, settings: str = "") -> AsyncIterator[Device]:
         """Starts an agent whose link uses `transport`; its state outlives it, for the next one of that transport.
@@ -83,10 +89,8 @@ class House:
             transport: one of `transports`.
             settings: further sections of its configuration, as TOML.
         """
-        far_port = self._gateway_port if transport == "http" else self._broker_port
-        assert far_port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
         async with AsyncExitStack() as stack:
-            wire = await stack.enter_async_context(Wire(far_port))
+            wire = await stack.enter_async_context(Wire(self.far_port(transport)))
             config = self._folder / f"agent-{transport}.toml"
             link = (
                 f'url = "http://127.0.0.1:{wire.port}"\ntoken_file = "device.token"\n'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -218,5 +219,11 @@ def scans(seed: int) -> Iterator[bytes]:
 
 
 def run_campaign(kills: int, seed: int) -> Campaign:
-    """As `campaign`, for a process of its own."""
-    return asyncio.run(campaign(kills, seed))
+    """As `campaign`, for a process of its own, which tells on stderr how far it is."""
+
+    def tell(seen: Campaign) -> None:
+        done = sum(seen.kills.values())
+        if done % 25 == 0:
+            print(f"house {seed}: {done}/{kills} kills, {len(seen.acknowledged)} acknowledged", file=sys.stderr)
+
+    return asyncio.run(campaign(kills, seed, tell=tell))

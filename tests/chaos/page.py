@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import figures
 from figures import Figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-_TABLE = re.compile(r"(<!-- figures: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- figures: ([\w-]+)(?:/(\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(page: str, figures: Sequence[Figure]) -> str:
-    """The page with each of its tables as `figures` say; a part that was never run has none."""
+def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
+    """The page with each of its tables as it was measured; what never was has an empty one.
+
+    Args:
+        page: with tables between `<!-- figures: TARGET -->`, or `TARGET/PART`, and `<!-- end -->`.
+        measured: the figures of a target.
+    """
 
     def table(match: re.Match[str]) -> str:
-        part = f"{match[2]}: "
-        rows = [_row(figure, part) for figure in figures if figure.figure.startswith(part)]
+        part = f"{match[3]}: " if match[3] else ""
+        rows = [_row(figure, part) for figure in measured(match[2]) if figure.figure.startswith(part)]
         body = "\n".join(["| figure | measured | aim |", "|---|---|---|", *rows, ""]) if rows else ""
-        return match[1] + body + match[3]
+        return match[1] + body + match[4]
 
     return _TABLE.sub(table, page)
 
 
-def parts(page: str) -> list[str]:
-    """Those that the page has tables for."""
-    return [part for _, part, _ in _TABLE.findall(page)]
+def refill() -> None:
+    """Writes the page anew, from what was measured last."""
+    PAGE.write_text(filled(PAGE.read_text(), figures.measured))
+
+
+def tables(page: str) -> list[tuple[str, str]]:
+    """The targets and parts that the page has tables for."""
+    return [(target, part) for _, target, part, _ in _TABLE.findall(page)]
 
 
 def _row(figure: Figure, part: str) -> str:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from figures import Figure, measured, tell, write
 
@@ -27,6 +29,7 @@ from chaos.simulation.run import Tally, run_many
 from chaos.soak import soak
 
 _TARGET = "chaos"
+_BENCH = Path(__file__).parents[2] / "bench"
 _MIB = 1 << 20
 
 
@@ -62,13 +65,17 @@ _BEGAN_S = time.monotonic()
 def simulation(effort: Effort, seed: int) -> list[Figure]:
     """Seeds of the deterministic simulation."""
 
+    known = 0
+
     def told(tally: Tally) -> None:
-        if tally.seeds % 500 == 0 or tally.violations:
-            say("simulation", f"{tally.seeds} seeds, {len(tally.violations)} violations")
+        nonlocal known
+        for violation in tally.violations[known:]:
+            say("simulation", violation)
+        known = len(tally.violations)
+        if tally.seeds % 500 == 0:
+            say("simulation", f"{tally.seeds} seeds, {known} violations")
 
     tally = run_many(seed * 1_000_000, effort.seeds, os.cpu_count() or 1, told)
-    for violation in tally.violations[:20]:
-        say("simulation", violation)
     speed = tally.simulated_s / tally.core_s
     return [
         Figure("seeds of five simulated minutes", tally.seeds, ""),
@@ -198,23 +205,34 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
     "soak": soaking,
 }
 
+SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
+    "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
+}
+"""Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code; see the module."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--full", action="store_true", help="all of it: hours; else a tenth or less")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default: %(default)s)")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
+    names = [*PARTS, *SCRIPTS]
+    parser.add_argument("--only", choices=names, nargs="+", default=names, help="parts (default: all)")
     said = parser.parse_args(arguments)
-    effort, found = FULL if said.full else Effort(), []
+    effort, found, failed = FULL if said.full else Effort(), [], False
     for part in said.only:
         say(part, "begins")
+        if part in SCRIPTS:
+            command = SCRIPTS[part](said.full, said.seed)
+            failed |= subprocess.run([sys.executable, _BENCH / command[0], *command[1:]]).returncode != 0
+            page.refill()
+            continue
         figures = [figure._replace(figure=f"{part}: {figure.figure}") for figure in PARTS[part](effort, said.seed)]
         found += figures
         others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
         write(_TARGET, others + figures)
-        page.PAGE.write_text(page.filled(page.PAGE.read_text(), others + figures))
-    return tell(found)
+        page.refill()
+    return tell(found) or int(failed)
 
 
 if __name__ == "__main__":

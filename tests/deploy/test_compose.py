@@ -17,6 +17,7 @@ import yaml
 
 import firstline_edge.settings
 import firstline_gateway.settings
+from firstline_gateway.broker.config import GATEWAY_USER
 
 CHECKOUT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
@@ -69,7 +70,7 @@ def test_secrets_are_files_that_git_ignores_and_each_is_declared_and_used() -> N
     assert all(secret["file"].startswith("secrets/") for secret in declared.values())
     assert {name for service in SERVICES.values() for name in service.get("secrets", [])} == set(declared)
     text = (CHECKOUT / "docker-compose.yml").read_text()
-    named = set(re.findall(r"/run/secrets/(\w+)", text)) | {"mosquitto_passwords"}
+    named = set(re.findall(r"/run/secrets/(\w+)", text))
     assert named == set(declared)
 
 
@@ -79,21 +80,35 @@ def test_the_gateway_understands_its_environment() -> None:
     found = firstline_gateway.settings.load(file, environ=service["environment"])
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
     assert found.auth.mode == "tokens"
-    assert (found.mqtt.enabled, found.mqtt.host, found.mqtt.username) == (True, "mosquitto", "gateway")
-    assert Path(found.mqtt.password_file).name in service["secrets"]
+    assert (found.tls.enabled, "gateway" in found.tls.hosts) == (True, True)
+    assert (found.mqtt.enabled, found.mqtt.host, found.mqtt.port) == (True, "mosquitto", found.broker.gateway_port)
+    assert (found.identity.broker_host, found.identity.broker_port) == ("mosquitto", found.broker.port)
+    assert (found.mqtt.username, found.broker.hosts) == (GATEWAY_USER, ("mosquitto",))
+
+
+def test_the_broker_starts_on_what_the_gateway_writes() -> None:
+    broker, gateway = SERVICES["mosquitto"], SERVICES["gateway"]
+    found = firstline_gateway.settings.load(None, environ=gateway["environment"])
+    shell, script, folder = broker["entrypoint"]
+    assert (shell, folder) == ("/bin/sh", found.broker.seen_as)
+    assert script in mounts("mosquitto")
+    assert f"broker:{folder}" in broker["volumes"]
+    assert f"broker:{found.broker.directory}" in gateway["volumes"]
+    assert str(found.broker.port) in broker["healthcheck"]["test"]
+    (made,) = (
+        line for name, line in instructions(DOCKERFILES["firstline-gateway"]) if name == "RUN" and "useradd" in line
+    )
+    assert f"--uid {broker['user'].partition(':')[0]} " in made
+    assert found.broker.directory in made
 
 
 def test_the_agent_understands_its_environment() -> None:
     service = SERVICES["edge-agent"]
     file = CHECKOUT / mounts("edge-agent")["/etc/firstline/edge-agent.toml"]
     found = firstline_edge.settings.load(file, environ=service["environment"])
-    assert found.device_id == "edge-1"
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8070)
-    http, mqtt = found.links
-    assert (http.url, mqtt.host) == ("http://gateway:8080", "mosquitto")
-    assert mqtt.username == found.device_id, "the broker's ACL takes the user name for the device id"
-    used = {Path(path).name for path in (found.api.token_file, http.token_file, mqtt.password_file)}
-    assert used == set(service["secrets"])
+    assert found.links == ()  # they come with the identity
+    assert {Path(found.api.token_file).name} == set(service["secrets"])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +121,7 @@ def test_the_agent_understands_its_environment() -> None:
 def test_a_tier_has_the_same_port_everywhere(service: str, command: str, default: int) -> None:
     assert dict(instructions(DOCKERFILES[command]))["EXPOSE"] == str(default)
     assert SERVICES[service]["ports"] == [f"127.0.0.1:{default}:{default}"]
-    assert f"http://127.0.0.1:{default}/v2/health/ready" in SERVICES[service]["healthcheck"]["test"][-1]
+    assert f"://127.0.0.1:{default}/v2/health/ready" in SERVICES[service]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("service", ["gateway", "edge-agent"])

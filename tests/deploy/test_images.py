@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -23,12 +24,14 @@ from support.broker import Broker, free_port
 from support.bundles import encode
 from support.installed import make_environment, outside, run
 
+from firstline.fleet import open_fleet
+
 pytestmark = pytest.mark.mosquitto
 
 CHECKOUT = Path(__file__).parents[2]
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())["services"]
 # What a container has at these places is below the test's folder here.
-PLACES = re.compile(r"/(etc/firstline|var/lib/firstline|run/secrets|models)(?![\w-])")
+PLACES = re.compile(r"/(etc/firstline|var/lib/firstline-broker|var/lib/firstline|run/secrets|models)(?![\w-])")
 
 
 def dockerfile(service: str) -> list[tuple[str, str]]:
@@ -156,7 +159,8 @@ class Container:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line == f"listening on http://127.0.0.1:{self.port}\n", (line, (self._root / "log").read_text())
+            scheme = "https" if self.environment.get("FIRSTLINE_GATEWAY_TLS__ENABLED") == "true" else "http"
+            assert line == f"listening on {scheme}://127.0.0.1:{self.port}\n", (line, (self._root / "log").read_text())
             yield
             process.send_signal(signal.SIGTERM)
             assert process.wait(float(self._service["stop_grace_period"].removesuffix("s"))) == 0
@@ -169,47 +173,50 @@ class Container:
             log.close()
 
 
-def test_the_images_commands_serve_as_compose_starts_them(start_mosquitto: Any, tmp_path: Path) -> None:
-    passwords = {"gateway": "g" * 16, "edge-1": "e" * 16}
-    broker: Broker = start_mosquitto(
-        users=passwords, acl=(CHECKOUT / "cloud_gateway" / "mosquitto" / "acl").read_text()
-    )
+def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> None:
+    devices, gateways = str(free_port()), str(free_port())
+    folder = tmp_path / "gateway" / "root" / "var" / "lib" / "firstline-broker"
     gateway = Container(
         "gateway",
         tmp_path / "gateway",
-        {"mosquitto": broker.host},
-        FIRSTLINE_GATEWAY_MQTT__PORT=str(broker.port),
+        {"mosquitto": "127.0.0.1", "/127.0.0.1/config": "/var/lib/firstline-broker"},
+        FIRSTLINE_GATEWAY_MQTT__PORT=gateways,
+        FIRSTLINE_GATEWAY_BROKER__PORT=devices,
+        FIRSTLINE_GATEWAY_BROKER__GATEWAY_PORT=gateways,
+        FIRSTLINE_GATEWAY_IDENTITY__BROKER_PORT=devices,
     )
-    gateway.path("/run/secrets/gateway_mqtt_password").write_text(passwords["gateway"] + "\n")
-    agent = Container(
-        "edge-agent",
-        tmp_path / "agent",
-        {
-            "http://gateway:8080": f"http://127.0.0.1:{gateway.port}",
-            '"host": "mosquitto"': f'"host": "{broker.host}", "port": {broker.port}',
-        },
-    )
+    agent = Container("edge-agent", tmp_path / "agent", {})
+    agent.path("/run/secrets/edge_api_tokens").write_text("app:" + "a" * 48 + "\n")
+    assert not gateway.healthy()
+    assert not agent.healthy()
+
+    url = f"https://127.0.0.1:{gateway.port}"
+    config = tmp_path / "mosquitto.conf"
     made = gateway.run(
-        *("firstline-gateway", "key", "create", "edge-1", "--device"),
+        *("firstline-gateway", "key", "create", "ops", "--scope", "fleet", "--scope", "infer"),
         *("--config", "/etc/firstline/gateway.toml"),
     )
     assert made.returncode == 0, made.stderr
-    agent.path("/run/secrets/edge_gateway_token").write_text(made.stdout)
-    monitor = gateway.run("firstline-gateway", "key", "create", "monitor", "--config", "/etc/firstline/gateway.toml")
-    agent.path("/run/secrets/edge_mqtt_password").write_text(passwords["edge-1"] + "\n")
-    agent.path("/run/secrets/edge_api_tokens").write_text("app:" + "a" * 48 + "\n")
-
-    assert not gateway.healthy()
-    assert not agent.healthy()
-    with gateway.started(), agent.started():
+    with gateway.started():
         assert gateway.healthy()
-        assert agent.healthy()
-        body = encode(np.full((8, 8), 90, np.uint8))
-        url = f"http://127.0.0.1:{agent.port}/firstline/v1/models/digits/infer"
-        headers = {"Authorization": "Bearer " + "a" * 48}
-        for route in ("edge", "cloud"):
-            reply = httpx.post(url, params={"route": route, "timeout": "10000000"}, content=body, headers=headers)
-            assert (reply.status_code, reply.json()["tier"]) == (200, route), reply.text
-        reader = {"Authorization": f"Bearer {monitor.stdout.strip()}"}
-        while "mqtt_connected 1.0" not in httpx.get(f"http://127.0.0.1:{gateway.port}/metrics", headers=reader).text:
-            time.sleep(0.05)  # it is another process
+        # Only so that it can read a test's folder where the tests run as root; ignored for others.
+        config.write_text((folder / "mosquitto.conf").read_text() + ("user root\n" if os.geteuid() == 0 else ""))
+        authority = gateway.path("/var/lib/firstline/identity/authorities.pem")
+        with open_fleet(url, made.stdout.strip(), authority) as fleet:
+            (invitation,) = fleet.invite(["edge-1"], 3600)
+        token = tmp_path / "token"
+        token.write_text(invitation.token)
+        joined = agent.run("edge-agent", "join", url, "--token-file", str(token))
+        assert joined.returncode == 0, joined.stderr
+        with Broker(tmp_path / "broker", config=config, port=int(gateways)), agent.started():
+            assert agent.healthy()
+            body = encode(np.full((8, 8), 90, np.uint8))
+            asked = f"http://127.0.0.1:{agent.port}/firstline/v1/models/digits/infer"
+            headers = {"Authorization": "Bearer " + "a" * 48}
+            for route in ("edge", "cloud"):
+                reply = httpx.post(asked, params={"route": route, "timeout": "10000000"}, content=body, headers=headers)
+                assert (reply.status_code, reply.json()["tier"]) == (200, route), reply.text
+            links: dict[str, Any] = {}
+            while {link["state"] for link in links.values()} != {"up"} or len(links) != 2:
+                time.sleep(0.05)  # it is another process
+                links = httpx.get(f"http://127.0.0.1:{agent.port}/firstline/v1/status", headers=headers).json()["links"]

@@ -1,132 +1,66 @@
-"""The shipped broker configuration and ACL, proven on a real Mosquitto."""
+"""The broker configuration and access list that a gateway writes, proven on a real Mosquitto with real TLS."""
 
-import re
-import threading
+import os
+import subprocess
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-import paho.mqtt.client as paho
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from support.broker import Broker, free_port, write_password_file
+from support.broker import find_mosquitto
+from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
+
+from firstline_gateway.broker import config
+from firstline_gateway.broker.config import Plan
 
 pytestmark = pytest.mark.mosquitto
 
 SHIPPED = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto"
-USERS = {"gateway": "g-secret", "a": "a-secret", "b": "b-secret"}
-PREFIX = "firstline/v1"
-
-
-class Peer:
-    """One logged-in MQTT 5 client that keeps what it receives."""
-
-    def __init__(self, port: int, user: str | None, password: str | None) -> None:
-        self.received: list[tuple[str, bytes]] = []
-        self.connected_as = ""
-        self._changed = threading.Condition()
-        self._acknowledged: dict[int, str] = {}
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
-        self.client.username_pw_set(user, password)
-        self.client.on_connect = self._on_connect
-        self.client.on_message = self._on_message
-        self.client.on_publish = self._on_acknowledged
-        self.client.on_subscribe = lambda c, u, mid, reasons, p: self._on_acknowledged(c, u, mid, reasons[0], p)
-        self.client.connect("127.0.0.1", port)
-        self.client.loop_start()
-        self._wait(lambda: self.connected_as)
-
-    def publish(self, topic: str, payload: bytes = b"x") -> str:
-        """Publish at QoS 1; the broker's reason, "Success" where it was let through."""
-        mid = self.client.publish(topic, payload, qos=1).mid
-        self._wait(lambda: mid in self._acknowledged)
-        reason = self._acknowledged[mid]
-        return "Success" if reason == "No matching subscribers" else reason
-
-    def subscribe(self, topic: str) -> None:
-        _, mid = self.client.subscribe(topic, qos=1)
-        self._wait(lambda: mid in self._acknowledged)
-
-    def wait_for(self, topic: str) -> bytes:
-        self._wait(lambda: any(t == topic for t, _ in self.received))
-        return next(payload for t, payload in self.received if t == topic)
-
-    def _wait(self, condition: Callable[[], Any]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, timeout=5), "the broker did not answer in 5 s"
-
-    def _on_connect(self, _c: Any, _u: Any, _flags: Any, reason: Any, _p: Any) -> None:
-        with self._changed:
-            self.connected_as = reason.getName()
-            self._changed.notify_all()
-
-    def _on_message(self, _c: Any, _u: Any, message: paho.MQTTMessage) -> None:
-        with self._changed:
-            self.received.append((message.topic, message.payload))
-            self._changed.notify_all()
-
-    def _on_acknowledged(self, _c: Any, _u: Any, mid: int, reason: Any, _p: Any) -> None:
-        with self._changed:
-            self._acknowledged[mid] = reason.getName()
-            self._changed.notify_all()
-
 
 Connect = Callable[..., Peer]
 
 
-@contextmanager
-def shipped_broker(folder: Path) -> Iterator[Broker]:
-    """A broker on the shipped files, with only its port and its paths moved."""
-    data = folder / "data"
-    data.mkdir()
-    passwords = write_password_file(folder / "passwords", USERS)
-    acl = folder / "acl"
-    acl.write_bytes((SHIPPED / "acl").read_bytes())
-    acl.chmod(0o600)
-    port = free_port()
-    text = (SHIPPED / "mosquitto.conf").read_text()
-    for shipped, here in {
-        "listener 1883": f"listener {port} 127.0.0.1",
-        "/run/secrets/mosquitto_passwords": str(passwords),
-        "/mosquitto/config/acl": str(acl),
-        "/mosquitto/data/": f"{data}/",
-    }.items():
-        assert text.count(shipped) == 1, shipped
-        text = text.replace(shipped, here)
-    config = folder / "mosquitto.conf"
-    config.write_text(text + "user root\n")  # only so that it can read this test's folder; ignored for others
-    with Broker(folder, config=config, port=port) as broker:
-        yield broker
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
+    found = Issuer(tmp_path_factory.mktemp("issuer"))
+    for name in ("a", "b"):
+        found.device(name)
+    return found
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with shipped_broker(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
+def broker(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[GeneratedBroker]:
+    with GeneratedBroker(tmp_path_factory.mktemp("broker"), issuer) as found:
+        yield found
 
 
 @pytest.fixture
-def connect(shipped: Broker) -> Iterator[Connect]:
+def connect(broker: GeneratedBroker) -> Iterator[Connect]:
+    """A device by its name, or a gateway."""
     peers: list[Peer] = []
 
-    def open_peer(user: str | None, password: str | None = None) -> Peer:
-        peers.append(Peer(shipped.port, user, password or USERS.get(user or "")))
+    def open_peer(name: str, **options: Any) -> Peer:
+        is_gateway = name == "gateway"
+        certificate = broker.issuer.folder / f"{name}.pem"
+        peers.append(broker.gateway(**options) if is_gateway else broker.device(certificate, **options))
         return peers[-1]
 
     yield open_peer
     for peer in peers:
-        peer.client.disconnect()
-        peer.client.loop_stop()
+        peer.close()
 
 
-def test_nagle_is_off() -> None:
-    assert re.search(r"^set_tcp_nodelay true$", (SHIPPED / "mosquitto.conf").read_text(), re.MULTILINE)
+def test_what_is_shipped_is_what_a_gateway_writes() -> None:
+    folder = PurePosixPath("/mosquitto/config")
+    plan = Plan(folder=folder, data_folder=folder / "data")
+    assert (SHIPPED / "mosquitto.conf").read_text() == config.configuration(plan)
+    assert (SHIPPED / "acl").read_text() == config.access_list(PREFIX)
 
 
-@pytest.mark.parametrize(("user", "password"), [(None, None), ("a", "b-secret"), ("c", "a-secret")])
-def test_strangers_are_refused(connect: Connect, user: str | None, password: str | None) -> None:
-    assert connect(user, password).connected_as == "Not authorized"
+def test_private_files_are_private(broker: GeneratedBroker) -> None:
+    for name in (config.KEY, config.PASSWORDS, broker.files.password_file.name):
+        assert (broker.files.path / name).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("leaf", ["birth", "state", "req/digits", "results", "reported", "telemetry"])
@@ -149,31 +83,112 @@ def test_only_the_gateway_writes_what_a_device_obeys(connect: Connect, leaf: str
     assert other.received == [(f"{PREFIX}/b/{leaf}", b"for b")]
 
 
-def test_the_gateway_reads_requests_through_its_shared_subscription_and_devices_do_not(connect: Connect) -> None:
-    gateway, device, spy = connect("gateway"), connect("a"), connect("b")
-    gateway.subscribe(f"$share/gateway/{PREFIX}/+/req/+")
-    spy.subscribe(f"{PREFIX}/#")
-    assert device.publish(f"{PREFIX}/a/req/digits", b"request") == "Success"
-    assert gateway.wait_for(f"{PREFIX}/a/req/digits") == b"request"
+def test_a_device_cannot_pass_for_the_gateway(connect: Connect) -> None:
+    pretender, gateway = connect("b", user=("_gateway", "whatever")), connect("gateway")
+    assert pretender.publish(f"{PREFIX}/a/res") == "Not authorized"
+    pretender.subscribe(f"{PREFIX}/+/req/+")
+    assert connect("a").publish(f"{PREFIX}/a/req/digits", b"secret") == "Success"
+    gateway.publish(f"{PREFIX}/b/res", b"last")
+    pretender.subscribe(f"{PREFIX}/b/res")
     assert gateway.publish(f"{PREFIX}/b/res", b"last") == "Success"
-    spy.wait_for(f"{PREFIX}/b/res")
-    assert spy.received == [(f"{PREFIX}/b/res", b"last")]
+    pretender.wait_for(f"{PREFIX}/b/res")
+    assert [topic for topic, _ in pretender.received] == [f"{PREFIX}/b/res"]
 
 
-def test_the_gateway_may_not_pretend_to_be_a_device(connect: Connect) -> None:
+def test_the_gateway_cannot_pass_for_a_device(connect: Connect) -> None:
     assert connect("gateway").publish(f"{PREFIX}/a/req/digits") == "Not authorized"
 
 
-def test_retained_facts_outlive_a_restart(tmp_path: Path) -> None:
-    with shipped_broker(tmp_path) as broker:
-        device = Peer(broker.port, "a", USERS["a"])
-        device.client.publish(f"{PREFIX}/a/state", b"online", qos=1, retain=True).wait_for_publish(5)
-        device.client.disconnect()
-        device.client.loop_stop()
-        broker.stop()
-        broker.start()
-        gateway = Peer(broker.port, "gateway", USERS["gateway"])
+def test_nobody_without_the_password_gets_in_beside_the_gateways(broker: GeneratedBroker, issuer: Issuer) -> None:
+    device = issuer.folder / "a.pem"
+    assert not broker.stranger_at_gateways(None).is_in
+    assert not broker.stranger_at_gateways(device, client_id="b").is_in
+    assert not broker.stranger_at_gateways(device, user=("_gateway", "guessed")).is_in
+
+
+def test_client_ids_do_not_collide_between_devices(connect: Connect) -> None:
+    a = connect("a", client_id="anything")
+    b = connect("b", client_id="a")
+    assert b.is_in
+    assert a.publish(f"{PREFIX}/a/state") == "Success"  # still there
+    assert not a.gone
+
+
+def test_replicas_of_a_gateway_share_the_user_and_stay_side_by_side(connect: Connect) -> None:
+    one, other = connect("gateway", client_id="one"), connect("gateway", client_id="other")
+    assert one.publish(f"{PREFIX}/a/res") == other.publish(f"{PREFIX}/a/res") == "Success"
+
+
+def test_a_will_is_published_below_the_device_s_own_name_only(connect: Connect) -> None:
+    gateway = connect("gateway")
+    gateway.subscribe(f"{PREFIX}/+/state")
+    connect("a", will=f"{PREFIX}/b/state").vanish()
+    connect("b", will=f"{PREFIX}/b/state").vanish()
+    gateway.wait_for(f"{PREFIX}/b/state")
+    assert [topic for topic, _ in gateway.received] == [f"{PREFIX}/b/state"]  # b's own; a's forgery never came
+
+
+def test_who_sends_too_much_is_cut_off_alone(tmp_path: Path, issuer: Issuer) -> None:
+    with GeneratedBroker(tmp_path, issuer, body_bytes=1000, connections=2) as small:
+        a, b = (small.device(issuer.folder / f"{name}.pem") for name in "ab")
+        assert a.publish(f"{PREFIX}/a/telemetry", bytes(1000)) == "Success"
+        a.client.publish(f"{PREFIX}/a/telemetry", bytes(200_000), qos=1)
+        a.wait(lambda: a.gone)
+        assert b.publish(f"{PREFIX}/b/telemetry") == "Success"
+        b.close()
+
+
+def test_no_more_devices_than_allowed_and_the_gateway_gets_in_all_the_same(tmp_path: Path, issuer: Issuer) -> None:
+    with GeneratedBroker(tmp_path, issuer, connections=1) as small:
+        first = small.device(issuer.folder / "a.pem")
+        assert first.is_in
+        assert not small.device(issuer.folder / "b.pem").is_in
+        assert small.gateway().is_in
+        first.close()
+
+
+def test_retained_facts_outlive_a_restart(tmp_path: Path, issuer: Issuer) -> None:
+    with GeneratedBroker(tmp_path, issuer) as restarted:
+        device = restarted.device(issuer.folder / "a.pem")
+        device.publish(f"{PREFIX}/a/state", b"online", retain=True)
+        device.close()
+        restarted.broker.stop()
+        restarted.broker.start()
+        gateway = restarted.gateway()
         gateway.subscribe(f"{PREFIX}/+/state")
         assert gateway.wait_for(f"{PREFIX}/a/state") == b"online"
-        gateway.client.disconnect()
-        gateway.client.loop_stop()
+        gateway.close()
+
+
+def test_in_a_container_the_broker_waits_for_its_files_and_notices_changes(tmp_path: Path, issuer: Issuer) -> None:
+    written = GeneratedBroker(tmp_path / "written", issuer)
+    files = written.files.path
+    conf = files / config.CONFIGURATION
+    text = conf.read_text() + ("user root\n" if os.geteuid() == 0 else "")
+    conf.unlink()
+    process = subprocess.Popen(
+        ["sh", SHIPPED / "run.sh", files],
+        env={**os.environ, "MOSQUITTO": str(find_mosquitto())},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert process.poll() is None
+        conf.write_text(text)
+        a = _eventually(lambda: written.device(issuer.folder / "a.pem"), lambda peer: peer.is_in)
+        Path(written.plan.pid_file).unlink()  # nobody signals here: the script has to notice
+        written.revoke("a")
+        _eventually(lambda: a.publish(f"{PREFIX}/a/state"), lambda said: said == "Not authorized")
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _eventually(make: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
+    deadline_s = time.monotonic() + 10
+    while not good(found := make()):
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.05)
+    return found

@@ -30,7 +30,7 @@ ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 async def test_the_agent_keeps_the_broker_while_doctor_looks(
     start_mosquitto: Callable[..., Broker], tmp_path: Path
 ) -> None:
-    broker = start_mosquitto(users={"device-1": "secret", "gateway": "secret"}, acl=ACL.read_text())
+    broker = start_mosquitto(users={"device-1": "secret", "_gateway": "secret"}, acl=ACL.read_text())
     password = tmp_path / "password"
     password.write_text("secret\n")
     link = {
@@ -42,7 +42,7 @@ async def test_the_agent_keeps_the_broker_while_doctor_looks(
     }
     settings = edge_settings(tmp_path / "state", links=[link])
     watcher = MqttClient(
-        MqttSettings(broker.host, broker.port, client_id="watcher", username="gateway", password="secret")
+        MqttSettings(broker.host, broker.port, client_id="watcher", username="_gateway", password="secret")
     )
     seen: list[tuple[str, Any]] = []
 

@@ -329,9 +329,9 @@ async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository:
 async def test_the_rights_that_the_broker_grants_are_enough(
     start_mosquitto: Callable[..., Broker], repository: Repository, tmp_path: Path
 ) -> None:
-    broker = start_mosquitto(users={"gateway": "g", "press-7": "p"}, acl=ACL.read_text())
+    broker = start_mosquitto(users={"_gateway": "g", "press-7": "p"}, acl=ACL.read_text())
     password_file = tmp_path / "password"
     password_file.write_text("g\n")
-    user = {"mqtt.username": "gateway", "mqtt.password_file": str(password_file)}
+    user = {"mqtt.username": "_gateway", "mqtt.password_file": str(password_file)}
     async with gateway_at(broker, repository, **user), Device(broker, "press-7", "p") as device:
         assert (await device.ask(device.publication(request_of()))).answer is not None

@@ -3,10 +3,11 @@
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.faulty_disk import quick_folder
 from support.outbox_faults import Kept, filled, promise
 
 from firstline_core.clock import SimulatedClock
@@ -17,6 +18,12 @@ from firstline_edge.outbox.store import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
 A_PAGE = 12
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with quick_folder() as found:
+        yield found
 
 
 async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
@@ -40,9 +47,9 @@ def before_the_last_group(file: Path) -> int:
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_flipped_bit_costs_one_record_and_is_told(tmp_path: Path, file: str, closed: bool) -> None:
+async def test_a_flipped_bit_costs_one_record_and_is_told(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(11)
-    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    kept = await filled(folder / "kept", rng, closed=closed, count=20)
     size_bytes = before_the_last_group(kept.folder / file)
     for _ in range(40):
 
@@ -50,59 +57,59 @@ async def test_a_flipped_bit_costs_one_record_and_is_told(tmp_path: Path, file: 
             bit = rng.randrange(8 * size_bytes)
             content[bit // 8] ^= 1 << bit % 8
 
-        lost, said = await (await damaged(kept, tmp_path / "work", file, flip)).check(lost_most=1)
+        lost, said = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=1)
         assert said or not lost
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_page_of_noise_costs_what_was_on_it(tmp_path: Path, file: str, closed: bool) -> None:
+async def test_a_page_of_noise_costs_what_was_on_it(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(12)
-    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    kept = await filled(folder / "kept", rng, closed=closed, count=20)
     pages = (kept.folder / file).stat().st_size // 4096
     for page in rng.sample(range(pages), 15):
 
         def spoil(content: bytearray) -> None:
             content[4096 * page : 4096 * (page + 1)] = rng.randbytes(4096)  # noqa: B023
 
-        await (await damaged(kept, tmp_path / "work", file, spoil)).check(lost_most=A_PAGE)
+        await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=A_PAGE)
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
-async def test_what_is_before_the_cut_is_kept(tmp_path: Path, file: str, closed: bool) -> None:
+async def test_what_is_before_the_cut_is_kept(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(13)
-    kept = await filled(tmp_path / "kept", rng, closed=closed, count=20)
+    kept = await filled(folder / "kept", rng, closed=closed, count=20)
     size_bytes = (kept.folder / file).stat().st_size
     for left in [0, 1, 100, 512, 4096, 4097, *(rng.randrange(size_bytes) for _ in range(8))]:
 
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
 
-        lost, _ = await (await damaged(kept, tmp_path / "work", file, cut)).check(lost_most=20)
+        lost, _ = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
         gone = 1 - min(1.0, left / size_bytes)
         assert lost <= A_PAGE + 20 * gone or file == "outbox.db"
 
 
-async def test_a_version_that_was_flipped_is_no_newer_version(tmp_path: Path) -> None:
-    kept = await filled(tmp_path / "kept", random.Random(14), closed=True, count=6)
+async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(14), closed=True, count=6)
 
     def flip(content: bytearray) -> None:
         content[63] ^= 1  # the last byte of user_version
 
-    lost, said = await (await damaged(kept, tmp_path / "work", "outbox.db", flip)).check(lost_most=0)
+    lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=0)
     assert lost == 0
     assert f"its format is {SCHEMA_VERSION ^ 1} in one place and {SCHEMA_VERSION} in another" in said
 
 
-async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(tmp_path: Path) -> None:
-    kept = await filled(tmp_path / "kept", random.Random(15), closed=False, count=6)
-    folder, whole = tmp_path / "work", tmp_path / "whole"
-    shutil.copytree(kept.folder, folder)
-    outbox = Outbox(folder / "outbox.db", clock=SimulatedClock())
+async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(15), closed=False, count=6)
+    work, whole = folder / "work", folder / "whole"
+    shutil.copytree(kept.folder, work)
+    outbox = Outbox(work / "outbox.db", clock=SimulatedClock())
     outbox.close()
     # The fresh one was whole, and the damaged one was set aside, when the power went; its log was still in its place.
     shutil.copytree(kept.folder, whole)
     (whole / "outbox.db").rename(whole / "outbox.db.damaged")
-    shutil.copy(folder / "outbox.db", whole / "outbox.db.fresh")
+    shutil.copy(work / "outbox.db", whole / "outbox.db.fresh")
     copy = Kept(whole)
     copy.promises, copy.answers = kept.promises, kept.answers
     assert await copy.check(lost_most=0) == (0, "")
@@ -113,8 +120,8 @@ async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(tmp_p
     assert not (kept.folder / "outbox.db.fresh").exists()
 
 
-async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(tmp_path: Path) -> None:
-    kept = await filled(tmp_path / "kept", random.Random(16), closed=True, count=9)
+async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(16), closed=True, count=9)
     connection = sqlite3.connect(kept.folder / "outbox.db")
     for table, column in (("items", "request"), ("items", "provisional"), ("answers", "response")):
         connection.execute(f"UPDATE {table} SET {column} = substr({column}, 18)")  # what follows the seal
@@ -123,8 +130,8 @@ async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(tmp_p
     assert await kept.check(lost_most=0) == (0, "")
 
 
-async def test_with_a_key_no_payload_is_on_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "outbox.db"
+async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
+    path = folder / "state" / "outbox.db"
     secret = b"image 1"
     for seal, readable in ((ChecksumSeal(), True), (KeySeal([b"k" * 32]), False)):
         outbox = Outbox(path, seal=seal, clock=SimulatedClock())
@@ -137,8 +144,8 @@ async def test_with_a_key_no_payload_is_on_the_disk(tmp_path: Path) -> None:
         outbox.close()
 
 
-async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_the_old_again(tmp_path: Path) -> None:
-    path, first = tmp_path / "outbox.db", KeySeal([b"k" * 32])
+async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_the_old_again(folder: Path) -> None:
+    path, first = folder / "outbox.db", KeySeal([b"k" * 32])
     outbox = Outbox(path, seal=ChecksumSeal(), clock=SimulatedClock())
     await outbox.put(plain := promise())
     outbox.close()

@@ -3,21 +3,81 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.faulty_disk import Recording
+from support.agent import DIGITS
+from support.faulty_disk import Recording, quick_folder, run_on
 from support.outbox_faults import check_crash, recorded
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.storage.files import read_checked
+from firstline_core.telemetry.decisions import lines
+from firstline_edge.bundle_copies import BundleCopies
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return recorded(tmp_path_factory.mktemp("disk") / "state", seed=1, steps=4)
+def disk() -> Iterator[Path]:
+    with quick_folder() as folder:
+        yield folder
 
 
-async def test_nothing_acknowledged_is_lost_by_a_power_cut(recording: Recording, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def recording(disk: Path) -> Recording:
+    return recorded(disk / "state", seed=1, steps=4)
+
+
+async def test_nothing_acknowledged_is_lost_by_a_power_cut(recording: Recording, disk: Path) -> None:
     rng = random.Random(7)
     points = recording.points()
     assert len(recording.marks) > 20
     for point in [*points[:30], *sorted(rng.sample(points[30:], 120)), points[-1]]:
-        await check_crash(recording, point, rng.randrange(1 << 30), tmp_path / "crash")
+        await check_crash(recording, point, rng.randrange(1 << 30), disk / "crash")
+
+
+# Files that are replaced, a log that changes files, and a copy of a bundle: all that is not in a database.
+_FILES = """
+import sys
+from pathlib import Path
+from support.agent import DIGITS
+from support.faulty_disk import mark
+from firstline_core.bundle.store import open_bundle
+from firstline_core.storage.files import make_folder, with_checksum, write_whole
+from firstline_core.telemetry.decisions import DecisionLog
+from firstline_edge.bundle_copies import BundleCopies
+
+root = Path(sys.argv[1])
+make_folder(root / "audits")
+log = DecisionLog(root / "decisions.jsonl", max_bytes=1500)
+for number in range(12):
+    write_whole(root / "audits" / "standing.json", with_checksum(b"%d" % number + b" " * 5000))
+    mark(f"wrote {number}")
+    for line in range(4):
+        log.append({"request_id": "r", "number": 4 * number + line})
+log.close()
+BundleCopies(root / "bundles", 1 << 30).keep(open_bundle(DIGITS))
+mark("copied 1")
+"""
+
+
+def test_files_are_whole_after_a_power_cut(disk: Path) -> None:
+    root, crash = disk / "files", disk / "crash"
+    root.mkdir()
+    _, recording = run_on(root, _FILES)
+    rng = random.Random(3)
+    for point in recording.points():
+        shutil.rmtree(crash, ignore_errors=True)
+        recording.crash(point, rng, crash)
+        marks = [mark.split() for number, mark in recording.marks if number < point]
+        written = [int(number) for what, number in marks if what == "wrote"]
+        standing = crash / "audits" / "standing.json"
+        found = int(read_checked(standing)) if standing.exists() else -1
+        assert found - (written[-1] if written else -1) in (0, 1)
+        numbers = [line["number"] for line in lines(crash / "decisions.jsonl")]
+        assert numbers == sorted(set(numbers))
+        copy = BundleCopies(crash / "bundles", 1 << 30).of(DIGITS)
+        assert copy is not None or ["copied", "1"] not in marks
+        if copy is not None:
+            assert open_bundle(copy).manifest.name == "digits"

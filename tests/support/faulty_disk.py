@@ -16,6 +16,7 @@ it; between a name and the data there is no order.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -169,6 +170,14 @@ def _library() -> Path:
     source = Path(__file__).with_suffix(".c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl", "-lpthread"], check=True)
     return library
+
+
+@contextlib.contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, where there is one: what is tested is the order of writes, and not how long a sync takes."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 def run_on(root: Path, script: str, *arguments: str, record: bool = True) -> tuple[str, Recording]:

@@ -88,6 +88,15 @@ class Known:
         """A certificate that was issued here."""
         return self._certificates.get(serial)
 
+    @property
+    def revoked_devices(self) -> frozenset[str]:
+        """Devices that were revoked, and have not enrolled again since."""
+        return frozenset(self._revoked_devices)
+
+    def revoked_certificates(self, now_s: float) -> list[Certificate]:
+        """Revoked certificates that would otherwise still be valid."""
+        return [one for one in self._certificates.values() if one.revoked_s is not None and one.not_after_s > now_s]
+
     def revoked(self, now_s: float) -> list[tuple[str, float]]:
         """Serial numbers of the revoked certificates that would otherwise still be valid, and since when."""
         return [

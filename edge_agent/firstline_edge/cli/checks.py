@@ -15,13 +15,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S
+from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
+from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.tokens import read_tokens
 
@@ -39,15 +40,36 @@ _WRITE_ADVICE = {
 
 def all_findings(settings: EdgeSettings) -> list[Finding]:
     """Every finding about these settings on this device."""
-    links, clock_offset_s = asyncio.run(link_findings(settings))
+    identity = IdentityRoom(settings, SYSTEM_CLOCK)
+    links, clock_offset_s = asyncio.run(link_findings(settings, identity.credentials))
     return [
         *model_findings(settings),
         *contract_findings(settings),
+        *identity_findings(identity),
         *links,
         *state_findings(settings),
         clock_finding(clock_offset_s),
         *secret_findings(settings),
     ]
+
+
+def identity_findings(identity: IdentityRoom) -> list[Finding]:
+    """Whom this device is to its gateway, and until when."""
+    found = [from_error("identity", problem) for problem in identity.problems]
+    described, credentials = identity.describe(), identity.credentials
+    if described is None or credentials is None:
+        return found
+    left_s = credentials.identity.not_after_s - credentials.floor.now_s()
+    detail = (
+        f"{described['device']} at {described['gateway']}, certificate until {described['not_after']}, authority "
+        f"{credentials.identity.authority[:16]}"
+    )
+    if left_s < 0:
+        advice = (
+            "start the agent, which renews it; where the gateway refuses: edge-agent join URL --token-file FILE --force"
+        )
+        return [*found, Finding("identity", State.SLOW, f"{detail}: it has ended", advice)]
+    return [*found, Finding("identity", State.OK, detail)]
 
 
 def state_findings(settings: EdgeSettings) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 import statistics
 import time
 from email.utils import parsedate_to_datetime
@@ -14,22 +15,33 @@ from urllib.parse import urlsplit
 import httpx
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import ConfigError, FirstlineError, RemoteTimeoutError
+from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.wiring import make_http_link, mqtt_settings
 from firstline_edge.settings import EdgeSettings, LinkSection
+from firstline_edge.state import is_in_use
 
 _PROBES = 5
+_PING = b"\xc0\x00"  # MQTT 5, section 3.12: not what a connection begins with
 _TIMEOUT_S = 3.0
 
 
-async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | None]:
-    """One finding or more for each link, and how far this clock is ahead of a gateway's (seconds)."""
+async def link_findings(
+    settings: EdgeSettings, credentials: Credentials | None = None
+) -> tuple[list[Finding], float | None]:
+    """One finding or more for each link, and how far this clock is ahead of a gateway's (seconds).
+
+    Args:
+        settings: name the links.
+        credentials: of a device that has joined.
+    """
     if not settings.links:
         advice = "add a [[links]] section, or uncertain answers are never corrected"
         return [Finding("links", State.SLOW, "none configured", advice)], None
@@ -39,7 +51,7 @@ async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | 
         host, port = _address(section)
         subject = f"links[{number}] {section.kind} {host}:{port}"
         try:
-            far_side = _far_side(section, settings)
+            far_side = _far_side(section, settings, credentials)
         except ConfigError as error:  # what `run` would refuse
             findings.append(from_error(subject, error.message))
             continue
@@ -49,7 +61,7 @@ async def link_findings(settings: EdgeSettings) -> tuple[list[Finding], float | 
             continue
         findings.append(await _probed(subject, far_side, settings))
         if section.kind == "http":
-            told, seen_s = await _authorised(subject, section, settings)
+            told, seen_s = await _authorised(subject, section, settings, credentials)
             findings += told
             offset_s = seen_s if seen_s is not None else offset_s
     return findings, offset_s
@@ -70,12 +82,12 @@ class _Visitor:
         ConfigError: see `wiring.mqtt_settings`.
     """
 
-    def __init__(self, section: LinkSection, device_id: str) -> None:
+    def __init__(self, section: LinkSection, device_id: str, credentials: Credentials | None) -> None:
         from firstline_core.protocol.mqtt import MqttClient
 
         self._topics = Topics(device_id, section.topic_prefix)
         name = f"firstline-doctor-{device_id}-{secrets.token_hex(4)}"
-        self._client = MqttClient(mqtt_settings(section, name))
+        self._client = MqttClient(mqtt_settings(section, name, credentials))
 
     async def probe(self, timeout_s: float) -> None:
         """One round trip: a publication that the device may make, acknowledged by the broker."""
@@ -90,10 +102,55 @@ class _Visitor:
         await self._client.close()
 
 
-def _far_side(section: LinkSection, settings: EdgeSettings) -> _FarSide:
+class _Handshake:
+    """No more than TLS: the broker would take doctor for the agent, by its certificate, and end that one's session."""
+
+    def __init__(self, section: LinkSection, credentials: Credentials) -> None:
+        self._section = section
+        self._credentials = credentials
+
+    async def probe(self, timeout_s: float) -> None:
+        """Whether both ends take the other's certificate. A word that is no greeting has the broker hang up."""
+        where = f"{self._section.host}:{self._section.port}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(
+                    self._section.host,
+                    self._section.port,
+                    ssl=self._credentials.context,
+                    server_hostname=self._section.host,
+                )
+                try:
+                    writer.write(_PING)
+                    await reader.read(1)  # in TLS 1.3 a refusal of the client comes after the handshake
+                finally:
+                    writer.close()
+        except ssl.SSLError as error:
+            raise LinkDownError(f"The MQTT broker at {where} and this device do not agree on TLS: {error}.") from error
+        except ConnectionError:
+            return  # hung up upon the word
+        except OSError as error:
+            raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
+        except TimeoutError as error:
+            raise RemoteTimeoutError(f"The MQTT broker at {where} is silent.") from error
+
+    async def close(self) -> None:
+        pass
+
+
+def _far_side(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _FarSide:
     if section.kind == "http":
-        return make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK)
-    return _Visitor(section, settings.device_id)
+        return make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK, credentials)
+    if credentials is not None and section.shows_identity and _agent_runs(settings):
+        return _Handshake(section, credentials)
+    return _Visitor(section, settings.device_id, credentials)
+
+
+def _agent_runs(settings: EdgeSettings) -> bool:
+    try:
+        return is_in_use(settings.state_dir)
+    except OSError:
+        return True  # nobody who may not look shall disturb
 
 
 def _address(section: LinkSection) -> tuple[str, int]:
@@ -145,8 +202,10 @@ async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Findi
     return Finding(subject, State.SLOW if slow else State.OK, f"answers in {p50_ms:.3g} ms (p50)", advice)
 
 
-async def _authorised(subject: str, section: LinkSection, settings: EdgeSettings) -> tuple[list[Finding], float | None]:
-    """Whether the gateway takes this device's token and serves its bundles, and how far this clock is ahead (seconds).
+async def _authorised(
+    subject: str, section: LinkSection, settings: EdgeSettings, credentials: Credentials | None
+) -> tuple[list[Finding], float | None]:
+    """Whether the gateway takes this device and serves its bundles, and how far this clock is ahead (seconds).
 
     Which bundles it serves, the gateway tells only those whose token it takes.
     """
@@ -155,13 +214,18 @@ async def _authorised(subject: str, section: LinkSection, settings: EdgeSettings
     try:
         async with httpx.AsyncClient(
             headers=headers,
-            verify=section.tls_ca_file or True,
+            verify=_tls(section, credentials),
             proxy=section.proxy or None,
             timeout=_TIMEOUT_S,
             trust_env=False,
         ) as client:
             response = await client.get(f"{section.url.rstrip('/')}/v2")
-            finding = _token_finding(f"{subject} token", token, response.status_code)
+            shows = credentials is not None and section.shows_identity
+            finding = (
+                _certificate_finding(f"{subject} certificate", response)
+                if shows
+                else _token_finding(f"{subject} token", token, response.status_code)
+            )
             findings = [finding]
             if finding.state is State.OK:
                 findings += await served_findings(subject, client, section.url, settings)
@@ -173,6 +237,18 @@ async def _authorised(subject: str, section: LinkSection, settings: EdgeSettings
     except ValueError:  # not a date
         offset_s = None
     return findings, offset_s
+
+
+def _tls(section: LinkSection, credentials: Credentials | None) -> ssl.SSLContext | bool:
+    if credentials is not None and section.shows_identity:
+        return credentials.context
+    return ssl.create_default_context(cafile=section.tls_ca_file) if section.tls_ca_file else True
+
+
+def _certificate_finding(subject: str, response: httpx.Response) -> Finding:
+    if response.status_code == 200:
+        return Finding(subject, State.OK, "is accepted")
+    return from_error(subject, error_from(response.status_code, response.content).message)
 
 
 def _token_finding(subject: str, token: str, status: int) -> Finding:

@@ -55,6 +55,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
+    join = _command(commands, "join", "make this device known to a gateway, once, by a join token")
+    join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
+    join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
+    join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
+    join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
+
     purge = _command(commands, "purge", "erase what was kept: requests, answers, results, scores, the decision log")
     purge.add_argument("--yes", action="store_true", help="do it; without this, say what there is")
     purge.add_argument(

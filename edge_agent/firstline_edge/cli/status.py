@@ -97,6 +97,11 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
             if (contract := model.get("contract")) is not None:
                 lines += [f"        {said}" for said in _contract_lines(contract)]
     lines += [f"problem {found['path']}: {found['message']}" for found in status["problems"]]
+    if (identity := status.get("identity")) is not None:
+        lines.append(
+            f"joined  {identity['gateway']} as {identity['device']}, certificate until {identity['not_after']}, "
+            f"authority {identity['authority'][:16]}"
+        )
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")

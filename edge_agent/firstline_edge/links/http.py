@@ -35,6 +35,7 @@ from firstline_core.protocol.oip import DEFAULT_LIMITS, Encoded, Limits, decode_
 from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
+from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkBusyError, ignore
 from firstline_edge.links.traffic import count
 
@@ -67,6 +68,7 @@ class HttpLinkSettings:
         token: the device's bearer token, "" for none.
         token_file: where to look for another one once the gateway refuses this one, "" for nowhere.
         ca_file: authorities that may sign the gateway's certificate; None for the usual ones.
+        credentials: this device's own instead, where it has joined.
         proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
         connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
             after a second (RFC 6298), below the usual deadline, so that another link still has time.
@@ -77,6 +79,7 @@ class HttpLinkSettings:
     token: str = field(default="", repr=False)
     token_file: str = ""
     ca_file: Path | None = None
+    credentials: Credentials | None = field(default=None, repr=False)
     proxy: str | None = None
     connect_timeout_s: float = 1.5
     connections: int = 16
@@ -95,9 +98,8 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What is sent, and over which connections."""
+    """What is sent."""
 
-    pool: _Pool
     method: str
     path: str
     encoded: Encoded | None = None
@@ -118,22 +120,9 @@ class HttpLink:
         self._limits = limits
         self._base = _base_of(settings.url)
         self._token = settings.token
-        headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
-        tls = _tls_context(settings)  # one for both: loading the authorities takes 50 ms
-
-        def pool(connections: int) -> _Pool:
-            # TCP_NODELAY is httpcore's own default.
-            client = httpx.AsyncClient(
-                headers=headers,
-                verify=tls,
-                proxy=settings.proxy,
-                trust_env=False,
-                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            )
-            return _Pool(client, asyncio.Semaphore(connections))
-
-        self._pool = pool(settings.connections)
-        self._probing_pool = pool(1)
+        self._tls = _tls_context(settings)  # one for all: loading the authorities takes 50 ms
+        self._pool = self._make_pool(settings.connections)
+        self._probing_pool = self._make_pool(1)
 
     @property
     def address(self) -> str:
@@ -152,7 +141,7 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        call = _Call(self._pool, "POST", f"{path}/infer", encoded)
+        call = _Call("POST", f"{path}/infer", encoded)
         sent_token = self._token
         status, headers, body = await self._exchange(call, timeout_s)
         if status == _UNAUTHORIZED and self._found_other_token(sent_token):
@@ -169,7 +158,7 @@ class HttpLink:
 
     async def probe(self, timeout_s: float) -> None:
         """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
-        status, _, body = await self._exchange(_Call(self._probing_pool, "GET", "/v2/health/live"), timeout_s)
+        status, _, body = await self._exchange(_Call("GET", "/v2/health/live"), timeout_s)
         try:
             live = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -177,9 +166,29 @@ class HttpLink:
         if status != 200 or not isinstance(live, dict) or live.get("live") is not True:
             raise ProtocolError(f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {status}).")
 
+    async def renewed(self) -> None:
+        """Makes new connections from now on; returns once what is under way on the old ones has ended."""
+        old = ((self._pool, self._settings.connections), (self._probing_pool, 1))
+        self._pool, self._probing_pool = (self._make_pool(connections) for _, connections in old)
+        for pool, connections in old:
+            for _ in range(connections):
+                await pool.seats.acquire()
+            await pool.client.aclose()
+
     async def close(self) -> None:
         await self._pool.client.aclose()
         await self._probing_pool.client.aclose()
+
+    def _make_pool(self, connections: int) -> _Pool:
+        # TCP_NODELAY is httpcore's own default.
+        client = httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity", "User-Agent": "firstline-edge"},
+            verify=self._tls,
+            proxy=self._settings.proxy,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        )
+        return _Pool(client, asyncio.Semaphore(connections))
 
     def _found_other_token(self, refused: str) -> bool:
         """Whether there is another token than the refused one: somebody may have put a new one into the file."""
@@ -192,19 +201,20 @@ class HttpLink:
 
     async def _exchange(self, call: _Call, timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
         steps: list[str] = []
+        pool = self._pool if call.encoded is not None else self._probing_pool
         try:
             # httpx limits each read; only this limits them all together.
-            async with asyncio.timeout(timeout_s), call.pool.seats:
+            async with asyncio.timeout(timeout_s), pool.seats:
                 for _ in range(_STALE_RETRIES):
                     steps.clear()
                     try:
-                        return await self._send(call, timeout_s, steps)
+                        return await self._send(pool, call, timeout_s, steps)
                     except _STALE:
                         # A kept connection that the server had closed: try again, on the way to a fresh one. The
                         # request's id makes that safe, should it have been heard after all.
                         if any(step.endswith("connect_tcp.started") for step in steps):
                             raise
-                return await self._send(call, timeout_s, steps)
+                return await self._send(pool, call, timeout_s, steps)
         except TimeoutError as error:
             if not steps:
                 raise LinkBusyError(
@@ -217,7 +227,9 @@ class HttpLink:
         except PayloadTooLargeError as error:
             raise ProtocolError(f"{self._settings.url} answered with too much. {error.message}") from error
 
-    async def _send(self, call: _Call, timeout_s: float, steps: list[str]) -> tuple[int, Mapping[str, str], bytes]:
+    async def _send(
+        self, pool: _Pool, call: _Call, timeout_s: float, steps: list[str]
+    ) -> tuple[int, Mapping[str, str], bytes]:
         async def trace(event: str, _info: object) -> None:
             steps.append(event)  # the first one comes when there is a seat
 
@@ -227,7 +239,7 @@ class HttpLink:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
-        request = call.pool.client.build_request(
+        request = pool.client.build_request(
             call.method,
             self._base + call.path,
             content=None if call.encoded is None else call.encoded.body,
@@ -236,13 +248,15 @@ class HttpLink:
             extensions={"trace": trace},
         )
         try:
-            response = await call.pool.client.send(request, stream=True)
+            response = await pool.client.send(request, stream=True)
         finally:
             # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
             if call.encoded is not None and any(step.endswith("send_request_headers.complete") for step in steps):
                 count(self.name, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
         async with contextlib.aclosing(response):
             heard = dict(response.headers)
+            if self._settings.credentials is not None and "date" in heard:
+                self._settings.credentials.heard_date(heard["date"])
             try:
                 body = await read_body(response.aiter_raw(), heard, self._limits)
             finally:
@@ -290,6 +304,8 @@ def _base_of(url: str) -> str:
 
 
 def _tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
+    if settings.credentials is not None:
+        return settings.credentials.context
     if settings.ca_file is None and not settings.url.startswith("https:"):
         return False  # nothing to verify
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +20,10 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import ignore
 from firstline_edge.links.traffic import count
+
+# How long to wait for a moment without requests under way, and then for each step of an exchange of connections.
+_QUIET_S = 60.0
+_RENEWAL_S = 2.0
 
 
 class MqttLink:
@@ -52,6 +57,10 @@ class MqttLink:
         self._session_id = new_request_id()
         self._awaited: dict[bytes, asyncio.Future[Message]] = {}
         self._introduced = asyncio.Event()
+        self._open = asyncio.Event()  # not while the connection is exchanged for another
+        self._open.set()
+        self._quiet = asyncio.Event()  # nothing is under way
+        self._quiet.set()
         self._on_lost: Callable[[], None] = ignore
         # No session is kept for us: an answer that finds us gone is of no use, the request will be sent again.
         self._client = MqttClient(
@@ -94,9 +103,11 @@ class MqttLink:
             now_s=now_s,
         )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._awaited[correlation_data] = answer
         try:
             async with asyncio.timeout(timeout_s):
+                await self._open.wait()
+                self._awaited[correlation_data] = answer
+                self._quiet.clear()
                 await self._publish_to_gateway(publication)
                 message = await answer
                 count(self.name, received=_size_bytes(message))
@@ -107,7 +118,9 @@ class MqttLink:
             ) from error
         finally:
             # From here on its answer is late, and ignored.
-            del self._awaited[correlation_data]
+            self._awaited.pop(correlation_data, None)
+            if not self._awaited:
+                self._quiet.set()
             answer.cancel()
 
     async def probe(self, timeout_s: float) -> None:
@@ -149,6 +162,31 @@ class MqttLink:
         await self._client.publish(Publication(self._topics.telemetry, orjson.dumps(facts)))
         await self._client.publish(self._introduction())
 
+    async def renewed(self) -> None:
+        """Exchanges the connection for one with newer credentials, and loses no request by it.
+
+        A broker ends the older of two connections of one device, so the new one cannot be made beside it. New
+        requests wait for it, some hundredths of a second; what is under way is waited for, and where that never
+        ends within a minute, new requests wait for it too.
+        """
+        if not self._client.connected:
+            return  # the next connection is made with them anyway
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_QUIET_S):
+                await self._quiet.wait()
+        self._open.clear()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RENEWAL_S):
+                    await self._quiet.wait()
+            self._introduced.clear()
+            await self._client.reconnect()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RENEWAL_S):
+                    await self._introduced.wait()
+        finally:
+            self._open.set()
+
     async def close(self) -> None:
         """Says offline, then goodbye: a clean end publishes no will."""
         if self._client.connected:
@@ -185,7 +223,8 @@ class MqttLink:
                 answer.set_exception(
                     LinkDownError(f"The connection to the MQTT broker at {self._address} was lost before the answer.")
                 )
-        self._on_lost()
+        if self._open.is_set():
+            self._on_lost()
 
     async def _introduce(self) -> None:
         await self._client.publish(self._introduction())

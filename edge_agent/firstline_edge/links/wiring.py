@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from firstline_core.routing.timing import TimingReport
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
+from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain, Toll, free
@@ -38,10 +40,12 @@ class Links:
     Args:
         chain: None on a device without links.
         mqtt: those that also announce corrections to local applications.
+        joined: those that show the device's certificate.
     """
 
     chain: LinkChain | None
     mqtt: tuple[MqttLink, ...] = ()
+    joined: tuple[HttpLink | MqttLink, ...] = ()
 
     @property
     def usable(self) -> Sequence[str]:
@@ -84,6 +88,10 @@ class Links:
         if not told:
             raise error
 
+    async def renewed(self) -> None:
+        """Has every link that shows the device's certificate show the one that the credentials hold now."""
+        await asyncio.gather(*(link.renewed() for link in self.joined))
+
     async def close(self) -> None:
         if self.chain is not None:
             await self.chain.close()
@@ -98,7 +106,15 @@ def link_names(sections: Sequence[LinkSection]) -> list[str]:
     ]
 
 
-async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock, toll: Toll = free) -> Links:
+async def open_links(
+    settings: EdgeSettings,
+    birth: Birth,
+    limits: Limits,
+    clock: Clock,
+    toll: Toll = free,
+    *,
+    credentials: Credentials | None = None,
+) -> Links:
     """Makes the links and starts them; none is waited for.
 
     Raises:
@@ -110,9 +126,9 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
     mqtt: list[MqttLink] = []
     for section in settings.links:
         if section.kind == "http":
-            links.append(make_http_link(section, limits, clock))
+            links.append(make_http_link(section, limits, clock, credentials))
         else:
-            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock))
+            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials))
             links.append(mqtt[-1])
     for link, name in zip(links, link_names(settings.links), strict=True):
         link.name = name
@@ -127,10 +143,13 @@ async def open_links(settings: EdgeSettings, birth: Birth, limits: Limits, clock
     )
     chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, toll=toll)
     await chain.start()
-    return Links(chain, tuple(mqtt))
+    shown = [section.shows_identity and credentials is not None for section in settings.links]
+    return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, shown, strict=True) if joined))
 
 
-def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLink:
+def make_http_link(
+    section: LinkSection, limits: Limits, clock: Clock, credentials: Credentials | None = None
+) -> HttpLink:
     """One link, not started.
 
     Raises:
@@ -142,6 +161,7 @@ def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLi
             token=read_secret(section.token_file, "links.token_file"),
             token_file=section.token_file,
             ca_file=_path(section.tls_ca_file),
+            credentials=credentials if section.shows_identity else None,
             proxy=section.proxy or None,
         ),
         clock=clock,
@@ -150,7 +170,13 @@ def make_http_link(section: LinkSection, limits: Limits, clock: Clock) -> HttpLi
 
 
 def make_mqtt_link(
-    section: LinkSection, settings: EdgeSettings, birth: Birth, limits: Limits, clock: Clock
+    section: LinkSection,
+    settings: EdgeSettings,
+    birth: Birth,
+    limits: Limits,
+    clock: Clock,
+    *,
+    credentials: Credentials | None = None,
 ) -> MqttLink:
     """One link, not started.
 
@@ -161,7 +187,7 @@ def make_mqtt_link(
     from firstline_edge.links.mqtt import MqttLink
 
     return MqttLink(
-        mqtt_settings(section, f"firstline-edge-{settings.device_id}"),
+        mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials),
         Topics(settings.device_id, section.topic_prefix),
         birth=birth,
         clock=clock,
@@ -169,12 +195,13 @@ def make_mqtt_link(
     )
 
 
-def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
+def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials | None = None) -> MqttSettings:
     """How to reach the link's broker.
 
     Args:
         section: of an MQTT link.
         client_id: the broker ends an older connection of the same one.
+        credentials: of a device that has joined.
 
     Raises:
         ConfigError: a certificate or a secret that cannot be used.
@@ -189,6 +216,7 @@ def mqtt_settings(section: LinkSection, client_id: str) -> MqttSettings:
         tls_ca_file=_path(section.tls_ca_file),
         tls_certificate_file=_path(section.tls_certificate_file),
         tls_key_file=_path(section.tls_key_file),
+        tls=credentials.context if credentials is not None and section.shows_identity else None,
     )
     tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
     return found

@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason
 from firstline_core.waiting import first_of
@@ -30,6 +30,7 @@ from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
 from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
+from firstline_edge.outbox.pace import Pace, PaceSettings
 from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
@@ -65,6 +66,7 @@ class DeliverySettings:
             gateway is at work, maybe on this very request, and must not get twice the load at once.
         backoff_s: nominal wait after a failure, doubled with each further one in a row.
         backoff_max_s: cap of that, and of what a gateway may ask for.
+        pace: how fast promises are delivered.
     """
 
     timeout_s: float = 30.0
@@ -74,6 +76,7 @@ class DeliverySettings:
     late_s: float = 5.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
+    pace: PaceSettings = field(default_factory=PaceSettings)
 
 
 class Delivery:
@@ -136,6 +139,7 @@ class Delivery:
         self._items: Backoffs[str] = Backoffs(clock, rng, **patience)
         self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
         self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
+        self._pace = Pace(clock, rng, settings.pace)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._express = Express(self._deliver, settings.concurrency)
 
@@ -183,9 +187,13 @@ class Delivery:
             self._recoveries = self._chain.recoveries
             self._items.release()
             self._models.release()
+            self._pace.begin()
             await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
         if not self._chain.available:
             await self._wait()
+            return
+        if (pause_s := self._pace.wait_s) > 0:
+            await self._wait(retry_in_s=pause_s)
             return
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
         retry_wait_s = self._retries.wait_s
@@ -196,7 +204,14 @@ class Delivery:
             waits_s = filter(None, (*items_waiting.values(), *models_waiting.values(), retry_wait_s))
             await self._wait(arrival, min(waits_s, default=self._max_age_s))
             return
-        await self._send([item for item in items if not self._is_early(item) and self._may_ask(item)])
+        chosen: list[OutboxItem] = []
+        for item in items:
+            if self._pace.wait_s > 0:
+                break
+            if not self._is_early(item) and self._may_ask(item):
+                self._pace.sent()
+                chosen.append(item)
+        await self._send(chosen)
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers all at once; a model waits where none of its items got through."""
@@ -206,6 +221,8 @@ class Delivery:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
         for sent, task in tasks:
             failures.setdefault((sent.model, sent.version), []).append(task.result())
+        if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
+            self._pace.refused()  # once, however many went together; a model that fails is not made well by waiting
         for model, errors in failures.items():
             waits_s = [error.retry_after_s or 0.0 for error in errors if error is not None]
             if len(waits_s) == len(errors):
@@ -269,9 +286,10 @@ class Delivery:
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
-        request_id = item.request.request_id
+        request_id, began_s = item.request.request_id, self._clock.monotonic_s()
         try:
             final, cause = await self._corrector.correct(item)
+            self._pace.answered(self._clock.monotonic_s() - began_s)
             await self._end(item, final, cause)
         except FirstlineError as error:
             self._tell(item, error)

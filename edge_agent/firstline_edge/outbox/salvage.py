@@ -98,14 +98,28 @@ def _frames(log: Path, after: int) -> Iterator[tuple[int, bool, bytes]]:
     if not log.exists():
         return
     with log.open("rb") as file:
-        file.seek(_WAL_HEAD)
-        round_ = file.read(_FRAME_HEAD)[8:16]
+        round_ = _round(file.read(_WAL_HEAD), file.read(_FRAME_HEAD))
         file.seek(_WAL_HEAD + after * (_FRAME_HEAD + PAGE_BYTES))
         while len(frame := file.read(_FRAME_HEAD + PAGE_BYTES)) == _FRAME_HEAD + PAGE_BYTES:
             number, size_pages = struct.unpack_from(">II", frame)
-            # A damaged head is no reason to lose what follows; an older round's pages are in the database already.
-            if number > 0 and (frame[8:16] == round_ or after == 0):
+            if number > 0 and frame[8:16] == round_:
                 yield number, size_pages > 0, frame[_FRAME_HEAD:]
+
+
+def _round(head: bytes, first_frame: bytes) -> bytes:
+    """What marks the log's present round: frames of an older one follow it, and are in the database already.
+
+    It stands in the log's head, and in each frame, if the head is damaged.
+    """
+    if len(head) < _WAL_HEAD:
+        return b""
+    order = ">" if head[3] & 1 else "<"
+    first = second = 0
+    for one, other in struct.iter_unpack(f"{order}II", head[:24]):
+        first = (first + one + second) & 0xFFFF_FFFF
+        second = (second + other + first) & 0xFFFF_FFFF
+    is_whole = head[24:32] == struct.pack(">II", first, second)
+    return head[16:24] if is_whole else first_frame[8:16]
 
 
 def _free_pages(pages: _Pages) -> set[int]:

@@ -73,6 +73,7 @@ class MqttClient:
         self._held_back: deque[Message] = deque()
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._reconnecting = False
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -113,6 +114,12 @@ class MqttClient:
     async def first_attempt(self) -> None:
         """Returns once the first attempt to connect has ended, either way; at once ever after."""
         await self._tried.wait()
+
+    async def reconnect(self) -> None:
+        """Ends the connection, without the will, for another one at once: with other credentials, say."""
+        if self._connection is not None:
+            self._reconnecting = True
+            await self._connection.close()
 
     async def publish(self, publication: Publication) -> bool:
         """Returns when the broker has acknowledged; nothing is queued while there is no connection.
@@ -179,7 +186,8 @@ class MqttClient:
                 await self._establish(connection)
                 attempts = 0
                 why = await asyncio.shield(connection.lost)
-                log.warning("mqtt connection lost", broker=self._settings.address, why=why)
+                if not self._reconnecting:
+                    log.warning("mqtt connection lost", broker=self._settings.address, why=why)
             except FirstlineError as error:
                 if type(error) is not type(self._last_error):  # once a kind, not once an attempt
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
@@ -195,6 +203,9 @@ class MqttClient:
                     self._on_lost()
                 self._held_back.clear()
                 await connection.close()
+            at_once, self._reconnecting = self._reconnecting, False
+            if at_once:
+                continue
             attempts += 1
             wait_s = min(self._settings.reconnect_max_s, _RECONNECT_BASE_S * 2 ** min(attempts, 16))
             await self._pause(self._rng.uniform(0, wait_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ class MqttSettings:
         tls_ca_file: authorities that may sign the broker's certificate; TLS is on if and only if this is
             set ("system" takes the machine's own).
         tls_certificate_file: this client's own, where the broker asks for one, with `tls_key_file`.
+        tls: a context of the caller's own instead of all of these.
         keepalive_s: how often a quiet connection is tried; a silent loss is noticed within twice that.
         connect_timeout_s: for TCP, TLS and the broker's greeting each.
         reconnect_max_s: cap of the wait between two attempts.
@@ -39,6 +41,7 @@ class MqttSettings:
     tls_ca_file: Path | None = None
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     keepalive_s: int = 20
     connect_timeout_s: float = 5.0
     reconnect_max_s: float = 30.0

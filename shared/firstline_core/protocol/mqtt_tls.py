@@ -14,6 +14,8 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     Raises:
         ConfigError: a file that cannot be used, or a certificate without TLS to show it in.
     """
+    if settings.tls is not None:
+        return settings.tls
     if settings.tls_ca_file is None:
         if settings.tls_certificate_file is not None or settings.tls_key_file is not None:
             raise ConfigError(

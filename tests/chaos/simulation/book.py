@@ -77,7 +77,7 @@ class Book:
         self._clock = clock
         self._stories: dict[str, Story] = {}
         self._epoch = 0
-        self._restarts_s: list[float] = []
+        self._starts_s: list[float] = []
         self._effects: dict[str, object] = {}
         self._trace = hashlib.blake2b(digest_size=16)
         self._now_s, self._still = 0.0, 0
@@ -205,12 +205,12 @@ class Book:
     def killed(self) -> None:
         """The agent, now."""
         self.note("killed")
-        self._restarts_s.append(self._clock.monotonic_s())
         self._epoch += 1
 
     async def started(self, outbox: Outbox) -> None:
         """What was acknowledged is there."""
         self.note("started", outbox.depth)
+        self._starts_s.append(self._clock.monotonic_s())
         for request_id, story in self._stories.items():
             if story.fate is Fate.PROMISED:
                 await self._stored(request_id, outbox)
@@ -296,14 +296,14 @@ class Book:
             self._check_expiry(request_id, story, answer)
 
     def _check_expiry(self, request_id: str, story: Story, answer: Answer) -> None:
-        """Too old by the time that passed, or by a wall clock that a restart had to believe; or refused for good."""
+        """Too old by the time that passed, or by a wall clock that a start had to believe; or refused for good."""
         if answer.reason is Reason.CLOUD_ERROR:
             self.holds(self.failed > 0, "{} expired for the gateway's refusal, and nothing failed there", request_id)
             return
         began_s = story.promised_s or story.asked_s
         age_s = self._clock.monotonic_s() - began_s
-        last_restart_s = max(self._restarts_s, default=0.0)
-        set_ahead = any(began_s <= jump.at_s <= last_restart_s and jump.by_s > 0 for jump in self._plan.jumps)
+        last_start_s = max(self._starts_s, default=0.0)
+        set_ahead = any(began_s <= jump.at_s <= last_start_s and jump.by_s > 0 for jump in self._plan.jumps)
         old = age_s >= self._plan.max_age_s - 1e-6 or set_ahead
         self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)
 

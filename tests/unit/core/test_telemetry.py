@@ -128,6 +128,25 @@ def test_the_decision_log_tells_a_request_in_order_and_holds_no_payload(tmp_path
     assert "probabilities" not in path.read_text()
 
 
+def test_a_line_that_the_disk_has_damaged_is_passed_over_and_older_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path)
+    for number in range(3):
+        log.append({"request_id": "a", "number": number})
+    log.close()
+    whole = path.read_bytes()
+    assert [set(line) for line in find(path, "a")] == [{"request_id", "number"}] * 3
+    first, second, _ = whole.splitlines(keepends=True)
+    for bit in range(8 * len(first), 8 * (len(first) + len(second))):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        told = [line["number"] for line in find(path, "a")]
+        assert told in ([0, 2], [0, 1, 2], [0])  # without its line break it takes the next one with it
+    path.write_bytes(b'{"request_id":"a","number":7}\n' + whole[: len(whole) - 5])
+    assert [line["number"] for line in find(path, "a")] == [7, 0, 1]
+
+
 def test_the_decision_log_goes_on_when_it_cannot_change_files(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     in_the_way = tmp_path / "decisions.jsonl.1"

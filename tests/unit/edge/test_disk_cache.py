@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
+import shutil
 import sqlite3
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
 import diskcache
 import pytest
 
+from firstline_core.storage.seals import KeySeal
 from firstline_edge.disk_cache import BytesDisk, DiskCache, ForeignEntryError
 
 KEY = b"k" * 32
@@ -165,3 +169,75 @@ def test_the_database_stays_within_its_limit(directory: Path) -> None:
         cache.put(number.to_bytes(32, "big"), os.urandom(4000))
     cache.close()
     assert (directory / "cache.db").stat().st_size <= limit_bytes * 1.1
+
+
+def flip(content: bytes, bit: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_what_the_disk_has_damaged_is_a_miss_or_a_fresh_cache(directory: Path) -> None:
+    rng = random.Random(3)
+    kept = {bytes([number]) * 32: rng.randbytes(400) for number in range(40)}
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6)
+    for key, value in kept.items():
+        cache.put(key, value)
+    cache.close()
+    whole = (directory / "cache.db").read_bytes()
+    missed = 0
+    for _ in range(40):
+        (directory / "cache.db").write_bytes(flip(whole, rng.randrange(8 * len(whole))))
+        cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6)
+        for key, value in kept.items():
+            found = cache.get(key)
+            missed += found is None
+            assert found is None or found[0] == value
+        cache.put(KEY, b"fresh")
+        found = cache.get(KEY)
+        assert found is not None and found[0] == b"fresh"
+        cache.close()
+        for file in (*directory.iterdir(), directory.with_name("cache.damaged")):
+            if file.name != "cache.db":
+                shutil.rmtree(file, ignore_errors=True)
+                file.unlink(missing_ok=True)
+    assert missed < 40 * 40 / 2
+
+
+def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache.put(KEY, b"v")
+    for wall_s, left_s in ((now_s + 30, 30), (now_s - 3600, None), (5.0, None), (now_s + 20, 40), (now_s + 70, None)):
+        monkeypatch.setattr(time, "time", lambda wall_s=wall_s: wall_s)
+        found = cache.get(KEY)
+        assert (found is None) if left_s is None else (found is not None and found[1] == pytest.approx(left_s, abs=2))
+    monkeypatch.undo()
+    cache.close()
+
+
+def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache.put(KEY, b"v")
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 61)
+    cache.expire()
+    monkeypatch.undo()
+    assert cache.clear() == 0
+    cache.put(KEY, b"v")
+    assert cache.clear() == 1
+    assert cache.get(KEY) is None
+    cache.close()
+
+
+def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path) -> None:
+    first = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=KeySeal([b"k" * 32]))
+    first.put(KEY, b"what the model said")
+    first.close()
+    assert b"what the model said" not in b"".join(file.read_bytes() for file in directory.iterdir())
+    other = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=KeySeal([b"o" * 32]))
+    assert other.get(KEY) is None
+    other.put(KEY, b"again")
+    found = other.get(KEY)
+    assert found is not None and found[0] == b"again"
+    other.close()

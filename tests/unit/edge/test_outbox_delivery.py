@@ -21,9 +21,12 @@ from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
+from firstline_edge.outbox.pace import PaceSettings
 from firstline_edge.outbox.store import Outbox, OutboxItem
 
 DOWN = errors.LinkDownError("refused")
+AT_ONCE = PaceSettings(begin_per_s=1e6, least_per_s=1e6)
+"""What is looked at here is in which order; how fast is in test_outbox_pace.py."""
 
 
 class BusyOutbox(Outbox):
@@ -95,7 +98,7 @@ class House:
             complaints=self.complaints,
             max_age_s=3600.0,
             retries=self.chain.retries,
-            settings=DeliverySettings(concurrency=2, refusals=3),
+            settings=DeliverySettings(concurrency=2, refusals=3, pace=AT_ONCE),
         )
 
     def note(self, answer: InferResponse, cause: str) -> None:

@@ -396,3 +396,21 @@ def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeS
     other = msgspec.structs.replace(certificate, **{field: 0.81 if field == "threshold" else "9" * 64})
     assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", other, 0.05)
     assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", certificate, 0.06)
+
+
+def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "audits" / "standing.json"
+    kept = {"k": records.Record(model="m", version="1", test=audit.begin(0.05), drawn=13, agreed=13)}
+    records.write(path, records.encode(kept))
+    whole = path.read_bytes()
+    for bit in range(0, 8 * (len(whole) - 1), 3):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError):
+            records.read(path)
+    path.write_bytes(whole.splitlines()[0])  # as before there were checksums
+    assert records.read(path) == kept
+    path.rename(path.with_name("standing.json.unreadable"))  # as earlier versions set it aside
+    with pytest.raises(IntegrityError, match="set aside"):
+        records.read(path)

@@ -1,0 +1,168 @@
+"""Mosquitto's configuration and access list as text. Pure functions; `files.py` writes them.
+
+Who may do what is decided by the name in a device's certificate, never by what the device says of itself:
+
+- Devices have a listener of their own, on which the certificate's common name is user name and client id in one:
+  a device writes and reads below that name, and cannot end another's session by taking its client id.
+- Gateways have another one, with a password, on which client ids are theirs to choose: replicas share the user, and a
+  gateway ends a revoked device's session by taking its client id. A device's certificate opens nothing there.
+- Their user name is none that a device can be given (`firstline_core.names`).
+
+Two of Mosquitto 2.0's ways are dealt with elsewhere. It grants every subscription and holds back what may not be read;
+in a shared subscription that means that the message goes to nobody, so gateways keep their group's name to themselves
+(`firstline_gateway/mqtt.py`). And it lets sessions run on whose certificate was revoked (`sessions.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePath
+
+GATEWAY_USER = "_gateway"
+
+ACCESS_LIST = "acl"
+AUTHORITIES = "ca.pem"
+CERTIFICATE = "broker.pem"
+CONFIGURATION = "mosquitto.conf"
+GATEWAY_PASSWORD = "gateway_password"  # noqa: S105 (a file's name)
+KEY = "broker.key"
+PASSWORDS = "passwords"
+REVOCATIONS = "crl.pem"
+
+# Topic and properties beside the payload: `firstline_gateway/mqtt.py` allows as much.
+_PACKET_OVERHEAD_BYTES = 64 * 1024
+# What mosquitto_passwd of 2.0 takes; the password is 256 random bits, so guessing needs no slowing down.
+_ITERATIONS = 101
+
+_GATEWAY_READS = ("birth", "state", "req/+", "reported", "telemetry")
+_GATEWAY_WRITES = ("res", "desired")
+_DEVICE_READS = ("res", "desired")
+_DEVICE_WRITES = ("birth", "state", "req/+", "results", "reported", "telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one broker is told.
+
+    Args:
+        folder: where its files are, as the broker sees it.
+        data_folder: where it keeps sessions and retained facts, as the broker sees it.
+        port: TLS, for devices.
+        gateway_port: TLS, for gateways.
+        body_bytes: the largest payload.
+        concurrency: requests that one gateway works on at once.
+        connections: devices at once.
+        pid_file: where it notes its process id; "" for nowhere.
+    """
+
+    folder: PurePath
+    data_folder: PurePath
+    port: int = 8883
+    gateway_port: int = 8884
+    body_bytes: int = 64 * 1024 * 1024
+    concurrency: int = 64
+    connections: int = 10_000
+    pid_file: str = ""
+
+
+def configuration(plan: Plan) -> str:
+    """mosquitto.conf."""
+    folder = plan.folder
+    tls = f"certfile {folder / CERTIFICATE}\nkeyfile {folder / KEY}\ntls_version tlsv1.2"
+    packet_bytes = plan.body_bytes + _PACKET_OVERHEAD_BYTES
+    pid_file = (
+        f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {plan.pid_file}\n" if plan.pid_file else ""
+    )
+    return f"""\
+# Written by `firstline-gateway broker-config` from [broker] in gateway.toml: change it there.
+# Access list, revocations and certificates are read anew on SIGHUP.
+per_listener_settings false
+allow_anonymous false
+acl_file {folder / ACCESS_LIST}
+{pid_file}
+# Devices: the certificate's name is the user and the client id, whatever the device says.
+listener {plan.port}
+max_connections {plan.connections}
+{tls}
+cafile {folder / AUTHORITIES}
+crlfile {folder / REVOCATIONS}
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+
+# Gateways: a password, and client ids of their own choice. Let only gateways reach this port.
+listener {plan.gateway_port}
+{tls}
+password_file {folder / PASSWORDS}
+
+# Without it Nagle's algorithm and delayed acknowledgements hold a round trip back by 40 ms.
+set_tcp_nodelay true
+
+# Clients are told the largest packet, and cut off where they send a larger one.
+max_packet_size {packet_bytes}
+# As many as a gateway works on at once.
+max_inflight_messages {plan.concurrency}
+# What waits for a client that is slow or away; more is dropped, and asked again by the device.
+max_queued_messages 1000
+max_queued_bytes 268435456
+# A client that says nothing for one and a half of these (seconds) is gone.
+max_keepalive 120
+
+# Sessions and retained facts outlive a restart; inference payloads are never retained. A power cut loses what came
+# within the last minute: devices publish their facts anew at each connection, and the outbox sends again.
+persistence true
+persistence_location {plan.data_folder}/
+autosave_interval 60
+persistent_client_expiration 14d
+
+log_dest stdout
+log_type error
+log_type warning
+log_type notice
+"""
+
+
+def access_list(prefix: str, revoked: Iterable[str] = ()) -> str:
+    """The ACL file.
+
+    Args:
+        prefix: first levels of every topic.
+        revoked: devices that may not do anything any more, whatever certificate they hold.
+    """
+    gateway = [
+        *(f"topic read {prefix}/+/{leaf}" for leaf in _GATEWAY_READS),
+        *(f"topic write {prefix}/+/{leaf}" for leaf in _GATEWAY_WRITES),
+    ]
+    device = [
+        *(f"pattern write {prefix}/%u/{leaf}" for leaf in _DEVICE_WRITES),
+        "# What only the gateway writes, each device reads for itself alone.",
+        *(f"pattern read {prefix}/%u/{leaf}" for leaf in _DEVICE_READS),
+    ]
+    denied = [line for name in sorted(revoked) for line in (f"user {name}", "topic deny #", "")]
+    return "\n".join(
+        [
+            f"# Who may publish and read what below {prefix}. A device's user name is its certificate's: %u below.",
+            "",
+            f"user {GATEWAY_USER}",
+            *gateway,
+            "",
+            *denied,
+            *device,
+            "",
+        ]
+    )
+
+
+def denied_devices(access: str) -> set[str]:
+    """Whom an access list of ours refuses."""
+    return {line.removeprefix("user ") for line, after in pairwise(access.splitlines()) if after == "topic deny #"}
+
+
+def password_line(user: str, password: str, salt: bytes) -> str:
+    """A line of Mosquitto's password file: PBKDF2 with SHA-512, as `mosquitto_passwd` of 2.0 writes it."""
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
+    return f"{user}:$7${_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"

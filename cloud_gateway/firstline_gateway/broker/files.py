@@ -1,0 +1,191 @@
+"""The broker's folder: what it holds, written and kept up to date, and the broker told of what changed.
+
+A gateway's own folder of authorities stays the gateway's: the key that signs never comes here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+
+from firstline_core.errors import ConfigError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.broker import config
+from firstline_gateway.broker.config import Plan
+from firstline_gateway.identity import ca
+from firstline_gateway.identity.authorities import Authorities, write
+
+_SALT_BYTES = 12
+# The broker's certificate lives 90 days, as the gateway's own.
+_RENEW_BEFORE_S = 30 * 86_400.0
+
+log = logger(__name__)
+
+
+class Revoked(NamedTuple):
+    """A certificate that is refused: its serial number in hexadecimal, since when, and whose it is."""
+
+    serial: str
+    revoked_s: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFolder:
+    """The folder of one broker.
+
+    Args:
+        path: where this gateway sees it.
+        plan: what the broker is told.
+        prefix: first levels of every topic.
+        hosts: names and addresses by which the broker is reached; its certificate bears them.
+    """
+
+    path: Path
+    plan: Plan
+    prefix: str
+    hosts: Sequence[str]
+
+    def refresh(
+        self, authorities: Authorities, revoked: Iterable[Revoked], devices: Iterable[str], now_s: float
+    ) -> set[str]:
+        """Writes what is missing or has changed, and has the broker read it anew. Blocks.
+
+        Args:
+            authorities: whom devices' certificates may come from; the active one signs the broker's.
+            revoked: certificates that would still be valid otherwise.
+            devices: that may do nothing, whatever certificate they show.
+            now_s: the wall time.
+
+        Returns:
+            The devices that lost a certificate, or everything, since these files were written last.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        self._make()
+        denied, listed = set(devices), sorted(revoked)
+        denied_before = config.denied_devices(self._text(config.ACCESS_LIST))
+        serials_before, _ = _listed(self._text(config.REVOCATIONS))
+        changed = [
+            self._put(config.ACCESS_LIST, config.access_list(self.prefix, denied)),
+            self._put(config.AUTHORITIES, authorities.pem),
+            self._revocations(authorities, listed, now_s),
+            self._certificate(authorities, now_s),
+        ]
+        self._password()
+        self._put(config.CONFIGURATION, config.configuration(self.plan))
+        if any(changed):
+            self._reload()
+        lost = {one.device for one in listed if int(one.serial, 16) not in serials_before}
+        return lost | (denied - denied_before)
+
+    @property
+    def password_file(self) -> Path:
+        """The password of gateways, for `mqtt.password_file`."""
+        return self.path / config.GATEWAY_PASSWORD
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            Path(self.plan.data_folder).relative_to(self.plan.folder)
+        except OSError as error:
+            raise ConfigError(f"broker.directory {self.path} cannot be made: {error.strerror}.") from error
+        except ValueError:
+            return  # the data lies elsewhere, and is the broker's own matter
+        data = self.path / Path(self.plan.data_folder).relative_to(self.plan.folder)
+        data.mkdir(mode=0o750, exist_ok=True)
+
+    def _revocations(self, authorities: Authorities, revoked: list[Revoked], now_s: float) -> bool:
+        """CRLs are dated and so never the same twice: written where they would list something else."""
+        listed = {int(one.serial, 16) for one in revoked}
+        issuers = {authority.certificate.subject for authority in authorities}
+        if _listed(self._text(config.REVOCATIONS)) == (listed, issuers):
+            return False
+        dated = [(one.serial, one.revoked_s) for one in revoked]
+        text = "".join(ca.revocation_list(authority, dated, now_s) for authority in authorities)
+        return self._put(config.REVOCATIONS, text)
+
+    def _certificate(self, authorities: Authorities, now_s: float) -> bool:
+        if not self.hosts:
+            raise ConfigError("broker.hosts is empty; name the broker as devices and gateways reach it.")
+        if self._has_certificate(authorities, now_s):
+            return False
+        certificate, key = ca.issue_server(authorities.active, self.hosts, now_s)
+        self._put(config.KEY, ca.key_pem(key).decode(), private=True)
+        return self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
+
+    def _has_certificate(self, authorities: Authorities, now_s: float) -> bool:
+        try:
+            found = ca.load_certificate(self._text(config.CERTIFICATE).encode())
+            key = ca.load_key(self._text(config.KEY).encode())
+            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (ConfigError, x509.ExtensionNotFound):
+            return False
+        return (
+            found.public_key() == key.public_key()
+            and found.issuer == authorities.active.certificate.subject
+            and {str(name.value) for name in names} == {host.strip("[]") for host in self.hosts}
+            and found.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S > now_s
+        )
+
+    def _password(self) -> None:
+        """Made once; whoever deletes both files has another one made."""
+        if self.password_file.exists() and (self.path / config.PASSWORDS).exists():
+            return
+        password = secrets.token_urlsafe(32)
+        line = config.password_line(config.GATEWAY_USER, password, secrets.token_bytes(_SALT_BYTES))
+        self._put(config.PASSWORDS, line, private=True)
+        write(self.password_file, f"{password}\n".encode(), private=True)
+
+    def _put(self, name: str, text: str, *, private: bool = False) -> bool:
+        """Whether the file had to be written."""
+        if self._text(name) == text:
+            return False
+        path = self.path / name
+        write(path, text.encode(), private=private)
+        try:
+            if private and self.path.stat().st_mode & stat.S_ISGID:
+                # The folder hands its group on: the broker runs as another user, who is in it.
+                path.chmod(0o640)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be given to the broker's group: {error.strerror}.") from error
+        return True
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path / name} cannot be read: {error}.") from error
+
+    def _reload(self) -> None:
+        """Has a broker on this machine read its files anew (SIGHUP); others watch them, see `reload.sh`."""
+        if not self.plan.pid_file:
+            return
+        try:
+            number = int(Path(self.plan.pid_file).read_text())
+            os.kill(number, signal.SIGHUP)
+        except FileNotFoundError:
+            log.info("the broker does not run, so it will read its files when it starts", pid_file=self.plan.pid_file)
+        except (OSError, ValueError) as error:
+            log.error("the broker was not told to read its files anew", pid_file=self.plan.pid_file, error=str(error))
+
+
+def _listed(crls_pem: str) -> tuple[set[int], set[x509.Name]]:
+    """Serial numbers and issuers of revocation lists."""
+    end = "-----END X509 CRL-----\n"
+    try:
+        lists = [x509.load_pem_x509_crl((part + end).encode()) for part in crls_pem.split(end)[:-1]]
+    except ValueError:
+        return set(), set()
+    return {entry.serial_number for found in lists for entry in found}, {found.issuer for found in lists}

@@ -1,0 +1,99 @@
+"""Keeps a broker in step with what the gateway knows: revocations, authorities, the broker's own certificate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.broker.files import BrokerFolder, Revoked
+from firstline_gateway.broker.sessions import end_sessions
+from firstline_gateway.identity.authorities import Authorities
+
+# Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
+_RELOAD_S = 1.5
+# Nothing tells of a certificate that is about to end, or of another authority.
+_LOOK_S = 600.0
+
+log = logger(__name__)
+
+
+class BrokerKeeper:
+    """Of one gateway; used on its event loop.
+
+    Args:
+        folder: the broker's.
+        authorities: asked anew each time; blocks.
+        version: of what the gateway knows; another one whenever a device or a certificate has changed.
+        revoked: certificates that would still be valid at a wall time.
+        devices: the names of revoked devices.
+        refresh_s: how often the version is looked at.
+        clock: what certificates are dated by.
+    """
+
+    def __init__(
+        self,
+        folder: BrokerFolder,
+        *,
+        authorities: Callable[[], Authorities],
+        version: Callable[[], int],
+        revoked: Callable[[float], Iterable[Revoked]],
+        devices: Callable[[], Iterable[str]],
+        refresh_s: float,
+        clock: Clock,
+    ) -> None:
+        self._folder = folder
+        self._authorities = authorities
+        self._version = version
+        self._revoked = revoked
+        self._devices = devices
+        self._refresh_s = refresh_s
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    def refresh(self) -> set[str]:
+        """Brings the folder up to date; the devices that are refused from now on. Blocks.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        now_s = self._clock.wall_s()
+        return self._folder.refresh(self._authorities(), self._revoked(now_s), self._devices(), now_s)
+
+    def start(self, connection: MqttSettings) -> None:
+        """Begins to keep up.
+
+        Args:
+            connection: the gateway's own to the broker, by which sessions are ended.
+        """
+        self._task = asyncio.create_task(self._keep(connection))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self, connection: MqttSettings) -> None:
+        seen, looked_s = -1, self._clock.monotonic_s()
+        while True:
+            now_s, version = self._clock.monotonic_s(), self._version()
+            if version == seen and now_s - looked_s < _LOOK_S:
+                await self._clock.sleep(self._refresh_s)
+                continue
+            looked_s = now_s
+            try:
+                refused = await asyncio.to_thread(self.refresh)
+                seen = version
+                if refused:
+                    log.info("the broker refuses revoked devices", devices=len(refused))
+                    await self._clock.sleep(_RELOAD_S)
+                    await end_sessions(connection, sorted(refused))
+            except FirstlineError as error:
+                log.error("the broker's files are not up to date", error=error.message)
+                await self._clock.sleep(self._refresh_s)
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("the broker's files are not up to date")
+                await self._clock.sleep(self._refresh_s)

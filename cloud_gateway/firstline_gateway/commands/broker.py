@@ -1,0 +1,80 @@
+"""`broker-config`: the files of a Mosquitto that trusts this gateway's devices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import ConfigError
+from firstline_gateway import settings
+from firstline_gateway.broker import config
+from firstline_gateway.commands.base import add_command, show
+
+
+def add_commands(commands: Any) -> None:
+    """Adds it to the parser's."""
+    command = add_command(
+        commands,
+        "broker-config",
+        _write,
+        "write the files of a Mosquitto broker, as a gateway with [broker] does itself",
+    )
+    command.add_argument("directory", nargs="?", metavar="DIR", help="instead of broker.directory")
+    command.add_argument(
+        "--host",
+        action="append",
+        metavar="NAME",
+        help="what the broker is reached by, once for each; else broker.hosts",
+    )
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.broker.files import Revoked
+    from firstline_gateway.broker.wiring import broker_folder
+    from firstline_gateway.identity.folder import AuthorityFolder
+    from firstline_gateway.identity.known import Known, read_changes
+    from firstline_gateway.store.database import open_database
+
+    overrides: dict[str, object] = {"broker.hosts": arguments.host}
+    if arguments.directory is not None:
+        overrides["broker.directory"] = str(Path(arguments.directory).resolve())
+    found = settings.load(arguments.config, environ=os.environ, overrides=overrides)
+    if not found.broker.directory:
+        raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
+    folder, now_s, known = broker_folder(found), time.time(), Known()
+    database = open_database(found.store)
+    try:
+        with database.reading() as connection:
+            known.apply(read_changes(connection, known.version))
+    finally:
+        database.close()
+    folder.refresh(
+        AuthorityFolder(Path(found.identity.directory), SYSTEM_CLOCK).open(),
+        [Revoked(one.serial, one.revoked_s or now_s, one.device) for one in known.revoked_certificates(now_s)],
+        known.revoked_devices,
+        now_s,
+    )
+    conf = folder.plan.folder / config.CONFIGURATION
+    mqtt = {
+        "host": folder.hosts[0],
+        "port": folder.plan.gateway_port,
+        "username": config.GATEWAY_USER,
+        "password_file": str(folder.password_file),
+        "tls_ca_file": str(folder.path / config.AUTHORITIES),
+    }
+    lines = [
+        f"start it with: mosquitto -c {conf}",
+        "",
+        "in gateway.toml, unless it names the folder as broker.directory:",
+    ]
+    lines += ["[mqtt]", "enabled = true", *(f"{key} = {_toml(value)}" for key, value in mqtt.items())]
+    show(arguments, "\n".join(lines), {"configuration": str(conf), "mqtt": mqtt, "devices_port": folder.plan.port})
+    return 0
+
+
+def _toml(value: object) -> str:
+    return str(value) if isinstance(value, int) else f'"{value}"'

@@ -1,0 +1,115 @@
+"""`edge-agent join`: makes this device known to a gateway, and the gateway to this device."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.enrolment import JoinToken, parse_join_token
+from firstline_core.secrets_file import read_secret
+from firstline_edge.cli.output import say, say_json
+from firstline_edge.cli.parser import OK
+from firstline_edge.identity.files import Identity, IdentityFiles
+from firstline_edge.identity.time_floor import TimeFloor
+from firstline_edge.identity.tls import shown
+from firstline_edge.settings import EdgeSettings, load
+
+_TOKEN_LIMIT_CHARS = 4096
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Joins, once: a second time it says who the device is."""
+    # What it was joined as before does not matter to how it joins.
+    settings = load(arguments.config, overrides={**dict(arguments.overrides), "agent.use_identity": False})
+    url = _checked(arguments.url)
+    token = parse_join_token(_token_text(arguments.token_file))
+    files = IdentityFiles(settings.state_dir)
+    known = None if arguments.force else files.read()
+    if known is not None and _still_good(known, token, files):
+        _print(arguments.output, known, settings, "already joined", files)
+        return OK
+    if known is not None and known.authority != token.ca_hash.hex():
+        raise ConfigError(
+            f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
+            "leaves the one for the other."
+        )
+    joined = asyncio.run(join_gateway(url, token, files, proxy=arguments.proxy))
+    _print(arguments.output, joined, settings, "joined", files)
+    return OK
+
+
+async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> Identity:
+    """Gets the first certificate; where this was interrupted before, with the key of then.
+
+    Raises:
+        FirstlineError: see `exchange.py`.
+    """
+    from firstline_edge.identity import exchange, keys
+
+    authority_pem = await exchange.fetch_authority(url, token, proxy=proxy)
+    key = files.joining_key()
+    if key is None or not keys.is_key(key):
+        key = keys.new_key()
+        files.save_joining_key(key)
+    answer = await exchange.enrol(url, token, keys.signing_request(key), authority_pem, proxy=proxy)
+    identity = keys.accepted(answer, key, token.ca_hash, gateway=url, proxy=proxy)
+    files.save(identity, answer.ca, key, answer.certificate)
+    return identity
+
+
+def _still_good(known: Identity, token: JoinToken, files: IdentityFiles) -> bool:
+    floor = TimeFloor(files.time, SYSTEM_CLOCK, least_s=known.not_before_s, most_s=known.authority_ends_s)
+    return known.authority == token.ca_hash.hex() and known.not_after_s > floor.now_s()
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        has_host = False
+    if not has_host or parts.scheme != "https" or parts.query or parts.fragment or not url.isprintable():
+        raise ConfigError(f"'{url}' is not how a gateway is joined: give its address with TLS, https://HOST:PORT.")
+    return url.rstrip("/")
+
+
+def _token_text(file: str) -> str:
+    """The token, from a file or from stdin: on the command line every user of the machine could read it."""
+    if file != "-":
+        if not Path(file).exists():
+            raise ConfigError(f"There is no token file {file}; write the join token into it, or pipe it in with -.")
+        return read_secret(file, "--token-file")
+    return sys.stdin.read(_TOKEN_LIMIT_CHARS)
+
+
+def _print(form: str, identity: Identity, settings: EdgeSettings, what: str, files: IdentityFiles) -> None:
+    if form == "json":
+        say_json(
+            {
+                "event": what.replace(" ", "_"),
+                "device": identity.device,
+                "gateway": identity.gateway,
+                "broker": identity.broker and f"{identity.broker.host}:{identity.broker.port}",
+                "not_after_s": identity.not_after_s,
+                "authority": identity.authority,
+                "folder": str(files.folder),
+            }
+        )
+        return
+    say(f"{what} {identity.gateway} as {identity.device}, certificate until {shown(identity.not_after_s)}")
+    said = settings.agent.device_id
+    if said and said != identity.device:
+        say(f"agent.device_id is '{said}': take it out of the configuration, the name is '{identity.device}' now")
+    used = [link for link in settings.links if link.shows_identity]
+    if not settings.links:
+        broker = f" and mqtt at {identity.broker.host}:{identity.broker.port}" if identity.broker is not None else ""
+        say(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, start the agent anew")
+    elif used:
+        say(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; start the agent anew")
+    else:
+        say(f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file')

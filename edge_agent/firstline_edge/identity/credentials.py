@@ -1,0 +1,79 @@
+"""The device's credentials at work: one TLS context that every connection to gateway and broker is made with."""
+
+from __future__ import annotations
+
+import ssl
+from email.utils import parsedate_to_datetime
+
+from firstline_core.clock import Clock
+from firstline_core.telemetry.logs import logger
+from firstline_edge.identity.files import Identity, IdentityFiles
+from firstline_edge.identity.time_floor import TimeFloor
+from firstline_edge.identity.tls import DeviceContext, device_context, shown
+
+log = logger(__name__)
+
+
+class Credentials:
+    """What an agent that has joined shows, and whom it believes.
+
+    A file that is damaged costs the links and never the agent: they are refused then, and `problem` says why.
+
+    Args:
+        files: where they lie.
+        identity: as read from there.
+        clock: the device's.
+
+    Attributes:
+        identity: of the certificate that new connections show.
+        context: one for the whole process: a renewed certificate is loaded into it, connections go on with the old.
+        problem: what is wrong, "" for nothing.
+    """
+
+    def __init__(self, files: IdentityFiles, identity: Identity, clock: Clock) -> None:
+        self.files = files
+        self.identity = identity
+        self.floor = TimeFloor(files.time, clock, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
+        self.context: DeviceContext = device_context(self._fault_of)
+        self.problem = ""
+        self._vouched_until_s = 0.0  # when the certificate ends that the latest server showed
+        self._load()
+
+    def renewed(self, identity: Identity) -> None:
+        """Has new connections show the certificate that the files hold now."""
+        self.identity = identity
+        self.floor.extend(identity.not_before_s, identity.authority_ends_s)
+        self._load()
+
+    def heard(self, now_s: float) -> None:
+        """Takes up the time (wall, seconds) that came over a connection made with `context`."""
+        self.floor.heard(now_s, self._vouched_until_s)
+
+    def heard_date(self, date: str) -> None:
+        """The same, of an answer's `Date` header."""
+        try:
+            self.heard(parsedate_to_datetime(date).timestamp())
+        except ValueError:
+            log.debug("the gateway sent a date that is none", date=date[:40])
+
+    def _load(self) -> None:
+        self.problem = ""
+        try:
+            self.context.load_verify_locations(self.files.authorities)
+            self.context.load_cert_chain(self.files.device)
+        except (OSError, ssl.SSLError) as error:  # the one is the other's base, but reads better so
+            self.problem = (
+                f"The certificate in {self.files.folder} cannot be used ({error}); join anew with `edge-agent join URL "
+                "--token-file FILE --force`."
+            )
+            log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
+
+    def _fault_of(self, begins_s: float, ends_s: float) -> str:
+        # That a certificate of our authority begins says that it is later: a clock that says otherwise is behind.
+        self.floor.heard(begins_s, ends_s)
+        now_s = self.floor.now_s()
+        if now_s <= ends_s:
+            self._vouched_until_s = ends_s
+            return ""
+        whose = "this device's clock" if self.floor.believes_clock else "what the gateway said last"
+        return f"the server's certificate ended at {shown(ends_s)}, and by {whose} it is {shown(now_s)}"

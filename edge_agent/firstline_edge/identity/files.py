@@ -1,0 +1,148 @@
+"""The identity on the disk: `identity/` in the state directory, mode 0700, every file 0600 and replaced as a whole.
+
+ca.pem          the authorities that this device believes, the gateway's and the broker's
+device.pem      its key and its certificate in one file, so that the two can only change together
+identity.json   its name, where gateway and broker are, and the certificate's times; written last
+joining.pem     the key of an enrolment that was begun: a gateway gives the same key the same certificate again
+time            the newest time that a gateway vouched for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from firstline_core.errors import CapacityError, ConfigError, IntegrityError
+from firstline_core.names import Name
+from firstline_core.protocol.enrolment import BrokerAddress
+from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
+
+_FOLDER = "identity"
+_LIMIT_BYTES = 1 << 20
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """What this device was told when it joined or renewed. No secret is in here.
+
+    Args:
+        device: its name, the same in certificates and topics.
+        gateway: URL.
+        proxy: URL of the HTTP proxy on the way there, "" for none.
+        broker: None where there is none.
+        not_before_s: when the certificate begins (wall time, seconds).
+        not_after_s: when it ends.
+        authority: SHA-256 of the authority's public key in hexadecimal, as the join token had it.
+        authority_ends_s: when the last of the authorities ends: later than that nothing of this is worth anything.
+    """
+
+    device: Name
+    gateway: str
+    proxy: str = ""
+    broker: BrokerAddress | None = None
+    not_before_s: float
+    not_after_s: float
+    authority: str
+    authority_ends_s: float
+
+
+def readable_identity(state_dir: Path) -> Identity | None:
+    """The identity, where there is one that this user may read and that is whole."""
+    try:
+        return IdentityFiles(state_dir).read()
+    except ConfigError:
+        return None
+
+
+class IdentityFiles:
+    """Where each thing lies, and how it is written.
+
+    Args:
+        state_dir: the agent's.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder = state_dir / _FOLDER
+        self.authorities = self.folder / "ca.pem"
+        self.device = self.folder / "device.pem"
+        self.time = self.folder / "time"
+        self._identity = self.folder / "identity.json"
+        self._joining = self.folder / "joining.pem"
+
+    def read(self) -> Identity | None:
+        """The identity; None for a device that has not joined.
+
+        Raises:
+            ConfigError: it is there and cannot be used.
+        """
+        try:
+            return msgspec.json.decode(read_checked(self._identity), type=Identity)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"{self._identity} cannot be read: {error.strerror}.") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError) as error:
+            raise ConfigError(
+                f"{self._identity} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
+            ) from error
+
+    def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> None:
+        """Takes a new certificate; a power cut in between leaves the old one, or the new one.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        try:
+            make_folder(self.folder)
+            write_whole(self.authorities, authorities_pem.encode())
+            write_whole(self.device, (key_pem + certificate_pem).encode())
+            write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
+            self._joining.unlink(missing_ok=True)
+            self._give_to_owner()
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def joining_key(self) -> str | None:
+        """The key of an enrolment that was begun and not finished."""
+        try:
+            content = _read(self._joining)
+        except OSError:
+            return None
+        return None if content is None else content.decode(errors="replace")
+
+    def save_joining_key(self, key_pem: str) -> None:
+        """Keeps the key of an enrolment before the gateway hears of it.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        try:
+            make_folder(self.folder)
+            write_whole(self._joining, key_pem.encode())
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _give_to_owner(self) -> None:
+        """What root wrote belongs to whom the state directory belongs: the agent runs as that user."""
+        if os.geteuid() != 0:
+            return
+        owner = self.folder.parent.stat()
+        with contextlib.suppress(OSError):  # a container's root may lack the right; then it is the agent's user too
+            for path in (self.folder, *self.folder.iterdir()):
+                os.chown(path, owner.st_uid, owner.st_gid)
+
+    def _refused(self, error: OSError) -> CapacityError:
+        return CapacityError(
+            f"{self.folder} cannot be written: {error.strerror}; join as the agent's user, and free space there."
+        )
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_LIMIT_BYTES)
+    except FileNotFoundError:
+        return None

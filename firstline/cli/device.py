@@ -1,0 +1,191 @@
+"""`firstline device`: who may join a gateway, who has, and who may not any more."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.fleet import Fleet, open_fleet
+from firstline_core.errors import ConfigError
+from firstline_core.names import Name
+from firstline_core.protocol.enrolment import DeviceState, Invitation
+from firstline_core.secrets_file import read_secret
+
+_KEY_VARIABLE = "FIRSTLINE_TOKEN"
+_CSV_LIMIT_BYTES = 16 * 1024 * 1024
+_DAY_S = 86_400.0
+
+app = typer.Typer(help="Invite devices to a gateway, list and revoke them.", no_args_is_help=True)
+
+GatewayOption = Annotated[str, typer.Option(metavar="URL", help="The gateway, such as https://gateway.example.com.")]
+KeyFileOption = Annotated[
+    str, typer.Option(metavar="FILE", help=f"Holds an API key with the scope fleet; else {_KEY_VARIABLE} has it.")
+]
+CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Whom to believe about the gateway (PEM).")]
+
+
+@app.command()
+def enroll(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The devices.")] = None,
+    *,
+    gateway: GatewayOption,
+    list_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="A list of devices, with a column 'name'.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|CSV", help="Where the tokens go: a folder, a file each; or one file *.csv."),
+    ] = None,
+    valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens can be used.")] = 7.0,
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Make a join token for each device, for `edge-agent join`; they are shown this once."""
+    wanted = [*(names or ()), *(_listed(list_file) if list_file is not None else ())]
+    if not wanted:
+        raise ConfigError("No device is named; give names, or a list with --csv.")
+    for name in wanted:
+        _check_name(name, "The device's name")
+    with open_fleet(gateway, _key(key_file), ca) as fleet:
+        made = fleet.invite(list(dict.fromkeys(wanted)), max(60.0, valid_days * _DAY_S))
+    if out is not None:
+        _write(out, made)
+        typer.echo(
+            f"{len(made)} join token{'s' * (len(made) != 1)} in {out}, until {_date(made[0].expires_s)}", err=True
+        )
+    elif output is Output.JSON:
+        print_json(made)
+    elif len(made) == 1:
+        typer.echo(made[0].token)
+    else:
+        for one in made:
+            typer.echo(f"{one.device} {one.token}")
+
+
+@app.command("list")
+def list_devices(
+    *, gateway: GatewayOption, key_file: KeyFileOption = "", ca: CaOption = None, output: OutputOption = Output.TEXT
+) -> None:
+    """List the devices that have joined, or may."""
+    with open_fleet(gateway, _key(key_file), ca) as fleet:
+        devices = list(fleet.devices())
+    if output is Output.JSON:
+        print_json(devices)
+        return
+    made = table("device", "state", "joined", "certificate until")
+    for device in devices:
+        made.add_row(
+            device.device,
+            _state(device),
+            _date(device.enrolled_s),
+            "-" if device.revoked_s is not None else _date(device.certificate_expires_s),
+        )
+    print_table(made)
+
+
+@app.command()
+def revoke(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")],
+    *,
+    gateway: GatewayOption,
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Refuse devices from now on, and end their connections; invited anew, one may come back."""
+    with open_fleet(gateway, _key(key_file), ca) as fleet:
+        _revoke(fleet, names)
+
+
+def _revoke(fleet: Fleet, names: Sequence[str]) -> None:
+    for name in names:
+        fleet.revoke(name)
+        typer.echo(f"revoked {name}")
+
+
+def _key(file: str) -> str:
+    """The API key, which is on no command line: every user of a machine can read those."""
+    key = read_secret(file, "--key-file") or os.environ.get(_KEY_VARIABLE, "")
+    if not key:
+        raise ConfigError(f"There is no API key; name its file with --key-file, or put it into {_KEY_VARIABLE}.")
+    return key
+
+
+def _listed(file: Path) -> list[str]:
+    """The names in a CSV file's column 'name'.
+
+    Raises:
+        ConfigError: it cannot be read, has no such column, or a name in it is none.
+    """
+    try:
+        if file.stat().st_size > _CSV_LIMIT_BYTES:
+            raise ConfigError(f"{file} is larger than {_CSV_LIMIT_BYTES} bytes; split it.")
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.DictReader(stream)
+            if "name" not in (rows.fieldnames or ()):
+                raise ConfigError(f"{file} has no column 'name'; its first line names the columns.")
+            found = []
+            for row in rows:
+                name = (row["name"] or "").strip()
+                _check_name(name, f"{file}:{rows.line_num}: the name")
+                found.append(name)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{file} cannot be read as CSV: {error}.") from error
+    return found
+
+
+def _check_name(name: str, what: str) -> None:
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"{what} {name[:80]!a} is none; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first."
+        ) from None
+
+
+def _write(out: Path, made: Sequence[Invitation]) -> None:
+    """Tokens into a CSV file, or each into a file of its own; nobody else may read them.
+
+    Raises:
+        ConfigError: they cannot be written; they are lost then, and new ones take their places.
+    """
+    try:
+        if out.suffix == ".csv":
+            with os.fdopen(_private(out), "w", newline="") as stream:
+                writer = csv.writer(stream)
+                writer.writerow(("name", "token", "expires"))
+                writer.writerows((one.device, one.token, _date(one.expires_s)) for one in made)
+            return
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in made:
+            with os.fdopen(_private(out / f"{one.device}.token"), "w") as stream:
+                stream.write(one.token + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"The join tokens cannot be written to {out}: {error.strerror}; run the command again, the new tokens take "
+            "the old ones' places."
+        ) from error
+
+
+def _private(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def _state(device: DeviceState) -> str:
+    if device.revoked_s is not None:
+        return f"revoked {_date(device.revoked_s)}"
+    if device.invited_until_s is not None:
+        return f"invited until {_date(device.invited_until_s)}"
+    return "joined"
+
+
+def _date(wall_s: float | None) -> str:
+    return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M")

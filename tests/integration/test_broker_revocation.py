@@ -1,0 +1,160 @@
+"""A revoked device and the real Mosquitto: what a live session can still do, and how soon it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import HOST
+from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.protocol.mqtt import MqttSettings
+from firstline_gateway.broker.config import AUTHORITIES, GATEWAY_USER
+from firstline_gateway.broker.files import Revoked
+from firstline_gateway.broker.keeper import BrokerKeeper
+from firstline_gateway.broker.sessions import end_sessions
+from firstline_gateway.identity.authorities import Authorities
+
+pytestmark = pytest.mark.mosquitto
+
+# What docs/operating.md promises once the gateway knows of a revocation.
+ENDED_WITHIN_S = 5.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[GeneratedBroker]:
+    issuer = Issuer(tmp_path / "issuer")
+    for name in ("a", "b"):
+        issuer.device(name)
+    with GeneratedBroker(tmp_path, issuer) as found:
+        yield found
+
+
+def device(broker: GeneratedBroker, name: str, **options: str) -> Peer:
+    return broker.device(broker.issuer.folder / f"{name}.pem", **options)
+
+
+def gateways(broker: GeneratedBroker) -> MqttSettings:
+    return MqttSettings(
+        HOST,
+        broker.plan.gateway_port,
+        client_id="gateway",
+        username=GATEWAY_USER,
+        password=broker.files.password_file.read_text().strip(),
+        tls_ca_file=broker.files.path / AUTHORITIES,
+    )
+
+
+class Room:
+    """A keeper, and the revocations that it is to learn of."""
+
+    def __init__(self, broker: GeneratedBroker) -> None:
+        self.certificates: list[Revoked] = []
+        self.devices: set[str] = set()
+        self.version = 1
+        self.keeper = BrokerKeeper(
+            broker.files,
+            authorities=lambda: Authorities(broker.issuer.authority),
+            version=lambda: self.version,
+            revoked=lambda _now_s: list(self.certificates),
+            devices=lambda: set(self.devices),
+            refresh_s=0.1,
+            clock=SYSTEM_CLOCK,
+        )
+
+
+@pytest.fixture
+async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
+    found = Room(broker)
+    found.keeper.start(gateways(broker))
+    yield found
+    await found.keeper.close()
+
+
+async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
+    revoked, other, gateway = device(broker, "a", will=f"{PREFIX}/a/state"), device(broker, "b"), broker.gateway()
+    gateway.subscribe(f"{PREFIX}/+/state")
+    revoked.subscribe(f"{PREFIX}/a/res")
+    assert await asyncio.to_thread(revoked.publish, f"{PREFIX}/a/state", b"before") == "Success"
+    gateway.wait_for(f"{PREFIX}/a/state")
+
+    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.devices.add("a")
+    started_s = time.monotonic()
+    room.version += 1
+    await asyncio.to_thread(revoked.wait, lambda: revoked.gone)
+    assert time.monotonic() - started_s < ENDED_WITHIN_S
+
+    assert not (await asyncio.to_thread(device, broker, "a")).is_in
+    assert await asyncio.to_thread(other.publish, f"{PREFIX}/b/state", b"well") == "Success"
+    await asyncio.to_thread(gateway.wait, lambda: (f"{PREFIX}/b/state", b"well") in gateway.received)
+    # Its will was refused with the rest: nothing of it came after the revocation.
+    assert [payload for topic, payload in gateway.received if topic == f"{PREFIX}/a/state"] == [b"before"]
+    other.close()
+    gateway.close()
+
+
+def test_between_the_reload_and_its_end_a_session_can_do_nothing(broker: GeneratedBroker) -> None:
+    revoked, gateway = device(broker, "a"), broker.gateway()
+    gateway.subscribe(f"{PREFIX}/+/req/+")
+    revoked.subscribe(f"{PREFIX}/a/res")
+    assert broker.revoke("a") == {"a"}
+    deadline_s = time.monotonic() + 5
+    while revoked.publish(f"{PREFIX}/a/req/m") != "Not authorized":
+        assert time.monotonic() < deadline_s
+    before = len(gateway.received)
+    assert revoked.publish(f"{PREFIX}/a/state") == "Not authorized"
+    assert revoked.subscribe(f"{PREFIX}/a/desired") == "Granted QoS 1"  # Mosquitto grants what it then does not send
+    gateway.publish(f"{PREFIX}/a/res", b"for a")
+    gateway.publish(f"{PREFIX}/a/desired", b"for a")
+    assert revoked.publish(f"{PREFIX}/a/state") == "Not authorized"  # and by now both would have come
+    assert revoked.received == []
+    assert len(gateway.received) == before
+    assert not revoked.gone
+    revoked.close()
+    gateway.close()
+
+
+async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificate_is_not(
+    broker: GeneratedBroker, room: Room
+) -> None:
+    thief = device(broker, "a")
+    stolen = broker.issuer.serials["a"]
+    fresh = broker.issuer.device("a")
+    room.certificates.append(Revoked(stolen, time.time(), "a"))
+    room.version += 1
+    await asyncio.to_thread(thief.wait, lambda: thief.gone)
+    owner = await asyncio.to_thread(broker.device, fresh)
+    assert owner.is_in
+    assert await asyncio.to_thread(owner.publish, f"{PREFIX}/a/state") == "Success"
+    owner.close()
+
+
+async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_returns(
+    broker: GeneratedBroker, room: Room
+) -> None:
+    broker.broker.stop()
+    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.devices.add("a")
+    assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
+    assert await end_sessions(gateways(broker), ["a"]) == ["a"]
+    broker.broker.start()
+    assert not (await asyncio.to_thread(device, broker, "a")).is_in
+    other = await asyncio.to_thread(device, broker, "b")
+    assert other.is_in
+    other.close()
+
+
+def test_files_are_written_where_something_changed_and_not_otherwise(broker: GeneratedBroker) -> None:
+    def written() -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in broker.files.path.iterdir() if path.is_file()}
+
+    before = written()
+    assert broker.refresh() == set()
+    assert written() == before
+    assert broker.revoke("b", name=False) == {"b"}
+    assert {name for name, inode in written().items() if before[name] != inode} == {"crl.pem"}

@@ -1,0 +1,105 @@
+"""`firstline device` against a real gateway over TLS: invite one or a list, list, revoke."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from click.testing import Result
+from support.tls_site import Site, site
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.protocol.enrolment import parse_join_token
+from firstline_edge.cli.join import join_gateway
+from firstline_edge.identity.files import IdentityFiles
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with site(tmp_path_factory.mktemp("site")) as found:
+        yield found
+
+
+async def command(gateway: Site, *arguments: str | Path, key: str | None = None) -> Result:
+    authority = gateway.folder / "identity" / "authorities.pem"
+    key = gateway.keeper.headers["authorization"].removeprefix("Bearer ") if key is None else key
+    first, *others = map(str, arguments)
+    argv = ["device", first, "--gateway", gateway.url, "--ca", str(authority), *others]
+    return await asyncio.to_thread(CliRunner().invoke, app, argv, env={"FIRSTLINE_TOKEN": key})
+
+
+async def test_a_token_that_is_printed_lets_the_device_join(gateway: Site, tmp_path: Path) -> None:
+    made = await command(gateway, "enroll", "press-7")
+    assert made.exit_code == 0, made.output
+    identity = await join_gateway(gateway.url, parse_join_token(made.stdout), IdentityFiles(tmp_path))
+    assert identity.device == "press-7"
+    listed = json.loads((await command(gateway, "list", "-o", "json")).stdout)
+    assert [one["device"] for one in listed if one["enrolled_s"]] == ["press-7"]
+
+    revoked = await command(gateway, "revoke", "press-7")
+    assert (revoked.exit_code, revoked.stdout) == (0, "revoked press-7\n")
+    lines = (await command(gateway, "list")).stdout.splitlines()
+    assert any("press-7" in line and "revoked" in line for line in lines)
+
+
+async def test_a_list_of_devices_gets_a_file_each_or_one_for_all(gateway: Site, tmp_path: Path) -> None:
+    names = [f"cam-{number}" for number in range(1200)]
+    (tmp_path / "list.csv").write_text("site,name\n" + "".join(f"hall,{name}\n" for name in names))
+    made = await command(gateway, "enroll", "--csv", tmp_path / "list.csv", "--out", tmp_path / "tokens")
+    assert made.exit_code == 0, made.output
+    assert made.stdout == ""
+    files = sorted(path.name for path in (tmp_path / "tokens").iterdir())
+    assert files == sorted(f"{name}.token" for name in names)
+    assert stat.S_IMODE((tmp_path / "tokens" / files[0]).stat().st_mode) == 0o600
+
+    made = await command(gateway, "enroll", "one", "two", "--out", tmp_path / "tokens.csv")
+    assert made.exit_code == 0
+    lines = (tmp_path / "tokens.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["name", "one", "two"]
+    parse_join_token(lines[1].split(",")[1])
+    assert len(json.loads((await command(gateway, "list", "-o", "json")).stdout)) >= 1200  # page after page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("enroll",), "No device is named"),
+        (("enroll", "a/b"), "The device's name 'a/b' is none"),
+        (("enroll", "--csv", "nowhere.csv"), "cannot be read as CSV"),
+        (("enroll", "x", "--key-file", "nowhere"), "--key-file: nowhere cannot be read"),
+        (("list", "--ca", "nowhere.pem"), "--ca nowhere.pem cannot be used"),
+    ],
+)
+async def test_what_makes_no_sense_is_a_sentence_and_exit_code_2(
+    gateway: Site, arguments: tuple[str, ...], sentence: str
+) -> None:
+    found = await command(gateway, *arguments)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert sentence in found.stderr
+
+
+async def test_what_the_gateway_refuses_is_its_sentence(gateway: Site, tmp_path: Path) -> None:
+    found = await command(gateway, "revoke", "nobody")
+    assert (found.exit_code, "no device" in found.stderr.lower()) == (1, True)
+    found = await command(gateway, "list", key="flk_wrong")
+    assert (found.exit_code, "not valid here" in found.stderr) == (1, True)
+    found = await command(gateway, "list", key="")
+    assert (found.exit_code, "There is no API key" in found.stderr) == (2, True)
+
+
+async def test_a_line_of_the_list_that_is_no_name_is_named(gateway: Site, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("name\ngood\nnot good\n")
+    found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
+    assert found.exit_code == 2
+    assert "list.csv:3: the name 'not good' is none" in found.stderr
+    (tmp_path / "list.csv").write_text("device\na\n")
+    found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
+    assert "has no column 'name'" in found.stderr

@@ -1,0 +1,185 @@
+"""A device that has joined: both links by its certificate, renewed under load, and cut off once it is revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.bundles import encode
+from support.gateway import DIGITS
+from support.tls_site import Site, site
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.protocol.enrolment import parse_join_token
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.checks import identity_findings
+from firstline_edge.cli.findings import State
+from firstline_edge.cli.join import join_gateway
+from firstline_edge.cli.link_checks import link_findings
+from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.identity.room import IdentityRoom
+from firstline_edge.links.base import LinkState
+from firstline_edge.settings import load
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
+
+# What docs/operating.md promises: twice `auth.refresh_s`, and two seconds for the broker.
+SILENT_WITHIN_S = 2 * 0.2 + 2.0
+_RNG = np.random.default_rng(7)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
+        yield found
+
+
+@asynccontextmanager
+async def joined(gateway: Site, folder: Path, name: str, kind: str = "") -> AsyncIterator[EdgeAgent]:
+    """An agent that has joined as `name`, with both links, or the one of a kind."""
+    state_dir = folder / name
+    token = parse_join_token((await gateway.token_file(name)).read_text())
+    await join_gateway(gateway.url, token, IdentityFiles(state_dir))
+    overrides = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "audit.per_hour": 0.0}
+    settings = load(None, environ={}, overrides=overrides)
+    if kind:
+        chosen = [
+            {"kind": "http", "url": link.url}
+            if link.kind == "http"
+            else {"kind": "mqtt", "host": link.host, "port": link.port}
+            for link in settings.links
+            if link.kind == kind
+        ]
+        settings = load(None, environ={}, overrides={**overrides, "links": chosen})
+    async with EdgeAgent(settings) as agent:
+        if agent.parts.links.mqtt:
+            async with asyncio.timeout(10):
+                await agent.parts.links.wait_connected()
+        yield agent
+
+
+def image() -> bytes:
+    """One that no cache has seen."""
+    return encode(_RNG.integers(0, 255, (8, 8), np.uint8))
+
+
+async def asked(agent: EdgeAgent) -> str:
+    """The tier that answered where the gateway was asked for."""
+    answer = (await agent.infer_file("digits", image(), route="cloud", timeout="5000000")).answer
+    assert answer is not None
+    return answer.tier
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (the broker's doing, which nobody signals)
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["http", "mqtt"])
+async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
+    async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
+        assert await asked(agent) == "cloud"
+        assert agent.status()["links"][kind]["state"] is LinkState.UP
+        assert agent.status()["identity"]["device"] == f"works-{kind}"
+        assert agent.status()["problems"] == []
+
+
+@pytest.mark.parametrize("kind", ["http", "mqtt"])
+async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Path, kind: str) -> None:
+    async with joined(gateway, tmp_path, f"renews-{kind}", kind) as agent:
+        credentials, renewal = agent.parts.identity.credentials, agent.parts.identity.renewal
+        assert credentials is not None
+        assert renewal is not None
+        answered, stop = 0, asyncio.Event()
+
+        async def keep_asking() -> None:
+            nonlocal answered
+            while not stop.is_set():
+                assert await asked(agent) == "cloud"
+                answered += 1
+
+        askers = [asyncio.create_task(keep_asking()) for _ in range(4)]
+        keys = set()
+        for _ in range(3):
+            keys.add(credentials.files.device.read_text())
+            before = answered
+            await renewal.renew()
+            while answered < before + 8:
+                assert not any(asker.done() for asker in askers)
+                await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.gather(*askers)  # raises where one was not answered by the gateway
+        assert len(keys) == 3  # each time another key and another certificate
+        assert agent.status()["problems"] == []
+
+
+async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_path: Path) -> None:
+    """Every connection shows the new one: the old one is revoked, and nothing happens."""
+    async with joined(gateway, tmp_path, "swaps") as agent:
+        credentials, renewal = agent.parts.identity.credentials, agent.parts.identity.renewal
+        assert credentials is not None
+        assert renewal is not None
+        assert await asked(agent) == "cloud"
+        old = {
+            serial
+            for serial, one in gateway.gateway.identity.gatekeeper.known._certificates.items()
+            if one.device == "swaps"
+        }
+        await renewal.renew()
+        assert await asked(agent) == "cloud"
+        assert gateway.gateway.identity.gatekeeper.sessions.end(old) == 0  # no connection with it is left
+        assert await asked(agent) == "cloud"
+
+
+@pytest.mark.parametrize("kind", ["http", "mqtt"])
+async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, tmp_path: Path, kind: str) -> None:
+    async with joined(gateway, tmp_path, f"thief-{kind}", kind) as agent:
+        assert await asked(agent) == "cloud"
+        await gateway.revoke(f"thief-{kind}")
+        revoked_s = time.monotonic()
+        while await asked(agent) == "cloud":
+            assert time.monotonic() - revoked_s < SILENT_WITHIN_S
+        async with asyncio.timeout(10):
+            await _until(lambda: not any(link.connected for link in agent.parts.links.mqtt))
+        assert await asked(agent) == "edge"
+        assert agent.status()["links"][kind]["state"] is not LinkState.UP
+
+
+async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "patient") as agent:
+        assert await asked(agent) == "cloud"
+        (link,) = agent.parts.links.mqtt
+        lost: list[str] = []
+        link._on_lost = lambda: lost.append("lost")
+        findings = {one.subject: one for one in identity_findings(IdentityRoom(agent.settings, SYSTEM_CLOCK))}
+        assert findings["identity"].state is State.OK
+        assert "patient at https://" in findings["identity"].detail
+        credentials = IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials
+        told, offset_s = await link_findings(agent.settings, credentials)
+        assert {one.state for one in told} == {State.OK}, told
+        assert offset_s is not None
+        assert await asked(agent) == "cloud"
+        assert lost == []
+
+
+async def test_doctor_says_that_a_revoked_device_is_refused(gateway: Site, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "banned") as agent:
+        await gateway.revoke("banned")
+        told, _ = await link_findings(agent.settings, IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials)
+        assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
+
+
+async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: Path) -> None:
+    async with joined(gateway, tmp_path, "stranger") as agent:
+        settings = agent.settings
+    alone = msgspec.structs.replace(settings.agent, use_identity=False)
+    async with EdgeAgent(msgspec.structs.replace(settings, agent=alone)) as agent:
+        assert await asked(agent) == "edge"
+        assert not any(link.connected for link in agent.parts.links.mqtt)

@@ -1,0 +1,181 @@
+"""`edge-agent join` against a real gateway over real TLS: the first certificate, again, interrupted, and deceived."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import pytest_asyncio
+from support.tls_site import Site, site
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_edge.__main__ import main
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.settings import load
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with site(tmp_path_factory.mktemp("site")) as found:
+        yield found
+
+
+class Device:
+    """A state directory, and the command."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.state_dir = folder / "state"
+        self.files = IdentityFiles(self.state_dir)
+
+    async def join(self, url: str, *arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        argv = ["edge-agent", "join", url, *map(str, arguments), "--set", f"agent.state_dir={self.state_dir}"]
+        with patch.object(sys, "argv", argv), patch.object(sys, "stdin", io.StringIO(stdin)):
+            code = await asyncio.to_thread(main)
+        return code, *self._capsys.readouterr()
+
+
+@pytest.fixture
+def device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Device:
+    return Device(tmp_path, capsys)
+
+
+async def test_a_device_joins_and_its_links_need_no_settings(gateway: Site, device: Device) -> None:
+    token = await gateway.token_file("press-7")
+    code, out, said = await device.join(gateway.url, "--token-file", token)
+    assert (code, said) == (0, "")
+    assert f"joined {gateway.url} as press-7" in out
+
+    found = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
+    assert found.device_id == "press-7"
+    assert [(link.kind, link.url, link.shows_identity) for link in found.links] == [("http", gateway.url, True)]
+    for path in (device.files.folder, *device.files.folder.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert "PRIVATE KEY" not in (device.files.folder / "identity.json").read_text()
+    assert device.files.joining_key() is None
+
+
+async def test_the_token_may_come_from_a_pipe_and_the_answer_as_json(gateway: Site, device: Device) -> None:
+    token = (await gateway.token_file("press-7")).read_text()
+    code, out, _ = await device.join(gateway.url, "--token-file", "-", "-o", "json", stdin=token)
+    assert code == 0
+    assert json.loads(out)["device"] == "press-7"
+
+
+async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: Device) -> None:
+    token = await gateway.token_file("press-7")
+    await device.join(gateway.url, "--token-file", token)
+    before = device.files.device.read_bytes()
+    code, out, _ = await device.join(gateway.url, "--token-file", token)
+    assert code == 0
+    assert "already joined" in out
+    assert device.files.device.read_bytes() == before
+
+
+async def test_whoever_was_interrupted_after_the_token_was_used_gets_the_same_certificate(
+    gateway: Site, device: Device
+) -> None:
+    token = await gateway.token_file("press-7")
+    await device.join(gateway.url, "--token-file", token)
+    certificate = device.files.device.read_text()
+    # As a power cut leaves it that came after the gateway's answer and before it was kept.
+    key = certificate.partition("-----BEGIN CERTIFICATE-----")[0]
+    for path in device.files.folder.iterdir():
+        path.unlink()
+    device.files.save_joining_key(key)
+    code, out, _ = await device.join(gateway.url, "--token-file", token)
+    assert code == 0, out
+    assert device.files.device.read_text() == certificate
+
+
+async def test_a_used_token_lets_no_other_device_in(
+    gateway: Site, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = await gateway.token_file("press-7")
+    await device.join(gateway.url, "--token-file", token)
+    other = Device(tmp_path / "other", capsys)
+    code, _, said = await other.join(gateway.url, "--token-file", token)
+    assert code == 1
+    assert "the join token is not valid here" in said.lower()
+    assert other.files.read() is None
+
+
+async def test_whoever_answers_in_the_gateway_s_place_is_told_nothing(
+    gateway: Site, device: Device, tmp_path: Path
+) -> None:
+    token = await gateway.token_file("press-7")
+    async with site(tmp_path / "impostor") as impostor:
+        code, _, said = await device.join(impostor.url, "--token-file", token)
+    assert code == 1
+    assert "is not the gateway that the join token is from" in said
+    # The token was not sent, so it still enrols.
+    assert (await device.join(gateway.url, "--token-file", token))[0] == 0
+
+
+async def test_another_gateway_takes_over_only_where_it_is_told_so(
+    gateway: Site, device: Device, tmp_path: Path
+) -> None:
+    await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
+    async with site(tmp_path / "second") as second:
+        token = await second.token_file("line-2")
+        code, _, said = await device.join(second.url, "--token-file", token)
+        assert (code, "--force" in said) == (2, True)
+        code, out, _ = await device.join(second.url, "--token-file", token, "--force")
+        assert (code, "as line-2" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "code", "sentence"),
+    [
+        ("http://127.0.0.1:9", "flj_x.y", 2, "is not how a gateway is joined"),
+        ("https://", "flj_x.y", 2, "is not how a gateway is joined"),
+        ("https://127.0.0.1:9", "secret", 2, "This is no join token"),
+        ("https://127.0.0.1:9", "flj_x.y", 2, "The join token is damaged"),
+        ("https://127.0.0.1:9", f"flj_{'A' * 43}.{'A' * 43}", 1, "cannot be reached"),
+    ],
+)
+async def test_what_cannot_be_is_told_in_a_sentence(
+    device: Device, url: str, text: str, code: int, sentence: str
+) -> None:
+    found, _, said = await device.join(url, "--token-file", "-", stdin=text)
+    assert found == code
+    assert sentence in said
+    assert text not in said
+
+
+async def test_a_missing_token_file_is_told_in_a_sentence(device: Device, tmp_path: Path) -> None:
+    code, _, said = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
+    assert code == 2
+    assert "There is no token file" in said
+
+
+async def test_a_disk_that_refuses_is_told_in_a_sentence(gateway: Site, device: Device) -> None:
+    token = await gateway.token_file("press-7")
+    device.state_dir.write_text("in the way")
+    code, _, said = await device.join(gateway.url, "--token-file", token)
+    assert code in (1, 2)
+    assert str(device.state_dir) in said
+
+
+@pytest.mark.parametrize("name", ["identity.json", "device.pem", "ca.pem"])
+async def test_a_damaged_identity_costs_the_links_and_not_the_agent(gateway: Site, device: Device, name: str) -> None:
+    await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
+    (device.files.folder / name).write_bytes(b"\xff\x00 rotten")
+    settings = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
+    if name == "identity.json":
+        assert settings.links == ()
+    else:
+        identity = device.files.read()
+        assert identity is not None
+        assert "join anew" in Credentials(device.files, identity, SYSTEM_CLOCK).problem

@@ -1,0 +1,221 @@
+"""Each identity times each route and each topic, as docs/security-matrix.md has them, over real TLS."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+from support.identities import DAY_S, Device, certificate, csr, invite
+from support.keys import bearer
+from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
+from support.tables import table_after
+from support.tls_site import Site, site
+
+from firstline_core.protocol.enrolment import parse_join_token
+from firstline_gateway.api.app import create_app
+from firstline_gateway.identity import ca, keys
+from firstline_gateway.identity.enrolment import next_version
+from firstline_gateway.identity.scopes import Scope
+from firstline_gateway.identity.tables import CERTIFICATES
+
+DOCUMENT = "security-matrix.md"
+COLUMNS, ROUTES = table_after(DOCUMENT, "## HTTPS, at the gateway")
+MEMBERS, TOPICS = table_after(DOCUMENT, "## MQTT, at the broker")
+REFUSED = (401, 403)
+
+
+@dataclass
+class Caller:
+    """What somebody shows."""
+
+    tls: ssl.SSLContext
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Room:
+    """A gateway, and everybody who calls it."""
+
+    site: Site
+    callers: dict[str, Caller]
+
+    async def ask(self, who: str, route: str) -> str:
+        """Whether it is answered, as the table says it."""
+        method, _, template = route.partition(" ")
+        (token,) = await invite(self.site.keeper, "another")
+        path = template.format(model="digits", version="1", request_id="r", name="nobody", bundle="digits")
+        content = {
+            "/firstline/v1/enroll": msgspec.json.encode(
+                {"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())}
+            ),
+            "/firstline/v1/identity/renew": msgspec.json.encode({"csr": csr(ca.new_key())}),
+        }.get(path, b"{}" if method == "POST" else b"")
+        caller = self.callers[who]
+        try:
+            async with httpx.AsyncClient(base_url=self.site.url, verify=caller.tls, headers=caller.headers) as client:
+                reply = await client.request(method, path, content=content)
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            return "no"
+        assert reply.status_code < 500, reply.text
+        if reply.status_code in REFUSED:
+            assert set(reply.json()) >= {"error", "code"}
+            return "no"
+        return "yes"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
+    folder = tmp_path_factory.mktemp("matrix")
+    async with site(folder / "site") as found:
+        authority = found.gateway.identity.folder.open().active
+
+        async def enrolled(name: str) -> Device:
+            device = Device(folder / name, found.url, authority.pem, name)
+            (token,) = await invite(found.keeper, name)
+            assert (await device.enrol(token)).is_success
+            return device
+
+        def stranger() -> ssl.SSLContext:
+            other = ca.create_authority(ca.new_key(), time.time())
+            device = Device(folder / "stranger", found.url, authority.pem, "press-7")
+            now_s = time.time()
+            device.keep(certificate(other, device.key.public_key(), start_s=now_s - DAY_S, end_s=now_s + DAY_S))
+            return device.context()
+
+        def expired() -> ssl.SSLContext:
+            device = Device(folder / "expired", found.url, authority.pem, "old")
+            now_s = time.time()
+            pem = certificate(authority, device.key.public_key(), "old", start_s=now_s - 3 * DAY_S, end_s=now_s - DAY_S)
+            read = ca.load_certificate(pem.encode())
+            with found.gateway.database.begin() as on:
+                on.execute(
+                    CERTIFICATES.insert().values(
+                        serial=ca.serial_of(read),
+                        device="old",
+                        issued_s=now_s - 3 * DAY_S,
+                        not_after_s=now_s - DAY_S,
+                        changed=next_version(on),
+                    )
+                )
+            device.keep(pem)
+            return device.context()
+
+        plain = ssl.create_default_context(cadata=authority.pem)
+
+        def key(scope: Scope, expires_s: float | None = None) -> Caller:
+            with found.gateway.database.begin() as on:
+                name = scope if expires_s is None else "late"
+                text = keys.create_key(on, name, (scope,), now_s=time.time(), expires_s=expires_s)
+            return Caller(plain, bearer(text))
+
+        revoked = await enrolled("revoked")
+        callers = {
+            "nobody": Caller(plain),
+            "stranger": Caller(stranger()),
+            "device": Caller((await enrolled("press-7")).context()),
+            "revoked": Caller(revoked.context()),
+            "expired": Caller(expired()),
+            "infer": key("infer"),
+            "fleet": key("fleet"),
+            "admin": key("admin"),
+            "late": key("infer", time.time() - 1),
+        }
+        await found.revoke("revoked")
+        yield Room(found, callers)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_route_is_in_the_table(room: Room) -> None:
+    described = create_app(room.site.gateway).openapi()["paths"]
+    known = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert known == set(ROUTES) - {"GET /openapi.json"}
+    assert set(COLUMNS) == set(room.callers)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_route_answers_whom_the_table_says(room: Room, route: str) -> None:
+    assert [await room.ask(who, route) for who in COLUMNS] == ROUTES[route]
+
+
+LEAVES = tuple(TOPICS)
+
+
+@dataclass
+class Square:
+    """A broker, and everybody who comes to it."""
+
+    broker: GeneratedBroker
+    peers: dict[str, Peer]
+
+
+@pytest.fixture(scope="module")
+def square(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Square]:
+    folder = tmp_path_factory.mktemp("square")
+    issuer, foreign = Issuer(folder / "issuer"), Issuer(folder / "foreign")
+    good = {name: issuer.device(name) for name in ("a", "b", "revoked")}
+    old = issuer.device("expired", made_s=time.time() - 100 * DAY_S)
+    with GeneratedBroker(folder, issuer) as broker:
+        broker.revoke("revoked")
+        broker.broker.stop()  # a revocation holds for connections from then on; of those that stand other tests tell
+        broker.broker.start()
+        yield Square(
+            broker,
+            {
+                "nobody": broker.device(None),
+                "stranger": broker.device(foreign.device("a")),
+                "a": broker.device(good["a"]),
+                "b": broker.device(good["b"]),
+                "revoked": broker.device(good["revoked"]),
+                "expired": broker.device(old),
+                "gateway": broker.gateway(),
+            },
+        )
+
+
+@pytest.mark.mosquitto
+def test_topics_are_written_and_read_by_whom_the_table_says(square: Square) -> None:
+    assert set(MEMBERS) == set(square.peers)
+    found = {leaf: dict.fromkeys(MEMBERS, "-") for leaf in LEAVES}
+    inside = {who: peer for who, peer in square.peers.items() if peer.is_in}
+    for peer in inside.values():
+        for topic in (f"{PREFIX}/a/#", f"{PREFIX}/+/+/+", "#", f"$share/others/{PREFIX}/a/+"):
+            peer.subscribe(topic)
+    for leaf in LEAVES:
+        for who, peer in inside.items():
+            if peer.publish(f"{PREFIX}/a/{leaf}", f"{leaf} by {who}".encode()) == "Success":
+                found[leaf][who] = "write"
+    # What may be read has come by the time that each has read something of its own.
+    for who, peer in inside.items():
+        last = f"{PREFIX}/a/birth" if who == "gateway" else f"{PREFIX}/{who}/res"
+        peer.subscribe(last)
+        writer = inside["a"] if who == "gateway" else inside["gateway"]
+        assert writer.publish(last, b"the end") == "Success"
+        peer.wait(lambda peer=peer, last=last: (last, b"the end") in peer.received)  # type: ignore[misc]
+        for topic, payload in peer.received:
+            leaf = topic.removeprefix(f"{PREFIX}/a/")
+            if payload != b"the end" and leaf in found:
+                assert found[leaf][who] in ("-", "read")  # subscriptions that overlap bring it several times
+                found[leaf][who] = "read"
+            elif payload != b"the end":
+                pytest.fail(f"{who} read {topic}")
+        peer.received.clear()
+    assert {leaf: list(cells.values()) for leaf, cells in found.items()} == TOPICS
+
+
+@pytest.mark.mosquitto
+def test_a_device_in_the_gateways_group_takes_nobody_s_request(square: Square) -> None:
+    """Mosquitto deals to a shared subscription before it looks who may read: so nobody knows the gateways' group."""
+    gateway, a, b = square.peers["gateway"], square.peers["a"], square.peers["b"]
+    gateway.subscribe(f"$share/gateway-0123456789/{PREFIX}/+/req/+")
+    b.subscribe(f"$share/gateway/{PREFIX}/+/req/+")
+    for number in range(10):
+        assert a.publish(f"{PREFIX}/a/req/shared", str(number).encode()) == "Success"
+    gateway.wait(lambda: {payload for _, payload in gateway.received} >= {str(n).encode() for n in range(10)})
+    assert not any(topic.startswith(f"{PREFIX}/a/") for topic, _ in b.received)

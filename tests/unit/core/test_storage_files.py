@@ -1,0 +1,104 @@
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import (
+    copy_whole,
+    erase,
+    make_folder,
+    read_checked,
+    set_aside,
+    with_checksum,
+    write_whole,
+)
+
+LINE = b'{"spent": 12.5, "period": 20500}'
+
+
+def test_folders_are_private_all_the_way(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b").chmod(0o755)
+    make_folder(tmp_path / "a" / "b")
+    for folder in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    write_whole(file, b"old")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+@given(st.integers(0, 8 * len(with_checksum(LINE)) - 1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, bit: int) -> None:
+    content = bytearray(with_checksum(LINE))
+    content[bit // 8] ^= 1 << bit % 8
+    (tmp_path / "file").write_bytes(content)
+    with contextlib.suppress(IntegrityError, msgspec.DecodeError):  # without its line break it is no JSON any more
+        assert msgspec.json.decode(read_checked(tmp_path / "file")) == msgspec.json.decode(LINE)
+
+
+@pytest.mark.parametrize("left", range(len(with_checksum(LINE))))
+def test_a_cut_is_found_or_harmless(tmp_path: Path, left: int) -> None:
+    (tmp_path / "file").write_bytes(with_checksum(LINE)[:left])
+    try:
+        found = read_checked(tmp_path / "file")
+    except IntegrityError:
+        return
+    assert found == LINE[:left]  # of one line: no JSON, unless all of it is there
+
+
+def test_a_file_from_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LINE)
+    assert read_checked(tmp_path / "file") == LINE
+
+
+def test_of_what_is_set_aside_the_latest_is_kept(tmp_path: Path) -> None:
+    for content in ("one", "two"):
+        (tmp_path / "file").write_text(content)
+        assert set_aside(tmp_path / "file").read_text() == content
+    for name in ("one", "two"):
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / name).touch()
+        assert [path.name for path in set_aside(tmp_path / "folder").iterdir()] == [name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.damaged", "folder.damaged"]
+
+
+def test_what_is_erased_is_overwritten_first(tmp_path: Path) -> None:
+    """By another name the blocks are still there to be looked at."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "db").write_bytes(b"secret" * 1000)
+    (tmp_path / "cache.damaged").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_bytes(b"not ours")
+    (tmp_path / "other").write_bytes(b"kept")
+    os.link(folder / "db", tmp_path / "witness")
+    assert erase(folder) == 6006
+    assert (tmp_path / "witness").read_bytes() == bytes(6000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "other", "witness"]
+    assert (tmp_path / "elsewhere").read_bytes() == b"not ours"
+    assert erase(tmp_path / "never" / "there") == 0
+
+
+def test_a_copy_is_private(tmp_path: Path) -> None:
+    (tmp_path / "from").write_bytes(b"model" * 1000)
+    copy_whole(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to").read_bytes() == b"model" * 1000
+    assert stat.S_IMODE((tmp_path / "to").stat().st_mode) == 0o600

@@ -1,0 +1,295 @@
+"""Keys, files and credentials of a device, without a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
+from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public_key_hash
+from firstline_edge.identity import keys
+from firstline_edge.identity import renewal as renewals
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
+from firstline_edge.identity.renewal import Renewal
+from firstline_edge.settings import load
+from firstline_gateway.identity import ca
+
+DAY_S = 86_400.0
+NOW_S = time.time()
+GATEWAY = "https://gateway.example.com"
+
+
+class Authority:
+    """Issues certificates as a gateway does."""
+
+    def __init__(self) -> None:
+        self.own = ca.create_authority(ca.new_key(), NOW_S)
+        self.hash = bytes.fromhex(public_key_hash(self.own.pem).hex())
+
+    def answer(self, csr: str, device: str = "press-7", *, days: float = 90, now_s: float = NOW_S) -> EnrolAnswer:
+        made = ca.issue_device(self.own, device, ca.requested_key(csr), now_s, days)
+        return EnrolAnswer(device, ca.pem_of(made), self.own.pem, BrokerAddress("broker", 8883, "firstline/v1"), now_s)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[IdentityFiles, Identity]:
+    files, key = IdentityFiles(folder), keys.new_key()
+    answer = authority.answer(keys.signing_request(key), days=days)
+    identity = keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="")
+    files.save(identity, answer.ca, key, answer.certificate)
+    return files, identity
+
+
+def test_what_was_kept_is_read_again(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    assert files.read() == readable_identity(tmp_path) == identity
+    assert identity.not_after_s == pytest.approx(NOW_S + 90 * DAY_S, abs=2)
+    assert identity.authority == authority.hash.hex()
+
+
+def test_every_flipped_bit_of_it_is_found(tmp_path: Path, authority: Authority) -> None:
+    files, _ = joined(tmp_path, authority)
+    path = files.folder / "identity.json"
+    whole = path.read_bytes()
+    for position in range(0, len(whole) * 8, 7):
+        flipped = bytearray(whole)
+        flipped[position // 8] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        if bytes(flipped).rstrip(b"\n") != whole.rstrip(b"\n"):
+            with pytest.raises(ConfigError, match="is damaged"):
+                files.read()
+
+
+def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
+    joined(tmp_path, authority)
+    script = (
+        "import sys; from firstline_edge.settings import load; from firstline_core.clock import SYSTEM_CLOCK; "
+        "from firstline_edge.identity.room import IdentityRoom; "
+        f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
+        "room = IdentityRoom(found, SYSTEM_CLOCK); "
+        "assert room.credentials and not room.problems, room.problems; "
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'cryptography']"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_links_and_name_come_from_the_identity(tmp_path: Path, authority: Authority) -> None:
+    joined(tmp_path, authority)
+    found = load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})
+    assert found.device_id == "press-7"
+    assert [(link.kind, link.url or link.host, link.shows_identity) for link in found.links] == [
+        ("http", GATEWAY, True),
+        ("mqtt", "broker", True),
+    ]
+    aside = load(None, environ={}, overrides={"agent.state_dir": str(tmp_path), "agent.use_identity": False})
+    assert aside.links == ()
+    with pytest.raises(ConfigError, match=r"agent\.device_id is 'other'"):
+        load(None, environ={}, overrides={"agent.state_dir": str(tmp_path), "agent.device_id": "other"})
+
+
+@pytest.mark.parametrize(
+    ("link", "shows"),
+    [
+        ({"kind": "http", "url": "https://g"}, True),
+        ({"kind": "http", "url": "http://g"}, False),
+        ({"kind": "http", "url": "https://g", "token_file": "t"}, False),
+        ({"kind": "http", "url": "https://g", "tls_ca_file": "c"}, False),
+        ({"kind": "mqtt", "host": "b", "port": 8883}, True),
+        ({"kind": "mqtt", "host": "b"}, False),
+        ({"kind": "mqtt", "host": "b", "port": 8883, "username": "u"}, False),
+        ({"kind": "mqtt", "host": "b", "port": 8883, "tls_ca_file": "system"}, False),
+    ],
+)
+def test_a_link_shows_the_certificate_where_it_has_tls_and_nothing_of_its_own(
+    link: dict[str, object], shows: bool
+) -> None:
+    (found,) = load(None, environ={}, overrides={"links": [link]}).links
+    assert found.shows_identity is shows
+
+
+def test_an_answer_that_is_not_for_this_device_is_refused(authority: Authority) -> None:
+    key, other = keys.new_key(), keys.new_key()
+    good = authority.answer(keys.signing_request(key))
+    stranger = Authority().answer(keys.signing_request(key))
+
+    def accept(answer: EnrolAnswer) -> Identity:
+        return keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="")
+
+    assert accept(good).device == "press-7"
+    with pytest.raises(ProtocolError, match="another key"):
+        accept(authority.answer(keys.signing_request(other)))
+    with pytest.raises(ProtocolError, match="another name"):
+        accept(EnrolAnswer("line-2", good.certificate, good.ca, None, NOW_S))
+    with pytest.raises(ProtocolError, match="none of the authorities signed it"):
+        accept(EnrolAnswer("press-7", stranger.certificate, good.ca, None, NOW_S))
+    for rotten in ("", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        with pytest.raises(ProtocolError, match="is no certificate for this device"):
+            accept(EnrolAnswer("press-7", rotten, good.ca, None, NOW_S))
+        with pytest.raises(ProtocolError, match="is no certificate for this device"):
+            accept(EnrolAnswer("press-7", good.certificate, rotten, None, NOW_S))
+
+
+def test_a_gateway_that_has_changed_over_to_another_authority_is_followed(authority: Authority) -> None:
+    after = Authority()
+    key = keys.new_key()
+    answer = after.answer(keys.signing_request(key))
+    assert keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="").authority == after.hash.hex()
+
+
+def test_the_authority_with_the_token_s_hash_is_found_among_several(authority: Authority) -> None:
+    others = "".join(Authority().own.pem for _ in range(2))
+    assert keys.authority_with(others + authority.own.pem, authority.hash) == authority.own.pem
+    assert keys.authority_with(others, authority.hash) is None
+    assert keys.authority_with("nothing", authority.hash) is None
+
+
+def test_a_broken_key_is_made_anew() -> None:
+    assert keys.is_key(keys.new_key())
+    for broken in ("", "rotten", keys.new_key()[:80]):
+        assert not keys.is_key(broken)
+
+
+def test_a_disk_that_refuses_is_told_of(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "identity").write_text("in the way")
+    with pytest.raises(CapacityError, match="cannot be written"):
+        joined(tmp_path, authority)
+
+
+class Handshake:
+    """A server of the authority's, and a client that asks it by the device's context, in memory."""
+
+    def __init__(self, authority: Authority, folder: Path, *, made_s: float) -> None:
+        certificate, key = ca.issue_server(authority.own, ("gateway.example.com",), made_s)
+        file = folder / "server.pem"
+        file.write_bytes(ca.key_pem(key) + ca.pem_of(certificate).encode())
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(file)
+
+    def make(self, context: ssl.SSLContext, host: str = "gateway.example.com") -> None:
+        """Raises what the client finds."""
+        to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(to_client, to_server, server_hostname=host)
+        server = self._context.wrap_bio(to_server, to_client, server_side=True)
+        done = False
+        while not done:
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                done = True
+            with suppress(ssl.SSLWantReadError):
+                server.do_handshake()
+
+
+@pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
+def test_whatever_the_clock_says_a_good_server_is_believed(tmp_path: Path, authority: Authority, wall_s: float) -> None:
+    files, identity = joined(tmp_path, authority)
+    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=wall_s))
+    assert credentials.problem == ""
+    Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
+
+
+def test_a_server_whose_certificate_has_ended_is_not_believed(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    old = Handshake(authority, tmp_path, made_s=NOW_S - 200 * DAY_S)
+    for wall_s in (0.0, NOW_S):
+        credentials = Credentials(files, identity, SimulatedClock(wall_start_s=wall_s))
+        with pytest.raises(ssl.SSLCertVerificationError, match="the server's certificate ended at"):
+            old.make(credentials.context)
+
+
+def test_a_clock_that_is_wrong_by_years_refuses_and_says_by_which_time(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
+    with pytest.raises(ssl.SSLCertVerificationError, match="by this device's clock it is"):
+        Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
+
+
+def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    Handshake(authority, tmp_path, made_s=NOW_S + 300 * DAY_S).make(credentials.context)
+    assert credentials.floor.now_s() == pytest.approx(NOW_S + 299 * DAY_S, abs=2)
+    with pytest.raises(ssl.SSLCertVerificationError):  # now it is known to be over
+        Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
+
+
+def test_another_authority_and_another_name_are_refused(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Handshake(Authority(), tmp_path, made_s=NOW_S).make(credentials.context)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context, "elsewhere.example.com")
+
+
+class Renewing:
+    """A renewal on a simulated clock, whose gateway answers or fails as the test says."""
+
+    def __init__(self, folder: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = SimulatedClock(wall_start_s=NOW_S)
+        self.asked_s: list[float] = []
+        self.error: LinkDownError | None = None
+        files, identity = joined(folder, authority)
+        self.credentials = Credentials(files, identity, self.clock)
+        self.renewal = Renewal(self.credentials, self.clock, random.Random(1))
+
+        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
+            self.asked_s.append(self.clock.wall_s())
+            if self.error is not None:
+                raise self.error
+            return authority.answer(csr, now_s=self.clock.wall_s())
+
+        monkeypatch.setattr(renewals, "renew", answer)
+
+    async def let_days_go_by(self, days: float) -> None:
+        for _ in range(int(days * 24)):
+            while not self.clock.sleepers:  # noqa: ASYNC110 (what goes on in threads is on no simulated clock)
+                await asyncio.sleep(0)
+            await self.clock.advance(3600)
+
+
+async def test_it_renews_at_two_thirds_of_the_life_with_a_new_key(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = Renewing(tmp_path, authority, monkeypatch)
+    before = renewing.credentials.files.device.read_text()
+    task = asyncio.create_task(renewing.renewal.run())
+    await renewing.let_days_go_by(70)
+    task.cancel()
+    (asked_s,) = renewing.asked_s
+    assert 0.60 * 90 * DAY_S < asked_s - NOW_S < 0.70 * 91 * DAY_S
+    after = renewing.credentials.files.device.read_text()
+    assert after.partition("-----BEGIN CERTIFICATE")[0] != before.partition("-----BEGIN CERTIFICATE")[0]
+    assert renewing.credentials.identity.not_after_s == pytest.approx(asked_s + 90 * DAY_S, abs=2)
+    assert renewing.renewal.problem == ""
+
+
+async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_old_one_goes_on(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = Renewing(tmp_path, authority, monkeypatch)
+    renewing.error = LinkDownError("The gateway is away.")
+    before = renewing.credentials.files.device.read_text()
+    task = asyncio.create_task(renewing.renewal.run())
+    await renewing.let_days_go_by(66)
+    assert 5 < len(renewing.asked_s) < 10 * 24 * 4  # an hour and less between two, half an hour on average
+    assert "The gateway is away." in renewing.renewal.problem
+    assert renewing.credentials.files.device.read_text() == before
+    renewing.error = None
+    await renewing.let_days_go_by(1)
+    task.cancel()
+    assert renewing.renewal.problem == ""
+    assert renewing.credentials.files.device.read_text() != before

@@ -1,0 +1,83 @@
+"""How fast promises are delivered: slowly at first, then by the delay that this causes."""
+
+from __future__ import annotations
+
+import random
+
+from firstline_core.clock import SimulatedClock
+from firstline_edge.outbox.pace import Pace, PaceSettings
+
+SETTINGS = PaceSettings()
+
+
+class Line:
+    """Deliveries one after the other, to a gateway that answers within so long."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.pace = Pace(self.clock, random.Random(1))
+        self.sent_s: list[float] = []
+
+    async def deliver(self, number: int, took_s: float = 0.05) -> None:
+        for _ in range(number):
+            await self.clock.advance(self.pace.wait_s)
+            assert self.pace.wait_s == 0
+            self.pace.sent()
+            self.sent_s.append(self.clock.monotonic_s())
+            await self.clock.advance(took_s)
+            self.pace.answered(took_s)
+
+
+async def test_a_few_go_at_once_and_the_next_ones_slowly() -> None:
+    line = Line()
+    for _ in range(SETTINGS.burst):
+        assert line.pace.wait_s == 0
+        line.pace.sent()
+    assert line.pace.wait_s > 0.5 / SETTINGS.begin_per_s
+
+
+async def test_a_quick_gateway_is_used_to_the_full_within_seconds() -> None:
+    line = Line()
+    await line.deliver(100)
+    assert line.pace.per_s > 1000
+    assert line.sent_s[-1] < 60
+
+
+async def test_a_gateway_that_queues_is_given_time() -> None:
+    line = Line()
+    await line.deliver(20)
+    before = line.pace.per_s
+    await line.deliver(20, took_s=0.5)
+    assert line.pace.per_s < before / 100
+    await line.deliver(5, took_s=10.0)
+    assert line.pace.per_s >= SETTINGS.least_per_s
+
+
+async def test_a_refusal_halves_the_rate_and_a_link_that_comes_back_begins_anew() -> None:
+    line = Line()
+    await line.deliver(30)
+    before = line.pace.per_s
+    line.pace.refused()
+    assert line.pace.per_s == before / 2
+    line.pace.begin()
+    assert (line.pace.per_s, line.pace.wait_s) == (SETTINGS.begin_per_s, 0)
+
+
+async def test_a_way_that_became_longer_is_taken_for_what_it_is_in_the_end() -> None:
+    line = Line()
+    await line.deliver(10, took_s=0.05)
+    await line.deliver(30, took_s=0.3)
+    slow = line.pace.per_s
+    assert slow <= SETTINGS.begin_per_s
+    await line.deliver(200, took_s=0.3)
+    assert line.pace.per_s > slow
+
+
+def test_the_gaps_of_two_devices_differ() -> None:
+    clock = SimulatedClock()
+    waits = set()
+    for seed in range(10):
+        pace = Pace(clock, random.Random(seed), PaceSettings(burst=0))
+        pace.sent()
+        waits.add(pace.wait_s)
+    assert len(waits) == 10
