@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +24,7 @@ from support.keys import bearer, create_key
 from support.logs import captured_lines
 from support.site import Site, refusal, site
 
+from firstline.async_client import AsyncClient
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.gateway import check_files, open_gateway
@@ -48,6 +52,25 @@ async def test_nothing_older_than_tls_1_2_is_spoken(tmp_path: Path) -> None:
             assert spoken == name
         with pytest.warns(DeprecationWarning), pytest.raises(OSError):
             await asyncio.to_thread(shown_by, at.url, at.authority.pem, version=ssl.TLSVersion.TLSv1_1)
+
+
+async def test_applications_believe_the_authority_that_they_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(tmp_path) as at:
+        key = create_key(sqlite_store(tmp_path), "shop")
+        bundle = tmp_path / "identity" / "authorities.pem"
+        status = ["-m", "firstline_gateway", "status", at.url]
+        environment = {**os.environ, "FIRSTLINE_TOKEN": key}
+        for arguments, code, said in ((["--ca", str(bundle)], 0, "model: digits version 1"), ([], 1, "verify failed")):
+            done = await asyncio.to_thread(
+                subprocess.run, [sys.executable, *status, *arguments], env=environment, capture_output=True, text=True
+            )
+            assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+        monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+        async with AsyncClient(at.url, token=key) as client:
+            assert await client.ready()
+            assert (await client.metadata("digits")).name == "digits"
 
 
 async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path: Path) -> None:
