@@ -122,6 +122,7 @@ def kills(effort: Effort, seed: int) -> list[Figure]:
         Figure("corrected, and not on the gateway's record", seen.unrecorded, "", "0", not seen.unrecorded),
         Figure("deliveries or corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
     ]
+    found.append(Figure("errors and tracebacks in the logs of all lives", seen.alarms, "", "0", not seen.alarms))
     if seen.announced:
         again = sum(seen.announced.values()) - len(seen.announced)
         found += [

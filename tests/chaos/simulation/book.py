@@ -209,7 +209,6 @@ class Book:
 
     async def started(self, outbox: Outbox) -> None:
         """What was acknowledged is there."""
-        self._restarts_s.append(self._clock.monotonic_s())  # the wall clock is looked at then
         self.note("started", outbox.depth)
         self._starts_s.append(self._clock.monotonic_s())
         for request_id, story in self._stories.items():
