@@ -25,7 +25,7 @@ def main() -> int:
     """0 where nothing crashed, 1 where something did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for the decoders (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=150, help="to each route, about (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=60, help="to each route, about (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"), help="make one input again")
     said = parser.parse_args()

@@ -7,6 +7,7 @@ manifest's digests like any bundle, when it is made and when it is used.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ class BundleCopies:
             fresh = copy.with_name(copy.name + ".new")
             shutil.rmtree(fresh, ignore_errors=True)
             make_folder(fresh)
-            (fresh / _SOURCE).write_text(str(bundle.path.resolve()))
+            (fresh / _SOURCE).write_bytes(os.fsencode(bundle.path.resolve()))
             for file in (MANIFEST_NAME, *files):
                 make_folder((fresh / file).parent)
                 copy_whole(bundle.path / file, fresh / file)
@@ -70,7 +71,7 @@ class BundleCopies:
         found = []
         for note in sorted(self._folder.glob(f"*/{_SOURCE}")):
             try:
-                path = Path(note.read_text())
+                path = Path(os.fsdecode(note.read_bytes()))
             except (OSError, ValueError):
                 continue
             found += [path for folder in directories if folder.resolve() in (path, path.parent) and path.is_dir()]
@@ -85,7 +86,7 @@ class BundleCopies:
                     shutil.rmtree(copy, ignore_errors=True)
 
     def _place(self, source: Path) -> Path:
-        return self._folder / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:_NAME_CHARS]
+        return self._folder / hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:_NAME_CHARS]
 
 
 def _needed(bundle: Bundle) -> list[str]:

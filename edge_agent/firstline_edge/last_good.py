@@ -49,7 +49,7 @@ def load_or_last_good(
     if file is None:
         return load(None, overrides=overrides), None, ""
     try:
-        found = Configuration(str(file.resolve()), read_text(file))
+        found = Configuration(_name_of(file), read_text(file))
         return load(file, overrides=overrides, text=found.text), found, ""
     except ConfigError as error:
         for kept in _kept(file, overrides):
@@ -80,7 +80,7 @@ def _kept(file: Path, overrides: Mapping[str, object]) -> Iterator[Configuration
     for folder in (*said, AgentSection().state_dir):
         if isinstance(folder, str):
             found = _read(file.resolve().parent / Path(folder).expanduser() / _NAME)
-            if found is not None and found.path == str(file.resolve()):
+            if found is not None and found.path == _name_of(file):
                 yield found
 
 
@@ -89,3 +89,8 @@ def _read(path: Path) -> Configuration | None:
         return msgspec.json.decode(read_checked(path), type=Configuration)
     except (OSError, IntegrityError, msgspec.MsgspecError):
         return None
+
+
+def _name_of(file: Path) -> str:
+    """The file's path as text that can be written down, the same in every locale."""
+    return os.fsencode(file.resolve()).decode(errors="backslashreplace")

@@ -32,8 +32,8 @@ from firstline_core.types import Status
 _CLIENTS = 4
 _LIFE_S = 0.3  # mean of a victim's life, once it answers
 _IN_ITS_START = 0.15  # share of the kills that do not wait for that
-_PAUSE_S = 0.02
-_DRAIN_S = 180.0
+_PAUSE_S = 0.05
+_PATIENCE_S = 120.0  # without any progress
 _TRANSITORY = (httpx.HTTPError, OSError)
 
 
@@ -53,6 +53,7 @@ class Campaign:
         unheard: acknowledged, and never announced.
         recorded: deliveries on the gateway's record, each of which took effect once there.
         unrecorded: corrected, and the gateway has no record of it.
+        alarms: tracebacks and errors in the logs of all their lives: a kill is no damage.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Campaign:
     unheard: int = 0
     recorded: int = 0
     unrecorded: int = 0
+    alarms: int = 0
     seconds: float = 0.0
 
     @property
@@ -84,6 +86,7 @@ class Campaign:
         self.unheard += other.unheard
         self.recorded += other.recorded
         self.unrecorded += other.unrecorded
+        self.alarms += other.alarms
         self.seconds = max(self.seconds, other.seconds)
 
 
@@ -155,35 +158,32 @@ async def _ask(house: Victims, contents: Iterator[bytes], seen: Campaign, stoppi
 
 
 async def _count(house: Victims, seen: Campaign) -> None:
-    """What became of each, once there is time for all."""
-    began_s = time.monotonic()
-    waiting, corrected = list(seen.acknowledged), set[str]()
-    async with httpx.AsyncClient(timeout=10, trust_env=False, base_url=house.agent.url) as client:
-        while waiting:
-            late = time.monotonic() - began_s > _DRAIN_S
-            still = []
-            for request_id in waiting:
-                reply = await client.get(f"/firstline/v1/answers/{request_id}")
-                answer = reply.json() if reply.status_code == 200 else {}
-                if answer.get("status") in (Status.FINAL, Status.EXPIRED):
-                    if answer["status"] == Status.FINAL:
-                        corrected.add(request_id)
-                    seen.ends[answer["status"]] += 1
-                elif late or reply.status_code == 404:
-                    seen.ends["lost"] += 1
-                else:
-                    still.append(request_id)
-            waiting = still
-            await asyncio.sleep(0.1)
+    """What became of each, as long as any still moves."""
+    corrected: set[str] = set()
+    async with httpx.AsyncClient(timeout=30, trust_env=False, base_url=house.agent.url) as client:
+
+        async def left() -> int:
+            """Promises that are not kept, and corrections that nobody has heard of."""
+            depth: int = (await client.get("/firstline/v1/status")).json()["outbox"]["items"]
+            unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
+            return depth + (unheard if house.broker is not None else 0)
+
+        before, moved_s = await left(), time.monotonic()
+        while before and time.monotonic() - moved_s < _PATIENCE_S:
+            await asyncio.sleep(0.2)
+            now = await left()
+            if now < before:
+                before, moved_s = now, time.monotonic()
+        for request_id in seen.acknowledged:
+            reply = await client.get(f"/firstline/v1/answers/{request_id}")
+            status = reply.json()["status"] if reply.status_code == 200 else "lost"
+            seen.ends[status if status in (Status.FINAL, Status.EXPIRED) else "lost"] += 1
+            if status == Status.FINAL:
+                corrected.add(request_id)
         if house.broker is not None:
-            while time.monotonic() - began_s < _DRAIN_S:
-                if not (await client.get("/firstline/v1/status")).json()["outbox"]["items"] and all(
-                    request_id in seen.announced for request_id in seen.acknowledged
-                ):
-                    break
-                await asyncio.sleep(0.1)
             seen.unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
     told = Counter(str(line["request_id"]) for line in house.decisions if line.get("event") == "corrected")
+    seen.alarms = sum(log.count("Traceback") + log.count("[error ") for log in house.logs)
     recorded = house.recorded
     seen.recorded, seen.unrecorded = len(recorded), len(corrected.difference(recorded))
     seen.repeated = sum(told.values()) - len(told) + len(recorded) - len(set(recorded))

@@ -33,12 +33,12 @@ def test_a_hundred_seeds_hold() -> None:
     assert tally.seeds == 100
     assert tally.simulated_s >= 100 * 300
     # All of it happens: what is promised, what is kept, what expires, what a kill cuts off.
-    assert all(tally.counts[fate] > 20 for fate in ("final", "promised", "refused", "cut", "corrected", "expired"))
+    assert all(tally.counts[fate] > 10 for fate in ("final", "promised", "refused", "cut", "corrected", "expired"))
 
 
 def test_every_seed_has_an_outage_a_restart_and_a_clock_jump() -> None:
     for plan in map(draw, range(100)):
-        assert plan.weather.off and plan.restarts and plan.jumps and len(plan.asks) > 100
+        assert plan.weather.off and plan.restarts and plan.jumps and len(plan.asks) > 80
         assert all(end <= plan.quiet_from_s for _, end in plan.weather.off)
 
 

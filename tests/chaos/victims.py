@@ -108,6 +108,11 @@ class Victims:
         self.broker = broker
 
     @property
+    def logs(self) -> list[str]:
+        """What both tiers wrote to standard error, life by life."""
+        return [log.read_text(errors="replace") for log in sorted(self.folder.glob("*.log"))]
+
+    @property
     def recorded(self) -> list[str]:
         """The ids of the deliveries on the gateway's record."""
         with contextlib.closing(sqlite3.connect(self.folder / "gateway.db")) as store:

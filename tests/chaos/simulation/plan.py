@@ -136,8 +136,8 @@ def _moment(rng: random.Random, asks: tuple[Ask, ...]) -> float:
 
 
 def _asks(rng: random.Random, outage: tuple[float, float]) -> tuple[Ask, ...]:
-    """A request every two seconds, and a burst in the outage and another anywhere."""
-    at_s = [rng.uniform(0.0, _TRAFFIC_S) for _ in range(int(_TRAFFIC_S / 2))]
+    """A request every three seconds, and a burst in the outage and another anywhere."""
+    at_s = [rng.uniform(0.0, _TRAFFIC_S) for _ in range(int(_TRAFFIC_S / 3))]
     for begins_s in (rng.uniform(*outage), rng.uniform(0.0, _TRAFFIC_S)):
         at_s += [begins_s + rng.uniform(0.0, 0.3) for _ in range(rng.randint(5, 15))]
     known: list[float] = []

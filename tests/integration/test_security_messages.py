@@ -1,0 +1,174 @@
+"""Messages that are well formed and not honest: replayed, sent in another's name, or with another's response topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from httpx import ASGITransport, AsyncClient
+from support.broker import HOST
+from support.bundles import encode
+from support.gateway import DIGITS
+from support.keys import bearer
+from support.tls_site import Site, site
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import FirstlineError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol import envelope
+from firstline_core.protocol.enrolment import parse_join_token
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import create_app
+from firstline_edge.cli.join import join_gateway
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.settings import load
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
+
+QUIET_S = 0.3  # within which a gateway on this machine would have answered
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    async with site(tmp_path_factory.mktemp("site"), mosquitto=True) as found:
+        yield found
+
+
+class Device:
+    """A device that has joined, and sends what it likes."""
+
+    def __init__(self, name: str, credentials: Credentials, port: int) -> None:
+        self.topics = Topics(name)
+        self.client = MqttClient(MqttSettings(HOST, port, tls=credentials.context))
+        self.got: asyncio.Queue[Message] = asyncio.Queue()
+
+    def publication(self, request: InferRequest, **changes: object) -> Publication:
+        made = envelope.request_publication(
+            request,
+            topic=self.topics.request(request.model),
+            response_topic=self.topics.response,
+            correlation_data=request.request_id.encode(),
+            now_s=SYSTEM_CLOCK.monotonic_s(),
+        )
+        return replace(made, **changes)  # type: ignore[arg-type]
+
+    async def ask(self, publication: Publication) -> InferResponse:
+        await self.client.publish(publication)
+        async with asyncio.timeout(10):
+            return envelope.read_response(await self.got.get())
+
+    async def hears_nothing(self) -> bool:
+        await asyncio.sleep(QUIET_S)
+        return self.got.empty()
+
+
+@asynccontextmanager
+async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[Device]:
+    files = IdentityFiles(folder / name)
+    token = parse_join_token((await gateway.token_file(name)).read_text())
+    identity = await join_gateway(gateway.url, token, files)
+    found = Device(name, Credentials(files, identity, SYSTEM_CLOCK), gateway.device_port)
+    await found.client.subscribe(found.topics.response, found.got.put)
+    await found.client.connect(10)
+    yield found
+    await found.client.close()
+
+
+def request(shade: int, **changes: object) -> InferRequest:
+    image = np.array([encode(np.full((8, 8), shade, np.uint8))], dtype=np.object_)
+    made = InferRequest("digits", (Tensor("image", image),), new_request_id(), binary_output=True)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def outputs(response: InferResponse) -> list[float]:
+    found: list[float] = response.outputs[0].array.ravel().tolist()
+    return found
+
+
+async def test_a_response_topic_that_is_someone_else_s_gets_nothing(gateway: Site, tmp_path: Path) -> None:
+    async with device(gateway, tmp_path, "a1") as a, device(gateway, tmp_path, "b1") as b:
+        await a.client.publish(a.publication(request(10), response_topic=b.topics.response))
+        await a.client.publish(a.publication(request(11), response_topic=""))
+        await a.client.publish(a.publication(request(12), response_topic="firstline/v1/+/res"))
+        assert await b.hears_nothing()
+        assert await a.hears_nothing()
+        assert (await a.ask(a.publication(request(13)))).answer is not None
+
+
+async def test_a_request_in_another_s_name_is_refused_by_the_broker(gateway: Site, tmp_path: Path) -> None:
+    async with device(gateway, tmp_path, "a2") as a, device(gateway, tmp_path, "b2") as b:
+        forged = a.publication(request(20), topic=b.topics.request("digits"), response_topic=b.topics.response)
+        with pytest.raises(FirstlineError, match="Not authorized"):
+            await a.client.publish(forged)
+        assert await b.hears_nothing()
+
+
+async def test_a_replayed_request_answers_its_sender_and_a_replay_by_another_only_that_one(
+    gateway: Site, tmp_path: Path
+) -> None:
+    async with device(gateway, tmp_path, "a3") as a, device(gateway, tmp_path, "b3") as b:
+        asked = request(30)
+        first = await a.ask(a.publication(asked))
+        assert outputs(await a.ask(a.publication(asked))) == outputs(first)
+        answered = await b.ask(b.publication(asked))
+        assert answered.answer is not None
+        assert await a.hears_nothing()
+
+
+async def test_what_one_device_was_promised_is_nobody_else_s(gateway: Site, tmp_path: Path) -> None:
+    """A delivery's answer is kept under device and id: another device with that id gets its own content's."""
+    async with device(gateway, tmp_path, "a4") as a, device(gateway, tmp_path, "b4") as b:
+        promised, other = request(40, promised=True), request(200, promised=True)
+        other = replace(other, request_id=promised.request_id)
+        of_a = await a.ask(a.publication(promised))
+        of_b = await b.ask(b.publication(other))
+        assert outputs(of_b) != outputs(of_a)
+        assert outputs(of_b) == outputs(await b.ask(b.publication(request(200))))
+        assert outputs(await a.ask(a.publication(promised))) == outputs(of_a)
+        with pytest.raises(FirstlineError):  # the same id for other content, by the same device
+            await a.ask(a.publication(other))
+
+
+async def test_a_join_token_is_worth_nothing_once_it_was_used(gateway: Site, tmp_path: Path) -> None:
+    token = parse_join_token((await gateway.token_file("once")).read_text())
+    await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "owner"))
+    with pytest.raises(FirstlineError, match="is not valid here"):
+        await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "thief"))
+
+
+async def test_an_answer_is_given_to_nobody_but_who_asked(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f"{name}:{name * 24}\n" for name in ("x", "y")))
+    overrides = {
+        "agent.state_dir": str(tmp_path / "state"),
+        "api.token_file": str(tokens),
+        "models.directories": [str(DIGITS)],
+        "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
+    }
+    settings = load(None, environ={}, overrides=overrides)
+    async with EdgeAgent(settings) as agent:
+        app = ASGITransport(create_app(agent, access_of(settings.api)))
+        async with AsyncClient(transport=app, base_url="http://agent") as client:
+            asked = await client.post(
+                "/firstline/v1/models/digits/infer",
+                params={"route": "cloud"},
+                content=encode(np.full((8, 8), 77, np.uint8)),
+                headers=bearer("x" * 24),
+            )
+            assert asked.json()["status"] == "provisional", asked.text
+            path = f"/firstline/v1/answers/{asked.json()['request_id']}"
+            for events in ("", "/events"):
+                assert (await client.get(path + events, headers=bearer("y" * 24))).status_code == 404
+                assert (await client.get(path + events)).status_code == 401
+            assert (await client.get(path, headers=bearer("x" * 24))).status_code == 200
