@@ -137,6 +137,9 @@ chaos-full: .venv/test.stamp mosquitto ## the same with all its numbers (hours)
 soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, threads, bytes written
 	$(CHAOS) --full --only soak
 
+overload: .venv/test.stamp ## ten times more requests than the gateway can answer: goodput, deadlines, recovery, fairness (minutes)
+	$(BIN)/python bench/overload.py
+
 deliveries: .venv/test.stamp ## what it costs the gateway to answer each delivery once, beside a bare fsync
 	$(BIN)/python bench/deliveries.py
 
