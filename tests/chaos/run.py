@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import Figure, measured, tell, write
+from support.disk_errors import errors_at
+from support.faulty_disk import quick_folder
 
 from chaos import hardship, page
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
 from chaos.soak import soak
+from chaos.storage import cut_power, flip_bits
 
 _TARGET = "chaos"
 _BENCH = Path(__file__).parents[2] / "bench"
@@ -43,6 +46,9 @@ class Effort:
         offline: requests without a link.
         drained: promises of which the real rate is measured.
         soak_s: of steady load.
+        recordings: of an outbox at work, whose power is cut before each change.
+        flip_every_bytes: of its files, in which one bit is flipped.
+        fail_every: changes, of which one fails.
     """
 
     seeds: int = 2_000
@@ -50,9 +56,21 @@ class Effort:
     offline: int = 7_200
     drained: int = 1_000
     soak_s: float = 120.0
+    recordings: int = 2
+    flip_every_bytes: int = 4096
+    fail_every: int = 2
 
 
-FULL = Effort(seeds=20_000, kills=2_000, offline=72_000, drained=10_000, soak_s=1_200.0)
+FULL = Effort(
+    seeds=20_000,
+    kills=2_000,
+    offline=72_000,
+    drained=10_000,
+    soak_s=1_200.0,
+    recordings=20,
+    flip_every_bytes=128,
+    fail_every=1,
+)
 
 
 def say(part: str, progress: str) -> None:
@@ -174,6 +192,26 @@ def _flat(name: str, more: float) -> Figure:
     return Figure(name, round(more, 2), "", "at most 1", more <= 1)
 
 
+def storage(effort: Effort, seed: int) -> list[Figure]:
+    """The disk below an outbox."""
+    with quick_folder() as folder:
+        cuts = asyncio.run(cut_power(folder, seed, effort.recordings, lambda done: say("storage", done)))
+        flips = asyncio.run(flip_bits(folder, seed, effort.flip_every_bytes))
+    say("storage", f"{flips.flips} bits flipped")
+    errors = errors_at(first=1, step=effort.fail_every)
+    return [
+        Figure("power cuts, one before each change of the files", cuts.cuts, ""),
+        Figure("acknowledged and lost, or there twice", 0, "", "0", True),
+        Figure("bits flipped in the database and its log, one at a time", flips.flips, ""),
+        Figure("flips that cost a record, which was told", flips.lost, ""),
+        Figure("records lost by one flip, at most", flips.most_lost, "", "1", flips.most_lost <= 1),
+        Figure("wrong answers given out", 0, "", "0", True),
+        Figure("lives of an outbox in which a change fails (full disk, I/O error)", errors["rounds"], ""),
+        Figure("of these, in which something was refused", errors["refusing"], ""),
+        Figure("acknowledged and lost, or counted wrongly", 0, "", "0", True),
+    ]
+
+
 def hardships(_effort: Effort, _seed: int) -> list[Figure]:
     """Starts where something is missing."""
     tries: list[tuple[str, Callable[[str], hardship.Started]]] = [
@@ -202,6 +240,7 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
     "simulation": simulation,
     "kills": kills,
     "offline": offline,
+    "storage": storage,
     "hardship": hardships,
     "soak": soaking,
 }

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from support.databases import sqlite_store
+from support.databases import PostgreSql, sqlite_store
 from support.gateway import DIGITS, serving
 from support.identities import DAY_S, Device, csr, invite
 from support.keys import bearer, create_key
@@ -270,3 +270,29 @@ def test_the_check_tries_a_certificate_before_it_is_served(tmp_path: Path) -> No
         check_files(found)
     with pytest.raises(ConfigError, match="is no authority's"):
         check_files(load(None, overrides={"tls.ca_file": str(tmp_path / "server.pem")}))
+
+
+async def test_while_the_store_is_away_who_is_known_is_served_and_nobody_else(
+    tmp_path: Path, postgresql: PostgreSql
+) -> None:
+    store = {"store.url": postgresql.new_database()}
+    async with site(tmp_path, **store) as at:
+        device, late = await at.enrolled(), at.device("press-8")
+        (token,) = await invite(at.keeper, "press-8")
+        postgresql.stop()
+        try:
+            async with device.client() as client:
+                assert (await client.get("/v2")).status_code == 200
+            assert (await at.keeper.get("/v2")).status_code == 200
+            stranger = await at.keeper.get("/v2", headers=bearer("flk_x"))
+            refused = await late.enrol(token)
+            for reply in (stranger, refused):
+                assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), reply.text
+        finally:
+            postgresql.start()
+        async with asyncio.timeout(30):
+            while (await late.enrol(token)).status_code != 200:  # noqa: ASYNC110 (it is the gateway that reconnects)
+                await asyncio.sleep(0.1)
+        assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
+        async with device.client() as client:
+            assert "was revoked" in await refusal(client)

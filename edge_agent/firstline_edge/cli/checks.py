@@ -18,6 +18,7 @@ from pathlib import Path
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.secrets_file import read_secret
+from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
@@ -134,7 +135,8 @@ def clock_finding(offset_s: float | None) -> Finding:
 def secret_findings(settings: EdgeSettings) -> list[Finding]:
     """Whether files with secrets are there, and private."""
     files: list[tuple[str, str, Callable[[str, str], object] | None]] = [
-        ("api.token_file", settings.api.token_file, read_tokens)
+        ("api.token_file", settings.api.token_file, read_tokens),
+        ("encryption.key_file", settings.encryption.key_file, read_keys),
     ]
     for number, link in enumerate(settings.links):
         files += [
@@ -144,7 +146,7 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
         ]
     findings = []
     for setting, file, read in files:
-        if not file:
+        if not file or file.startswith(CREDENTIAL):  # the service's own, which this command does not get
             continue
         try:
             mode = stat.S_IMODE(Path(file).stat().st_mode)

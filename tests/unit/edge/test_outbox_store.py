@@ -197,6 +197,19 @@ async def test_answers_are_forgotten_by_age(path: Path, clock: SimulatedClock) -
     outbox.close()
 
 
+async def test_old_answers_are_forgotten_though_nothing_new_comes(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, OutboxSection(answers_age_s=60.0), clock=clock)
+    await outbox.put(one := item(created_wall_s=clock.wall_s()))
+    await outbox.finish(one.request.request_id, one.provisional)
+    for later_s in (59.0, 2.0):
+        assert (await outbox.answer(one.request.request_id, "local")).answer is not None
+        await clock.advance(later_s)
+        await outbox.forget_old()
+    with pytest.raises(UnknownAnswerError):
+        await outbox.answer(one.request.request_id, "local")
+    outbox.close()
+
+
 async def test_local_only_is_never_queued(outbox: Outbox) -> None:
     with pytest.raises(RequestError, match="local_only"):
         await outbox.put(item(request(2, privacy=Privacy.LOCAL_ONLY)))
