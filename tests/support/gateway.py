@@ -98,9 +98,9 @@ class Doubler:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway) -> AsyncIterator[str]:
-    """Serves on a free loopback port as the process does, and yields the URL."""
-    bound = server.bind("127.0.0.1", 0)
+async def serving(gateway: Gateway, port: int = 0) -> AsyncIterator[str]:
+    """Serves on a loopback port, 0 for a free one, as the process does, and yields the URL."""
+    bound = server.bind("127.0.0.1", port)
     running = server.http_server(gateway, keep_alive_s=5)
     await gateway.start()
     task = asyncio.create_task(running.serve(sockets=[bound]))
