@@ -65,18 +65,19 @@ def _oldest(connection: sqlite3.Connection, of_these: str = "") -> tuple[int, in
     return found
 
 
-def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:
-    """The final or expired answer under this id."""
-    row: tuple[bytes, int | None] | None = connection.execute(
-        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
+def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None, float] | None:
+    """The final or expired answer under this id, and when it was stored."""
+    row: tuple[bytes, int | None, float] | None = connection.execute(
+        "SELECT response, response_header, stored_wall_s FROM answers WHERE request_id = ? AND principal = ?",
+        (request_id, principal),
     ).fetchone()
     return row
 
 
-def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes, int | None]]:
-    """Ids, principals and bytes of the oldest answers that are still to be announced."""
+def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes, int | None, float]]:
+    """Ids, principals, bytes and times of the oldest answers that are still to be announced."""
     return connection.execute(
-        "SELECT request_id, principal, response, response_header FROM answers WHERE announced = 0 "
+        "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers WHERE announced = 0 "
         "ORDER BY sequence LIMIT ?",
         (limit,),
     ).fetchall()

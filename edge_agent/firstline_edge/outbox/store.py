@@ -218,7 +218,7 @@ class Outbox:
             answers.keep(
                 connection,
                 totals,
-                seal_answer(encoded, request_id, principal, self._seal),
+                seal_answer(encoded, request_id, principal, now_wall_s, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
@@ -269,10 +269,10 @@ class Outbox:
         found, lost = [], []
         try:
             stored = await self._read(lambda reader: answers.unannounced(reader, limit))
-            for request_id, principal, body, header in stored:
+            for request_id, principal, *packed in stored:
                 self._to_announce.set()
                 try:
-                    found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
+                    found.append((request_id, unpack_answer(*packed, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
                     self._unreadable.add(request_id)
