@@ -67,7 +67,7 @@ async def test_a_flipped_bit_costs_one_record_and_is_told(folder: Path, file: st
 async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None:
     kept = await filled(folder / "kept", random.Random(17), closed=True, count=12)
     with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection:
-        (wall_s,) = connection.execute(f"SELECT {when} ORDER BY sequence LIMIT 1").fetchone()  # noqa: S608
+        (wall_s,) = connection.execute(f"SELECT {when} ORDER BY sequence LIMIT 1").fetchone()
     for bit in range(0, 64, 3):
 
         def flip(content: bytearray) -> None:

@@ -158,16 +158,14 @@ def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s
     return replace(encoded, body=seal.close(encoded.body, about))
 
 
-def unpack_answer(
-    body: bytes, header_length: int | None, stored_wall_s: float, request_id: str, principal: str, seal: Seal
-) -> InferResponse:
+def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:
     """The answer from the disk.
 
     Raises:
         FirstlineError: the bytes are not what `seal_answer` made.
     """
-    about = _about_answer(header_length, stored_wall_s, request_id, principal)
-    return unpack_response(_opened(seal, body, about), header_length)
+    about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
+    return unpack_response(_opened(seal, encoded.body, about), encoded.header_length)
 
 
 def _opened(seal: Seal, body: bytes, about: bytes) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
@@ -193,7 +194,7 @@ def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> floa
 def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     sequence, request_id, principal, stored_wall_s, response, header, _size_bytes, *announced = row
     try:
-        unpack_answer(response, header, stored_wall_s, request_id, principal, seal)
+        unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
         values = (sequence, request_id, principal, stored_wall_s, response, header, len(response))
     except (FirstlineError, TypeError, ValueError):
         return

@@ -269,10 +269,10 @@ class Outbox:
         found, lost = [], []
         try:
             stored = await self._read(lambda reader: answers.unannounced(reader, limit))
-            for request_id, principal, *packed in stored:
+            for request_id, principal, packed, wall_s in stored:
                 self._to_announce.set()
                 try:
-                    found.append((request_id, unpack_answer(*packed, request_id, principal, self._seal)))
+                    found.append((request_id, unpack_answer(packed, wall_s, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     log.error("outbox answer unreadable", request_id=request_id, why=error.message)
                     self._unreadable.add(request_id)
