@@ -300,31 +300,28 @@ class Outbox:
         """
         await self._writer.run(self._evict)
 
-    async def purge(self) -> int:
-        """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
+    async def purge(self) -> None:
+        """Forgets all promises and answers, and leaves no byte of them in a file.
 
         Raises:
             CapacityError: the disk refuses.
         """
 
-        def forget(connection: sqlite3.Connection, totals: Totals) -> tuple[list[str], int]:
+        def forget(connection: sqlite3.Connection, totals: Totals) -> list[str]:
             connection.execute("PRAGMA secure_delete = ON")
             ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
-            count = len(ended) + connection.execute("DELETE FROM answers").rowcount
+            connection.execute("DELETE FROM answers")
             connection.execute("PRAGMA secure_delete = FAST")
             totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
-            self._writer.compact()
-            return ended, count
+            return ended
 
-        ended, count = await self._writer.run(forget)
-        for request_id in ended:
+        for request_id in await self._writer.run(forget):
             self._ages.forget(request_id)
             self._endings.tell(request_id, None)
-        erase(self._path.with_name(self._path.name + DAMAGED))
+        await self._writer.compact()
+        await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
         self._unreadable.clear()
-        found: int = count
-        return found
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
