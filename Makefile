@@ -125,7 +125,7 @@ line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start an
 stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
 	$(BIN)/python bench/stampede.py
 
-idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (three minutes)
+idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (two minutes)
 	$(BIN)/python bench/idle.py
 
 chaos: .venv/test.stamp mosquitto ## kills, outages, an hour offline and a soak, at a tenth or less of chaos-full (SEED=1)

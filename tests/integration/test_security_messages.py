@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from httpx import ASGITransport, AsyncClient
 from support.broker import HOST
 from support.bundles import encode
+from support.gateway import DIGITS
+from support.keys import bearer
 from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK
@@ -23,9 +26,13 @@ from firstline_core.protocol.enrolment import parse_join_token
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import create_app
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.settings import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
@@ -138,3 +145,30 @@ async def test_a_join_token_is_worth_nothing_once_it_was_used(gateway: Site, tmp
     await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "owner"))
     with pytest.raises(FirstlineError, match="is not valid here"):
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "thief"))
+
+
+async def test_an_answer_is_given_to_nobody_but_who_asked(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f"{name}:{name * 24}\n" for name in ("x", "y")))
+    overrides = {
+        "agent.state_dir": str(tmp_path / "state"),
+        "api.token_file": str(tokens),
+        "models.directories": [str(DIGITS)],
+        "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
+    }
+    settings = load(None, environ={}, overrides=overrides)
+    async with EdgeAgent(settings) as agent:
+        app = ASGITransport(create_app(agent, access_of(settings.api)))
+        async with AsyncClient(transport=app, base_url="http://agent") as client:
+            asked = await client.post(
+                "/firstline/v1/models/digits/infer",
+                params={"route": "cloud"},
+                content=encode(np.full((8, 8), 77, np.uint8)),
+                headers=bearer("x" * 24),
+            )
+            assert asked.json()["status"] == "provisional", asked.text
+            path = f"/firstline/v1/answers/{asked.json()['request_id']}"
+            for events in ("", "/events"):
+                assert (await client.get(path + events, headers=bearer("y" * 24))).status_code == 404
+                assert (await client.get(path + events)).status_code == 401
+            assert (await client.get(path, headers=bearer("x" * 24))).status_code == 200

@@ -1,0 +1,93 @@
+"""The broker's configuration as text, and what the settings make of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import ConfigError
+from firstline_core.names import NAME_PATTERN, Name
+from firstline_gateway.broker.config import (
+    GATEWAY_USER,
+    Plan,
+    access_list,
+    configuration,
+    denied_devices,
+    password_line,
+)
+from firstline_gateway.broker.wiring import broker_folder
+from firstline_gateway.settings import load
+
+NAMES = st.from_regex(NAME_PATTERN, fullmatch=True)
+FOLDER = PurePosixPath("/mosquitto/config")
+
+
+@given(st.sets(NAMES, max_size=20))
+def test_whom_a_list_denies_can_be_read_from_it(devices: set[str]) -> None:
+    assert denied_devices(access_list("firstline/v1", devices)) == devices
+
+
+@given(NAMES)
+def test_no_name_of_a_device_adds_a_line_of_its_own(device: str) -> None:
+    before, after = access_list("p").splitlines(), access_list("p", [device]).splitlines()
+    assert [line for line in after if line not in (f"user {device}", "topic deny #", "")] == [
+        line for line in before if line
+    ]
+
+
+def test_no_device_can_be_given_the_gateways_user() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(GATEWAY_USER, Name)
+
+
+def test_a_password_is_hashed_as_mosquitto_does() -> None:
+    line = password_line("_gateway", "secret", bytes(12))
+    user, _, rest = line.strip().partition(":")
+    _, kind, iterations, salt, digest = rest.split("$")
+    assert (user, kind, base64.b64decode(salt)) == ("_gateway", "7", bytes(12))
+    assert base64.b64decode(digest) == hashlib.pbkdf2_hmac("sha512", b"secret", bytes(12), int(iterations))
+
+
+def test_limits_come_from_the_plan() -> None:
+    text = configuration(
+        Plan(FOLDER, FOLDER / "data", body_bytes=1000, concurrency=7, connections=5, pid_file="/run/p")
+    )
+    assert f"max_packet_size {1000 + 65_536}\n" in text
+    assert "max_inflight_messages 7\n" in text
+    assert "max_connections 5\n" in text
+    assert "pid_file /run/p\n" in text
+    assert "pid_file" not in configuration(Plan(FOLDER, FOLDER / "data"))
+
+
+def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        '[identity]\nbroker_host = "broker.example.com"\n[mqtt]\nenabled = true\nport = 8884\n'
+        '[broker]\ndirectory = "broker"\nseen_as = "/mosquitto/config"\n'
+    )
+    found = load(file, environ={})
+    folder = tmp_path / "broker"
+    assert (found.mqtt.username, found.mqtt.password_file) == (GATEWAY_USER, str(folder / "gateway_password"))
+    assert found.mqtt.tls_ca_file == str(folder / "ca.pem")
+    assert found.broker.hosts == ("broker.example.com", "127.0.0.1")
+    made = broker_folder(found)
+    assert (made.path, made.plan.folder, made.plan.data_folder) == (folder, FOLDER, FOLDER / "data")
+    assert made.plan.body_bytes == found.api.body_limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"broker.directory": "b"}, "broker.hosts is empty"),
+        ({"broker.directory": "b", "broker.hosts": ["not a host"]}, "no host name and no address"),
+    ],
+)
+def test_a_broker_that_nobody_could_reach_is_refused(overrides: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, environ={}, overrides=overrides)
