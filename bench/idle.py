@@ -138,9 +138,10 @@ def figures(kind: str, start: Count, idle: Count, seconds: float) -> list[Figure
 async def main_in(folder: Path, minutes: float) -> list[Figure]:
     found: list[Figure] = []
     async with house(folder, assets.digits() / "bundle", mosquitto=mosquitto() is not None) as running:
-        for kind in running.transports:
-            start, idle = await measure(folder, kind, running.far_port(kind), 60 * minutes)
-            found += figures(kind, start, idle, 60 * minutes)
+        kinds, seconds = running.transports, 60 * minutes
+        counts = await asyncio.gather(*(measure(folder, kind, running.far_port(kind), seconds) for kind in kinds))
+        for kind, (start, idle) in zip(kinds, counts, strict=True):
+            found += figures(kind, start, idle, seconds)
     return found
 
 

@@ -169,6 +169,8 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """For mqtt: file with the password."""
     topic_prefix: str = "firstline/v1"
     """For mqtt: first levels of every topic, the same as the gateway's."""
+    keepalive_s: Annotated[int, Meta(ge=5, le=3600)] = 60
+    """For mqtt: a quiet connection says so often that it is there; a silent loss is noticed within twice that."""
     tls_ca_file: str = ""
     """Authorities to trust; empty is the usual ones for https, and no TLS for mqtt ("system" is the usual ones)."""
     tls_certificate_file: str = ""

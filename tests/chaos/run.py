@@ -246,6 +246,7 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
+    "stampede": lambda _full, seed: ["stampede.py", "--seed", str(seed)],
     "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""

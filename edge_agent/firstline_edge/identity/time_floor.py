@@ -13,7 +13,8 @@ import math
 from pathlib import Path
 
 from firstline_core.clock import Clock
-from firstline_core.storage.files import write_whole
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
 
 # Flash wears: the file is written anew once the floor has risen by so much.
@@ -76,7 +77,7 @@ class TimeFloor:
         if now_s - self._saved_s < _SAVED_EVERY_S:
             return
         try:
-            write_whole(self._path, f"{now_s:.0f}\n".encode())
+            write_whole(self._path, with_checksum(b"%.0f" % now_s))
         except OSError as error:
             log.warning("cannot keep the time that the gateway vouched for", error=str(error))
         else:
@@ -85,7 +86,7 @@ class TimeFloor:
 
 def _read(path: Path) -> float:
     try:
-        found = float(path.read_text())
-    except (OSError, ValueError):
+        found = float(read_checked(path))
+    except (OSError, ValueError, IntegrityError):  # a floor that a disk has raised could never be lowered again
         return 0.0
     return found if math.isfinite(found) else 0.0

@@ -39,7 +39,9 @@ class CircuitBreaker:
     nothing else. A real success ends the trial, at any moment: no better proof exists. A probe that began before
     that proof, and fails after it, proves nothing; nor does one that began before the breaker opened, and succeeds.
 
-    The wait is drawn from [1/2, 1] of its nominal length, so that a fleet does not return in step.
+    The wait is drawn from [0, its nominal length] (full jitter: https://aws.amazon.com/builders-library, "Timeouts,
+    retries, and backoff with jitter"), so that a fleet that lost its gateway or its broker together does not return
+    together.
 
     Args:
         clock: its monotonic time.
@@ -113,4 +115,4 @@ class CircuitBreaker:
         nominal_s = min(self._settings.open_max_s, self._settings.open_s * 2 ** min(self._openings, 32))
         self._state = State.OPEN
         self._openings += 1
-        self._retry_at_s = self._clock.monotonic_s() + self._rng.uniform(nominal_s / 2, nominal_s)
+        self._retry_at_s = self._clock.monotonic_s() + self._rng.uniform(0, nominal_s)

@@ -210,6 +210,7 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
         host=section.host,
         port=section.port,
         client_id=client_id,
+        keepalive_s=section.keepalive_s,
         username=section.username,
         password=read_secret(section.password_file, "links.password_file"),
         password_file=_path(section.password_file),

@@ -50,7 +50,7 @@ async def test_waits_double_up_to_the_cap_with_jitter() -> None:
         assert breaker.try_probe()
         breaker.probe_failed()
     for nominal_s, wait_s in zip([1, 2, 4, 8, 8, 8], waits, strict=True):
-        assert nominal_s / 2 <= wait_s <= nominal_s
+        assert 0 <= wait_s <= nominal_s
     assert len(set(waits)) == 6
 
 

@@ -74,6 +74,22 @@ def test_every_flipped_bit_of_it_is_found(tmp_path: Path, authority: Authority) 
                 files.read()
 
 
+def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    rng = random.Random(5)
+    for path in (files.authorities, files.device):
+        whole, refused = path.read_bytes(), 0
+        for _ in range(60):
+            flipped = bytearray(whole)
+            flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+            path.write_bytes(flipped)
+            problem = Credentials(files, identity, SimulatedClock(wall_start_s=NOW_S)).problem
+            assert "join anew" in problem or not problem
+            refused += bool(problem)
+        assert refused
+        path.write_bytes(whole)
+
+
 def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
     joined(tmp_path, authority)
     script = (

@@ -95,3 +95,17 @@ def test_whatever_is_said_the_floor_never_falls_and_stays_within_the_authority(
     assert JOINED_S <= found.floor_s <= ENDS_S
     assert math.isfinite(found.now_s())
     assert JOINED_S <= found.now_s() <= ENDS_S
+
+
+def test_a_floor_that_the_disk_has_damaged_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "time"
+    floor = TimeFloor(path, SimulatedClock(), least_s=1_800_000_000.0, most_s=4_000_000_000.0)
+    floor.heard(1_900_000_000.0, 4_000_000_000.0)
+    floor.save()
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        again = TimeFloor(path, SimulatedClock(), least_s=1_800_000_000.0, most_s=4_000_000_000.0)
+        assert again.floor_s in (1_800_000_000.0, 1_900_000_000.0)
