@@ -10,6 +10,7 @@ from firstline_core.errors import CapacityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
+from firstline_gateway.api.bodies import BodyBudget
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
@@ -58,6 +59,7 @@ class Gateway:
         self.repository = repository
         self.clock = clock
         self.metrics = GatewayMetrics()
+        self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
         self._refreshing: asyncio.Task[None] | None = None
         batcher = Batcher(
