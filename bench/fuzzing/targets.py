@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.utils import CryptographyDeprecationWarning
+from cryptography.x509.oid import NameOID
 from PIL import Image
 
 from firstline.sse import EventReader
@@ -18,7 +26,13 @@ from firstline_core.bundle.images import decode
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
 from firstline_core.protocol import envelope
-from firstline_core.protocol.enrolment import SECRET_BYTES, format_join_token, format_secret, parse_join_token
+from firstline_core.protocol.enrolment import (
+    SECRET_BYTES,
+    format_join_token,
+    format_secret,
+    parse_join_token,
+    public_key_hash,
+)
 from firstline_core.protocol.http_errors import error_body, error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import Message, Publication
@@ -41,6 +55,7 @@ from firstline_core.types import (
     Tier,
     Wait,
 )
+from firstline_gateway.identity.ca import requested_key
 from fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 
 CHECKOUT = Path(__file__).parents[2]
@@ -279,6 +294,40 @@ _SMALL = [
 ]
 
 
+def _certificates() -> list[bytes]:
+    """A request for a certificate, and a certificate, DER; the same each time."""
+    key, name = (
+        ec.derive_private_key(7, ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "press-7")]),
+    )
+    asked = x509.CertificateSigningRequestBuilder().subject_name(name)
+    begins = datetime(2026, 1, 1, tzinfo=UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(5).not_valid_before(begins).not_valid_after(begins + timedelta(days=90))
+    return [one.sign(key, SHA256(), ecdsa_deterministic=True).public_bytes(Encoding.DER) for one in (asked, made)]
+
+
+_CERTIFICATES = _certificates()
+
+
+def _certificate(random: Random) -> Input:
+    which = random.randrange(2)
+    kind = ("CERTIFICATE REQUEST", "CERTIFICATE")[which]
+    content = base64.encodebytes(damaged(random, _CERTIFICATES[which], _CERTIFICATES)).decode()
+    return which, f"-----BEGIN {kind}-----\n{content}-----END {kind}-----\n"
+
+
+def _read_certificate(found: Input) -> object:
+    which, pem = found
+    if which == 0:
+        return requested_key(pem)
+    try:
+        return public_key_hash(pem)
+    # It says so itself, and its caller that nobody answers as a gateway; of odd serial numbers the library only warns.
+    except (ValueError, CryptographyDeprecationWarning):
+        return None
+
+
 def _small(random: Random) -> Input:
     which = random.randrange(len(_SMALL))
     return which, damaged(random, _SMALL[which], _SMALL)
@@ -303,5 +352,6 @@ TARGETS: Sequence[Target] = (
     Target("MQTT envelope", _message, _read_message, (FirstlineError,), 0.3),
     Target("manifest parser", _manifest, _read_manifest, (IntegrityError,), 0.3),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
+    Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
     Target("tokens, errors, events, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),
 )

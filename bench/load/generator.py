@@ -117,16 +117,16 @@ class Plan:
         self._host, self._port = host, port
         self._streams = streams
         self._random = random.Random(seed)
-        self._start_s = 0.0
+        self.start_s = 0.0
         self.idle: deque[Connection] = deque()
         self.connections: set[Connection] = set()
         self.records: list[Record] = []
 
     def now_s(self) -> float:
-        return time.monotonic() - self._start_s
+        return time.monotonic() - self.start_s
 
     async def run(self) -> None:
-        self._start_s = time.monotonic()
+        self.start_s = time.monotonic()
         await asyncio.gather(*(self._send(stream) for stream in self._streams))
         end_s = self.now_s() + _PATIENCE_S
         while len(self.idle) < len(self.connections) and self.now_s() < end_s:  # noqa: ASYNC110 (for a moment, at the end)
@@ -173,7 +173,8 @@ def main() -> None:
     plan = Plan(asked["host"], asked["port"], [Stream(**stream) for stream in asked["streams"]], asked["seed"])
     uvloop.run(plan.run())
     used = resource.getrusage(resource.RUSAGE_SELF)
-    json.dump({"records": plan.records, "cpu_s": used.ru_utime + used.ru_stime}, sys.stdout)
+    cpu_s = used.ru_utime + used.ru_stime
+    json.dump({"records": plan.records, "start_s": plan.start_s, "cpu_s": cpu_s}, sys.stdout)
 
 
 if __name__ == "__main__":

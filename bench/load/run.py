@@ -48,7 +48,7 @@ def gateway(config: Path, core: set[int]) -> Iterator[Running]:
     command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", "0", "-o", "json"]
     with (config.parent / "gateway.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    os.sched_setaffinity(process.pid, core)
+    os.sched_setaffinity(process.pid, core)  # before it counts its cores
     watchdog = threading.Timer(_START_S, process.kill)
     watchdog.start()
     try:
@@ -57,12 +57,15 @@ def gateway(config: Path, core: set[int]) -> Iterator[Running]:
         watchdog.cancel()
         yield Running(int(json.loads(line)["url"].rpartition(":")[2]), process)
     finally:
+        watchdog.cancel()
         process.terminate()
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class Measured:
 
     Attributes:
         records: one for each request.
+        start_s: what their times count from, on this machine's monotonic clock.
         generator_share: of its core that the generator used; near 1 it was what limited.
         gateway_share: of its core that the gateway used.
         rss_mb: the most resident memory that was seen.
     """
 
     records: list[Record]
+    start_s: float
     generator_share: float
     gateway_share: float
     rss_mb: float
@@ -119,6 +124,7 @@ def put_under(running: Running, streams: Sequence[Stream], core: set[int], seed:
     found = json.loads(told)
     return Measured(
         [Record(*record) for record in found["records"]],
+        found["start_s"],
         found["cpu_s"] / seconds,
         (running.cpu_s() - cpu_s) / seconds,
         most_mb,

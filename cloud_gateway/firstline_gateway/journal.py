@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
-from firstline_core.errors import FirstlineError, RuntimeFailure
+from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.metrics import GatewayMetrics
 
 log = logger("firstline_gateway.requests")
+
+# Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
+_REFUSALS_PER_S = 20
+
+
+class _Flood:
+    """Keeps refusals under overload from becoming an overload of the log."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._refusals = 0
+
+    def passes(self, second: int) -> bool:
+        """Whether this one is written; the first of a new second says how many were not."""
+        if second != self._second:
+            if self._refusals > _REFUSALS_PER_S:
+                log.info("more refused", requests=self._refusals - _REFUSALS_PER_S, code=CapacityError.code)
+            self._second, self._refusals = second, 0
+        self._refusals += 1
+        return self._refusals <= _REFUSALS_PER_S
+
+
+_flood = _Flood()
 
 
 def record(
@@ -30,6 +54,10 @@ def record(
         seconds: from the first byte read to the answer made.
         error: why there is no answer.
     """
+    if error is not None:
+        metrics.error(error)
+        if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
+            return
     # A caller's text must not steer a terminal.
     facts = {
         "transport": transport,
@@ -40,7 +68,6 @@ def record(
     if error is None:
         log.info("answered", outcome="ok", **facts)
         return
-    metrics.error(error)
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)
     else:

@@ -39,6 +39,8 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TCP port; 0 lets the system choose."""
     body_limit_bytes: Count = DEFAULT_LIMITS.body_bytes
     """The largest request body (bytes)."""
+    bodies_limit_bytes: Count = 1 << 29
+    """The most bytes of bodies of all requests under way; one client's may take as much as is left free (bytes)."""
     rows_limit: Count = DEFAULT_LIMITS.rows
     """The most rows in one request."""
     keep_alive_s: Seconds = 75.0
@@ -254,6 +256,12 @@ def load(
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
     if found.mqtt.enabled and not found.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
+    if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
+        raise ConfigError(
+            f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "
+            f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
+            "the other."
+        )
     base = file.parent if file is not None else Path()
     store = msgspec.structs.replace(
         found.store,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from support.disk_errors import errors_at
+import zipfile
+from pathlib import Path
+
+from support.agent import DIGITS
+from support.disk_errors import agent_on_a_failing_disk, errors_at
 
 
 def test_any_change_of_an_outbox_may_fail() -> None:
@@ -10,3 +14,12 @@ def test_any_change_of_an_outbox_may_fail() -> None:
     assert counts["changes"] > 40
     assert counts["rounds"] == 4 * len(range(1, counts["changes"] + 1, 5))
     assert counts["refusing"] > counts["rounds"] / 4
+
+
+def test_an_agent_answers_whatever_its_disk_does(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
+        picture.write_bytes(archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png"))))
+    counts = agent_on_a_failing_disk(picture)
+    assert counts["refused"] > 0
+    assert counts["promised"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -26,7 +27,7 @@ from support.site import Site, refusal, site
 
 from firstline.async_client import AsyncClient
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.enrolment import DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
+from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.settings import load
@@ -296,3 +297,16 @@ async def test_while_the_store_is_away_who_is_known_is_served_and_nobody_else(
         assert (await at.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
         async with device.client() as client:
             assert "was revoked" in await refusal(client)
+
+
+async def test_an_authority_is_made_for_no_stranger(tmp_path: Path) -> None:
+    async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
+        shutil.rmtree(tmp_path / "identity")  # which the test's own site has made
+        assert (await client.get(CA_PATH)).status_code == 400
+        body = {"secret": "A" * 43, "csr": csr(ca.new_key())}
+        assert (await client.post(ENROL_PATH, json=body)).status_code == 401
+        assert "no certificate authority" in await refusal(client, headers={"X-Client-Cert": "x"})
+        assert not (tmp_path / "identity").exists()
+        (tmp_path / "identity").touch()
+        refused = await at.keeper.post(DEVICES_PATH, json={"devices": ["press-7"]})
+        assert (refused.status_code, "its log says why" in refused.text) == (503, True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -12,8 +13,10 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.gateway import DIGITS, GatedExecutor, serving
 
+from firstline_core.errors import QueueFullError
 from firstline_core.protocol import http_head
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.api import bodies, http_protocol
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import load_repository
 from firstline_gateway.settings import load
@@ -53,6 +56,7 @@ async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, async
         writer.transport.abort()
 
 
+BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
 HEAD = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
@@ -90,11 +94,70 @@ async def test_a_request_that_trickles_in_is_cut_off(name: str, before: bytes, d
 async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
     gateway, executor = gated()
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
-        body = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
-        asked = asyncio.create_task(client.post(V2, content=body))
+        asked = asyncio.create_task(client.post(V2, content=BODY))
         async with asyncio.timeout(10):
             while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
                 await asyncio.sleep(0.001)
         await asyncio.sleep(2 * TIMEOUT_S)  # longer than a head may take
         executor.release()
         assert (await asked).status_code == 200
+
+
+async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 10.0)
+    gateway, executor = gated()
+    async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
+        writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
+        asked = asyncio.create_task(client.post(V2, content=BODY))
+        async with asyncio.timeout(10):
+            while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
+                await asyncio.sleep(0.001)
+            executor.release()
+            assert (await asked).status_code == 200
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 504")
+    assert gateway.bodies._taken_bytes == 0
+
+
+async def test_one_client_may_not_take_all_room_for_bodies() -> None:
+    budget = bodies.BodyBudget(100)
+
+    async def chunks(*sizes: int) -> AsyncIterator[bytes]:
+        for size in sizes:
+            yield bytes(size)
+
+    async def take(held: ExitStack, principal: str, *sizes: int) -> None:
+        async for _ in held.enter_context(budget.share(principal))(chunks(*sizes)):
+            pass
+
+    with ExitStack() as held:
+        await take(held, "greedy", 30, 20)
+        with pytest.raises(QueueFullError, match="hold 50 bytes, and 50 are free"):
+            await take(held, "greedy", 1)
+        await take(held, "polite", 25)
+        with pytest.raises(QueueFullError, match="hold 25 bytes, and 25 are free"):
+            await take(held, "polite", 1)
+    with ExitStack() as held:
+        await take(held, "greedy", 50)  # all was given back
+
+
+async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "WRITE_TIMEOUT_S", TIMEOUT_S)
+    gateway, _ = gated()
+    async with serving(gateway) as url:
+        with socket.socket() as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            found.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(found, ("127.0.0.1", int(url.rpartition(":")[2])))
+            ended = False
+            async with asyncio.timeout(20):
+                while not ended:  # asks for large answers and never reads one
+                    try:
+                        async with asyncio.timeout(TIMEOUT_S):
+                            await loop.sock_sendall(found, b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 16)
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        ended = True

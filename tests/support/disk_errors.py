@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from support.faulty_disk import quick_folder, run_on
 
@@ -84,6 +85,43 @@ asyncio.run(main())
 """
 
 
+# The whole agent: started, and from some change on its disk refuses everything; then it is well again.
+_AGENT = """
+import asyncio, errno, json, sys
+from pathlib import Path
+from support.agent import edge_settings
+from support.faulty_disk import fail
+from firstline_edge.agent import EdgeAgent
+
+picture = Path(sys.argv[2]).read_bytes()
+
+async def main():
+    promised = refused = 0
+    for after in range(1, 40, 6):
+        links = [{"kind": "http", "url": "http://127.0.0.1:9"}]
+        settings = edge_settings(Path(sys.argv[1]) / f"state{after}", links=links, policy__min_threshold=1.0)
+        durable = []
+        async with EdgeAgent(settings) as agent:
+            fail(after, errno.EIO if after % 2 else errno.ENOSPC, times=-1, torn=not after % 2)
+            for _ in range(6):
+                answer = (await agent.infer_file("digits", picture)).answer  # whatever the disk does
+                durable += [answer.request_id] if answer.durable else []
+                assert answer.durable or answer.reason.value == "outbox_full"
+                assert agent.parts.outbox.depth == len(durable)
+            refused += 6 - len(durable)
+            fail(-1, 0)
+            assert agent.ready() and agent.status()["outbox"]["items"] == len(durable)
+        async with EdgeAgent(settings) as agent:
+            assert agent.parts.outbox.depth == len(durable)
+            for request_id in durable:
+                assert (await agent.answer(request_id)).answer.durable
+        promised += len(durable)
+    print(json.dumps({"promised": promised, "refused": refused}))
+
+asyncio.run(main())
+"""
+
+
 def errors_at(first: int, step: int) -> dict[str, int]:
     """Lets every `step`-th change fail; what happened."""
     with quick_folder() as folder:
@@ -91,4 +129,14 @@ def errors_at(first: int, step: int) -> dict[str, int]:
         root.mkdir()
         said, _ = run_on(root, _OUTBOX, str(first), str(step), record=False)
     found: dict[str, int] = json.loads(said)
+    return found
+
+
+def agent_on_a_failing_disk(picture: Path) -> dict[str, int]:
+    """Answers of agents whose disk begins to fail at one change or another; how many were promised a correction."""
+    with quick_folder() as folder:
+        root = folder / "disk"
+        root.mkdir()
+        said, _ = run_on(root, _AGENT, str(picture), record=False)
+    found: dict[str, int] = json.loads(said.splitlines()[-1])
     return found

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, identity, openapi, store
-from firstline_gateway.api.infer import infer_routes
+from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
 
@@ -32,6 +32,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         store.router,
     ):
         app.include_router(router)
-    errors.install(app)
+    app.add_middleware(InferFirst, gateway=gateway)
+    errors.install(app)  # around it
     openapi.describe(app)
     return app

@@ -15,11 +15,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_gateway.api.lag import LoopLag, refusal
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
 from firstline_gateway.identity.sessions import Sessions
 
 # Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
 PIPELINE_LIMIT = 16
+# How long an answer waits for a client that does not read it.
+WRITE_TIMEOUT_S = 30.0
+_REFUSAL = refusal()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -29,14 +33,18 @@ class HttpProtocol(HttpToolsProtocol):
     _read_bytes = 0  # since the last body, by packets: also what the parser has not made a header of yet
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
+    _stalled: asyncio.TimerHandle | None = None
     _presented: Presented | None = None
+    _refused = False  # this request, unread
 
-    def __init__(self, *arguments: Any, sessions: Sessions, **named: Any) -> None:
+    def __init__(self, *arguments: Any, sessions: Sessions, lag: LoopLag, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._sessions = sessions
+        self._lag = lag
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._lag.watch(self.loop)
         tls = transport.get_extra_info("ssl_object")
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         if certificate is not None:
@@ -48,10 +56,29 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
+        if self._stalled is not None:
+            self._stalled.cancel()
         if self._presented is not None:
             self._sessions.remove(self._presented.serial, self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection; one whose client has not read its answer would otherwise stay half closed."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
@@ -80,13 +107,24 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        answered = self.cycle is None or self.cycle.response_complete
+        self._refused = self._lag.is_long and answered and self.url.endswith(b"/infer") and not self.expect_100_continue
+        if self._refused:
+            self._lag.on_refused()
+            self.transport.write(_REFUSAL)
+            return
         super().on_headers_complete()
         if len(self.pipeline) > PIPELINE_LIMIT:
             raise httptools.HttpParserError("too many requests at once")
 
     def on_body(self, body: bytes) -> None:
         self._read_bytes = 0
-        super().on_body(body)
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the parser gives up."""

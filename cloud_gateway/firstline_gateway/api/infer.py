@@ -1,6 +1,6 @@
 """The way a request takes in: raw bytes to the data plane and back, with nothing of the framework between.
 
-These handlers know no injection and no schema; they could stand before the framework unchanged.
+`InferFirst` finds these requests before the framework's layers do, which take longer than a refusal under overload may.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Message
+from starlette.routing import Route, compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
@@ -35,11 +35,39 @@ def infer_routes(gateway: Gateway) -> list[Route]:
 
         return Route(path, endpoint, methods=["POST"])
 
-    return [
-        route("/v2/models/{model}/infer", _v2),
-        route("/v2/models/{model}/versions/{version}/infer", _v2),
-        route("/firstline/v1/models/{model}/infer", _short),
-    ]
+    return [route(path, answer) for path, answer in _answers().items()]
+
+
+class InferFirst:
+    """Serves the requests of `infer_routes`, and hands on all others.
+
+    Args:
+        app: serves the others.
+        gateway: answers.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._answers = [(compile_path(path)[0], answer) for path, answer in _answers().items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            for path, answer in self._answers:
+                if found := path.match(scope["path"]):
+                    scope["path_params"] = found.groupdict()
+                    response = await _serve(self._gateway, Request(scope, receive), answer)
+                    await response(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def _answers() -> dict[str, Answer]:
+    return {
+        "/v2/models/{model}/infer": _v2,
+        "/v2/models/{model}/versions/{version}/infer": _v2,
+        "/firstline/v1/models/{model}/infer": _short,
+    }
 
 
 async def _v2(gateway: Gateway, request: Request, caller: Caller, body: bytes, arrived_s: float) -> Reply:
@@ -77,8 +105,9 @@ async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response
         # Before the body is read: a stranger may not make us hold megabytes.
         caller = await authorize(gateway.identity, request, "infer")
         principal = caller.principal
-        body = await read_body(request.stream(), request.headers, gateway.plane.limits)
-        reply = await _while_connected(request, answer(gateway, request, caller, body, started_s))
+        with gateway.bodies.share(principal) as counted:
+            body = await read_body(counted(request.stream()), request.headers, gateway.plane.limits)
+            reply = await _while_connected(request, answer(gateway, request, caller, body, started_s))
     except ClientDisconnect:
         error = LinkDownError("The client closed the connection before it was answered.")
         reply = Reply(_CLIENT_LEFT, {}, b"")

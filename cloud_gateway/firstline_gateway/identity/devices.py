@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError, RateLimitedError, RequestError, UnauthorizedError
+from firstline_core.errors import CapacityError, ConfigError, RateLimitedError, RequestError, UnauthorizedError
 from firstline_core.protocol.enrolment import (
     SECRET_BYTES,
     BrokerAddress,
@@ -29,6 +29,7 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import settings
 from firstline_gateway.identity import authorities, ca, enrolment
+from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.buckets import Buckets
 from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.folder import AuthorityFolder
@@ -85,8 +86,17 @@ class Devices:
         self._renewals = Buckets()
 
     async def authorities_pem(self) -> str:
-        """Whom devices are to believe: the server's authority first, then those of certificates."""
-        return self._server_authority + (await asyncio.to_thread(self._folder.open)).pem
+        """Whom devices are to believe: the server's authority first, then those of certificates.
+
+        Raises:
+            RequestError: nobody was ever invited here, so that there is no authority.
+            CapacityError: its folder is no good.
+        """
+        if not self._folder.exists:  # a stranger's question is no reason to make one
+            raise RequestError(
+                "This gateway has no certificate authority; it makes one when it first invites a device."
+            )
+        return self._server_authority + (await self._authorities()).pem
 
     async def invite(self, request: InviteRequest, by: str) -> InviteAnswer:
         """Makes a join token for each device; the store keeps their hashes alone.
@@ -103,6 +113,7 @@ class Devices:
         names = tuple(dict.fromkeys(request.devices))
         made = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in names}
         kept = [(name, enrolment.secret_hash(secret)) for name, secret in made.items()]
+        await self._authorities()  # made by the first invitation
         trusted = public_key_hash(await self.authorities_pem())
         await self._write(lambda on: enrolment.invite(on, kept, by=by, now_s=now_s, expires_s=expires_s))
         for name in names:
@@ -131,12 +142,14 @@ class Devices:
         if wait_s:
             raise RateLimitedError("Too many attempts to enrol came from this address.", retry_after_s=wait_s)
         key = ca.requested_key(request.csr)
-        issue = await self._issuing(key)
-        now_s, sha256 = self._clock.wall_s(), enrolment.secret_hash(request.secret)
-        if not await asyncio.to_thread(self._is_open, sha256):  # what nobody invited costs no write
-            enrolled = None
-        else:
-            enrolled = await self._write(lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s))
+        now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
+        try:
+            if await asyncio.to_thread(self._is_open, sha256):  # what nobody invited costs no write
+                issue = await self._issuing(key)
+                enrolled = await self._write(lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s))
+        except CapacityError:
+            self._attempts.give_back(address)  # the store's fault, not the device's
+            raise
         if enrolled is None:
             log.warning("enrolment refused", address=address)
             raise UnauthorizedError(
@@ -224,7 +237,7 @@ class Devices:
             return enrolment.is_token(connection, sha256, self._clock.wall_s())
 
     async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
-        authority = (await asyncio.to_thread(self._folder.open)).active
+        authority = (await self._authorities()).active
         now_s, days = self._clock.wall_s(), self._settings.certificate_days
 
         def issue(device: str) -> Issued:
@@ -243,6 +256,18 @@ class Devices:
             broker=self._broker,
             now_s=self._clock.wall_s(),
         )
+
+    async def _authorities(self) -> Authorities:
+        """The authorities, made where there are none.
+
+        Raises:
+            CapacityError: their folder is no good, which is for the operator to mend.
+        """
+        try:
+            return await asyncio.to_thread(self._folder.open)
+        except ConfigError as error:
+            log.error("certificate authority not opened", error=error.message)
+            raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))

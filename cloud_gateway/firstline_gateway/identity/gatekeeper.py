@@ -159,6 +159,8 @@ class Gatekeeper:
         """
         if self._next is None:
             self._next = asyncio.create_task(self._refresh_next())
+            # Whoever waited may have left before it failed.
+            self._next.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.shield(self._next)
 
     async def _refresh_next(self) -> None:

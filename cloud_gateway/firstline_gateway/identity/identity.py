@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, keys, proxy, tls
@@ -88,6 +89,12 @@ class Identity:
         Raises:
             UnauthorizedError: it cannot be used.
         """
+        if not any(values):
+            return None
+        if not self.folder.exists:
+            raise UnauthorizedError(
+                "This gateway has no certificate authority, so no client certificate is valid here."
+            )
         return proxy.read_header(values, await asyncio.to_thread(self.folder.open))
 
     def _write_revocations(self) -> None:

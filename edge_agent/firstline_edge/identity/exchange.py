@@ -136,5 +136,5 @@ async def _said(
 def _answer(url: str, body: bytes) -> EnrolAnswer:
     try:
         return msgspec.json.decode(body, type=EnrolAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error

@@ -182,13 +182,17 @@ def public_key_hash(certificate_pem: str) -> bytes:
     """SHA-256 of a certificate's SubjectPublicKeyInfo in DER, as RFC 7469 pins keys.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: it is no certificate, or one of a kind of key that nobody knows.
     """
     # Only who enrols, renews or issues needs it.
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    key = x509.load_pem_x509_certificate(certificate_pem.encode()).public_key()
+    try:
+        key = x509.load_pem_x509_certificate(certificate_pem.encode()).public_key()
+    except (UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise ValueError(str(error)) from error
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 

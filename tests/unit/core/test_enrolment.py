@@ -85,3 +85,24 @@ def test_messages_are_json() -> None:
         EnrolAnswer("press-7", "pem", "pem", None, 1.5),
     ):
         assert msgspec.json.decode(msgspec.json.encode(message), type=type(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        (bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d0209")),  # a kind of key that nobody knows
+        (bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030103")),  # a curve
+        (bytes.fromhex("a003020102"), bytes.fromhex("a003020142")),  # version 67
+    ],
+)
+def test_a_certificate_of_a_kind_that_nobody_knows_has_no_hash(was: bytes, becomes: bytes) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    begins = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(5).not_valid_before(begins).not_valid_after(begins + datetime.timedelta(days=1))
+    made = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+    assert was in made
+    changed = base64.encodebytes(made.replace(was, becomes)).decode()
+    with pytest.raises(ValueError, match=r"."):
+        enrolment.public_key_hash(f"-----BEGIN CERTIFICATE-----\n{changed}-----END CERTIFICATE-----\n")

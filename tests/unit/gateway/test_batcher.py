@@ -115,6 +115,7 @@ async def test_every_session_is_used_and_never_more() -> None:
 
 async def test_an_expired_request_is_dropped_before_it_runs() -> None:
     bench = Bench()
+    await bench.warm(1)
     await bench.submit(request_of(0))
     late = await bench.submit(request_of(1, deadline_s=1.0))
     in_time = await bench.submit(request_of(2, deadline_s=9.0))
@@ -133,6 +134,7 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
 
 async def test_what_is_let_in_is_answered_at_its_deadline_whether_it_waits_or_runs() -> None:
     bench = Bench()
+    await bench.warm(1)
     running = await bench.submit(request_of(0, deadline_s=0.5))
     late = await bench.submit(request_of(1, deadline_s=1.0))
     patient = await bench.submit(request_of(2, deadline_s=9.0))

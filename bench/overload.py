@@ -1,0 +1,189 @@
+"""Loads a gateway with up to ten times what it can answer, and looks at what becomes of those requests.
+
+The gateway is a process of its own on one core, the generator another process on another core. Requests come at random
+times at a given rate, whether or not the ones before were answered, and each allows as long as 25 rows take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from figures import Figure, report
+from load import models, run
+from load.generator import Record, Stream
+from load.run import Measured, Running
+
+ROW_MS = 10.0
+ROWS_ALLOWED = 25
+TIMES_CAPACITY = (0.5, 1.0, 2.0, 5.0, 10.0)
+RECOVERY_S = 5.0
+_CORES = os.cpu_count() or 1
+_SETTLE_S = 0.5  # before the first request
+_QUICK_RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
+
+
+def stream(
+    model: str, *, rate: float, seconds: float, timeout_s: float, key: str = "", start_s: float = _SETTLE_S
+) -> Stream:
+    """Requests of one row."""
+    row = {"name": "x", "datatype": "FP32", "shape": [1, models.FEATURES], "data": [0.5] * models.FEATURES}
+    body = json.dumps({"parameters": {"timeout": int(timeout_s * 1e6)}, "inputs": [row]})
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return Stream(key[-4:] or "all", rate, start_s, seconds, timeout_s, f"/v2/models/{model}/infer", headers, body)
+
+
+def good(records: Sequence[Record], timeout_s: float) -> list[Record]:
+    """Answered in time, as the client sees it."""
+    return [record for record in records if record.status == 200 and record.seconds <= timeout_s]
+
+
+def late(records: Sequence[Record], timeout_s: float) -> list[Record]:
+    """Let in, and not answered in time: too late, or told so at the deadline (504)."""
+    return [
+        record for record in records if record.status == 504 or (record.status == 200 and record.seconds > timeout_s)
+    ]
+
+
+def refused_ms(records: Sequence[Record], share: float) -> float:
+    """How long it takes to be refused (a quantile)."""
+    found = [record.seconds for record in records if record.status == 503]
+    return float(np.quantile(found, share)) * 1000 if found else 0.0
+
+
+def configuration(folder: Path, auth: str) -> Path:
+    file = folder / "gateway.toml"
+    file.write_text(f'[auth]\nmode = "{auth}"\n')
+    return file
+
+
+def ladder(running: Running, rates: Sequence[float], model: str, seconds: float, timeout_s: float) -> list[Measured]:
+    """One load after the other."""
+    _, core = run.cores()
+    return [
+        run.put_under(running, [stream(model, rate=rate, seconds=seconds, timeout_s=timeout_s)], core, seed=n)
+        for n, rate in enumerate(rates)
+    ]
+
+
+def recovery_s(running: Running, capacity: float, seconds: float, timeout_s: float) -> float:
+    """From the end of an overload until half a second in which all of a light load is answered in time."""
+    _, core = run.cores()
+    end_s = _SETTLE_S + seconds
+    streams = [
+        stream("slow", rate=10 * capacity, seconds=seconds, timeout_s=timeout_s),
+        stream("slow", rate=0.3 * capacity, seconds=10.0, timeout_s=timeout_s, start_s=end_s),
+    ]
+    records = [record for record in run.put_under(running, streams, core, seed=7).records if record.sent_s >= end_s]
+    bad = [record.sent_s - end_s for record in records if record.status != 200 or record.seconds > timeout_s]
+    windows = np.arange(0.0, 9.5, 0.1)
+    return float(next((start for start in windows if not any(start <= at < start + 0.5 for at in bad)), 10.0))
+
+
+def shares(folder: Path, capacity: float, seconds: float, timeout_s: float) -> tuple[float, float]:
+    """How much of a polite client's is answered beside a greedy one, and the greedy one's share of all answers."""
+    config = configuration(folder, "tokens")
+    command = [sys.executable, "-m", "firstline_gateway", "key", "create"]
+    keys = [
+        subprocess.run(
+            [*command, name, "--config", str(config)], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("polite", "greedy")
+    ]
+    gateway_core, core = run.cores()
+    with run.gateway(config, gateway_core) as running:
+        run.put_under(
+            running, [stream("slow", rate=0.5 * capacity, seconds=3.0, timeout_s=timeout_s, key=keys[0])], core, seed=1
+        )
+        streams = [
+            stream("slow", rate=0.3 * capacity, seconds=seconds, timeout_s=timeout_s, key=keys[0]),
+            stream("slow", rate=10 * capacity, seconds=seconds, timeout_s=timeout_s, key=keys[1]),
+        ]
+        records = run.put_under(running, streams, core, seed=2).records
+    polite = [record for record in records if record.client == keys[0][-4:]]
+    answered = good(records, timeout_s)
+    greedy = sum(record.client == keys[1][-4:] for record in answered)
+    return len(good(polite, timeout_s)) / max(1, len(polite)), greedy / max(1, len(answered))
+
+
+def measure(seconds: float) -> list[Figure]:
+    gateway_core, core = run.cores()
+    with tempfile.TemporaryDirectory(prefix="firstline-overload-") as name:
+        folder = Path(name)
+        os.sched_setaffinity(0, gateway_core)
+        row_ms = models.slow_bundle(folder / "models" / "slow", ROW_MS)
+        os.sched_setaffinity(0, gateway_core | core)
+        models.quick_bundle(folder / "models" / "quick")
+        timeout_s = ROWS_ALLOWED * row_ms / 1000
+        with run.gateway(configuration(folder, "off"), gateway_core) as running:
+            idle_mb = running.rss_mb()
+            trial = run.put_under(
+                running, [stream("slow", rate=1500 / row_ms, seconds=seconds, timeout_s=timeout_s)], core, seed=99
+            )
+            capacity = len(good(trial.records, timeout_s)) / seconds
+            steps = ladder(running, [times * capacity for times in TIMES_CAPACITY], "slow", seconds, timeout_s)
+            recovered_s = recovery_s(running, capacity, seconds, timeout_s)
+            quick = ladder(running, _QUICK_RATES, "quick", min(seconds, 4.0), timeout_s)
+        polite, greedy = shares(folder, capacity, seconds, timeout_s)
+    goodputs = [len(good(step.records, timeout_s)) / seconds for step in steps]
+    quick_goodputs = [len(good(step.records, timeout_s)) / min(seconds, 4.0) for step in quick]
+    ratio = goodputs[-1] / max(goodputs)
+    let_in = sum(record.status in (200, 504) for step in steps for record in step.records)
+    too_late = sum(len(late(step.records, timeout_s)) for step in steps)
+    grown_mb = max(step.rss_mb for step in steps) - idle_mb
+    return [
+        Figure("a row of the model alone", round(row_ms, 2), "ms"),
+        Figure("what each request allows", round(timeout_s * 1000), "ms"),
+        Figure("answered at the capacity that was measured first", round(capacity, 1), "/s"),
+        *(
+            Figure(f"answered in time at {times:g} times capacity", round(goodput, 1), "/s")
+            for times, goodput in zip(TIMES_CAPACITY, goodputs, strict=True)
+        ),
+        Figure("goodput at 10 times capacity, of the peak", round(ratio, 3), "", "at least 0.90", ratio >= 0.9),
+        Figure("let in, all loads together", let_in, ""),
+        Figure("let in and not answered in time", too_late, "", "0", too_late == 0),
+        Figure("refusals at 10 times capacity, p50", round(refused_ms(steps[-1].records, 0.5), 1), "ms"),
+        Figure("refusals at 10 times capacity, p99", round(refused_ms(steps[-1].records, 0.99), 1), "ms"),
+        Figure("back to normal after an overload", round(recovered_s, 1), "s", "under 5", recovered_s < RECOVERY_S),
+        Figure("memory that overload adds", round(grown_mb, 1), "MB", "under 200", grown_mb < 200),
+        Figure("a polite client beside a greedy one: answered in time", round(polite, 3), ""),
+        Figure("the greedy client's part of all answers (0.7 is left over)", round(greedy, 3), ""),
+        *(
+            Figure(f"model of microseconds, at {rate:g}/s: answered in time", round(goodput, 1), "/s")
+            for rate, goodput in zip(_QUICK_RATES, quick_goodputs, strict=True)
+        ),
+        Figure("of its core, the generator used at most", round(max(s.generator_share for s in steps + quick), 2), ""),
+        Figure("of its core, the gateway had at 10 times capacity", round(steps[-1].gateway_share, 2), ""),
+        Figure("sent late by the generator at 10 times capacity, p99", round(sent_late_ms(steps[-1].records), 1), "ms"),
+        # Other work on this machine takes from gateway and generator alike.
+        Figure(
+            "load of this machine meanwhile, for each processor",
+            round(os.getloadavg()[0] / (os.cpu_count() or 1), 2),
+            "",
+        ),
+    ]
+
+
+def sent_late_ms(records: Sequence[Record]) -> float:
+    return float(np.quantile([record.late_s for record in records], 0.99)) * 1000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    started_s = time.monotonic()
+    code = report("overload", measure(parser.parse_args().seconds))
+    print(f"took {time.monotonic() - started_s:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
