@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -34,8 +33,6 @@ from firstline_gateway.store.writer import GroupWriter
 _CLOSE_S = 5.0
 # How late a replica learns of an alarm or a quota that came by another, at most.
 _REFRESH_S = 5.0
-# How late a delivery that is too old is forgotten.
-_ADVANCE_S = 60.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -167,14 +164,15 @@ class Gateway:
 
     async def _refresh(self) -> None:
         """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
-        advanced_s = self.clock.monotonic_s()
         while True:
             await self.clock.sleep(_REFRESH_S)
-            with suppress(CapacityError):
+            try:
                 await asyncio.wrap_future(self.contracts.refresh())
-                if self.clock.monotonic_s() - advanced_s >= _ADVANCE_S:
-                    await self.deliveries.advance()
-                    advanced_s = self.clock.monotonic_s()
+                await self.deliveries.advance()  # a write, however small, that tells whether the store takes any
+            except CapacityError:
+                pass  # the writer says so, once
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("the store could not be followed")
 
 
 def open_gateway(settings: Settings) -> Gateway:

@@ -40,6 +40,9 @@ async def refused_but_serving(gateway: Gateway, client: httpx.AsyncClient, seed:
     assert int(reply.headers["Retry-After"]) >= 1
     read(await post(client, live))
     await asyncio.gather(asyncio.wrap_future(gateway.contracts.refresh()), return_exceptions=True)
+    shown = (await client.get("/firstline/v1/store")).json()
+    assert not shown["up"]
+    assert "refuses" in shown["problem"]
 
 
 def store_up(gateway: Gateway) -> float | None:

@@ -94,7 +94,7 @@ class ContractMonitor:
 
     def settled(self) -> Future[None]:
         """Done once what was answered before is counted; or CapacityError: the store refuses."""
-        return self._writer.submit(lambda _: None)
+        return self._writer.submit_then(lambda _: None, lambda _: None, writes=False)
 
     def refresh(self) -> Future[None]:
         """Takes up what other replicas counted, alarmed, ended or set; or CapacityError: the store refuses."""
@@ -102,7 +102,7 @@ class ContractMonitor:
         def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
             return store.pools(connection), store.quotas(connection), store.devices(connection)
 
-        return self._writer.submit_then(read, self._take_up)
+        return self._writer.submit_then(read, self._take_up, writes=False)
 
     def pools(self) -> list[Pool]:
         """All of them, by promise."""

@@ -103,7 +103,7 @@ class Deliveries:
         return replace(await asyncio.shield(task), id=request.id)
 
     def advance(self) -> asyncio.Future[None]:
-        """Brings the store's clock forward, and forgets what is old; to be called every minute or so.
+        """Brings the store's clock forward, and forgets what is old; to be called every few seconds.
 
         Returns:
             Nothing; or StoreUnavailableError: nothing was forgotten.

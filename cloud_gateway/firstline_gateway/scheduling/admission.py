@@ -7,8 +7,8 @@ what keeps earliest-deadline-first from its collapse, in which every request is 
 
 How long things take is learned from the batches that ran (`batch_times.py`). What that leaves out (other work on the
 machine, the event loop, requests larger than they seem) is learned as one number: by how much answers came later
-than was foreseen, of 20 the 19th. It takes half of the room at most: pauses longer than that cannot be provided for,
-only counted, and a machine that has them would stand idle in between.
+than was foreseen, of 100 the 99th. It takes three quarters of the room at most: pauses longer than that cannot be
+provided for, only counted, and a machine that has them would stand idle in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from firstline_gateway.scheduling.batch_times import BatchTimes
 from firstline_gateway.scheduling.shares import Shares
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, client_of, level_of
 
-_MARGIN_QUANTILE = 0.95
+_MARGIN_QUANTILE = 0.99
 _MARGIN_HALF_LIFE_COUNT, _MARGIN_HALF_LIFE_S = 200.0, 20.0
 _FIRST_RETRY_S = 1.0
 # On an idle machine a model that seems too slow is tried again after so many times what it takes.
@@ -136,7 +136,7 @@ class Admission:
         return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
 
     def _less_margin(self, seconds: float) -> float:
-        return seconds - min(self.margin_s, max(0.0, seconds) / 2)
+        return seconds - min(self.margin_s, 0.75 * max(0.0, seconds))
 
     def _marginal_s(self, key: ModelKey, rows: int) -> float:
         """What so many rows add, in batches as they are likely to be made of what waits."""

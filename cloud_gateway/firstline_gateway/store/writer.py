@@ -29,6 +29,7 @@ class _Work(NamedTuple):
     operation: Operation[Any]
     then: Callable[[Any], Any]
     done: Future[Any]
+    writes: bool
 
 
 class GroupWriter:
@@ -70,12 +71,13 @@ class GroupWriter:
         """
         return self.submit_then(operation, lambda result: result)
 
-    def submit_then(self, operation: Operation[_T], then: Callable[[_T], _U]) -> Future[_U]:
+    def submit_then(self, operation: Operation[_T], then: Callable[[_T], _U], *, writes: bool = True) -> Future[_U]:
         """Queues one operation, and what is to be done in this process once it is durable.
 
         Args:
             operation: as for `submit`.
             then: runs on the writing thread, in the order of the commits; its result is the future's.
+            writes: False where it only reads: that a full disk can be read says nothing of whether it takes anything.
         """
         if self._closed:
             raise NotReadyError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
@@ -85,7 +87,7 @@ class GroupWriter:
                 retry_after_s=_RETRY_AFTER_S,
             )
         done: Future[_U] = Future()
-        self._queue.put(_Work(operation, then, done))
+        self._queue.put(_Work(operation, then, done, writes))
         return done
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -128,7 +130,8 @@ class GroupWriter:
             for work in group:
                 work.done.set_exception(error)
             return
-        self._note(None)
+        if any(work.writes for work in group):
+            self._note(None)
         for work, result in zip(group, results, strict=True):
             try:
                 work.done.set_result(work.then(result))
