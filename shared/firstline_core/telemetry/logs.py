@@ -85,8 +85,9 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # httpx says one line a request at info; ours says more.
-    logging.getLogger("httpx").setLevel(max(logging.WARNING, root.level))
+    # httpx says one line a request at info, alembic a dozen at each start; ours say more.
+    for talkative in ("httpx", "alembic"):
+        logging.getLogger(talkative).setLevel(max(logging.WARNING, root.level))
 
 
 def logger(name: str) -> BoundLogger:
