@@ -183,8 +183,9 @@ class Devices:
         before_s = now_s - self._settings.renew_grace_days * _DAY_S - REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
+            renewed = enrolment.renew(on, device, presented.serial, issue, now_s)
             enrolment.forget_expired(on, before_s)
-            return enrolment.renew(on, device, presented.serial, issue, now_s)
+            return renewed
 
         certificate = await self._write(renew)
         if certificate is None:
@@ -225,10 +226,9 @@ class Devices:
         if not self._folder.exists:
             return
         now_s = self._clock.wall_s()
+        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.known.revoked(now_s)]
         try:
-            authorities.write_revocations(
-                self._folder.directory, self._folder.open(), self._gatekeeper.known.revoked(now_s), now_s
-            )
+            authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, now_s)
         except ConfigError as error:
             log.error("revocation list not written", error=error.message)
 
