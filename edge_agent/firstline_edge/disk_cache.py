@@ -20,8 +20,8 @@ import diskcache
 from diskcache.core import MODE_RAW, UNKNOWN
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, IntegrityError
-from firstline_core.storage.files import erase, make_folder, set_aside
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 
@@ -162,23 +162,18 @@ class DiskCache:
         except _REFUSED as error:
             self._failed(error)
 
-    def clear(self) -> int:
-        """Forgets all, and leaves no byte of it in a file; how many entries that were.
+    def clear(self) -> list[Path]:
+        """Begins anew; returns what is still to be erased, see `storage.files.give_up`.
 
         Raises:
-            CapacityError: the disk refuses.
+            OSError: the disk refuses.
         """
-        count = 0
         try:
-            if self._cache is not None:
-                count = len(self._cache)
             self._close()
-            erase(self._directory)
-        except _REFUSED as error:
-            raise CapacityError(f"The result cache {self._directory} cannot be erased: {error}.") from error
+            return give_up(self._directory)
         finally:
+            self.damage = ""
             self._cache = self._open()
-        return count
 
     def close(self) -> None:
         """Closes the database; calling it twice is harmless."""

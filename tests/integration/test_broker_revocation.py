@@ -21,7 +21,7 @@ from firstline_gateway.identity.known import Revoked
 
 pytestmark = pytest.mark.mosquitto
 
-# What docs/operating.md promises once the gateway knows of a revocation.
+# What docs/identities.md promises once the gateway knows of a revocation.
 ENDED_WITHIN_S = 5.0
 
 

@@ -121,3 +121,13 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
 async def test_a_bundle_above_the_limit_is_not_copied(tmp_path: Path) -> None:
     async with EdgeAgent(edge_settings(tmp_path / "state", models__copies_limit_bytes=0)):
         assert not (tmp_path / "state" / "bundles").exists()
+
+
+@pytest.mark.parametrize("said", ["/var/lib/x\0y", "~nobody-of-this-name/state"])
+def test_a_broken_configuration_that_names_no_path_is_said_in_a_sentence(tmp_path: Path, said: str) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f'[models\nstate_dir = "{said}"\n')
+    found = edge_agent("run", "--config", str(config), "--port", "0")
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert "is not valid TOML" in found.stderr

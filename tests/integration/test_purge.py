@@ -90,6 +90,8 @@ async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Pat
             reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": proof})
             assert reply.status_code == 403
         (tmp_path / "state" / "proof").write_bytes(b"told")
+        guess = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "guessed"})
+        assert guess.status_code == 403  # and does not use up somebody else's proof
         assert (
             await client.post(f"{url}/firstline/v1/purge", json={"places": ["x"], "proof": "told"})
         ).status_code == 400

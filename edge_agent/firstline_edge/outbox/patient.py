@@ -83,13 +83,13 @@ class PatientOutbox:
         """
         return await self._now().answer(request_id, principal)
 
-    async def purge(self) -> int:
+    async def purge(self) -> None:
         """See `Outbox.purge`.
 
         Raises:
             CapacityError: there is no outbox now; or what that raises.
         """
-        return await self._now().purge()
+        await self._now().purge()
 
     def close(self) -> None:
         """See `Outbox.close`."""

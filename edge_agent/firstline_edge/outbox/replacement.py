@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
@@ -171,21 +172,30 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: b
             *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
             asked=asked != [0],
         )
-        if whole:
-            unpack(stored, float(created_wall_s), seal)
+        created_s = _genuine_time(stored, float(created_wall_s), seal)
+        if whole and created_s is None:
+            return
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
-        values = (sequence, request_id, principal, model, version, float(created_wall_s), positions, request, header)
+        values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
         more = (provisional, provisional_header, stored.size_bytes, stored.asked)
     except (FirstlineError, TypeError, ValueError):
         return
     connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
 
 
+def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> float | None:
+    """When a promise was made; None where its request cannot be read, to whose seal the time belongs: it is to end."""
+    try:
+        return unpack(stored, created_wall_s, seal).created_wall_s
+    except FirstlineError:
+        return None
+
+
 def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     sequence, request_id, principal, stored_wall_s, response, header, _size_bytes, *announced = row
     try:
-        unpack_answer(response, header, request_id, principal, seal)
-        values = (sequence, request_id, principal, float(stored_wall_s), response, header, len(response))
+        unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
+        values = (sequence, request_id, principal, stored_wall_s, response, header, len(response))
     except (FirstlineError, TypeError, ValueError):
         return
     connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != [0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -129,3 +130,13 @@ class TestSecrets:
         file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
         with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
             read_tokens(str(file), "api.token_file")
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name/state", "/var/lib/x\0y"])
+def test_a_folder_that_is_no_path_is_refused_in_a_sentence(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text(f"[agent]\nstate_dir = {json.dumps(folder)}\n")
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(file, environ={})
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(None, environ={}, overrides={"agent.state_dir": folder})
