@@ -23,6 +23,8 @@ from firstline_gateway.identity.sessions import Sessions
 PIPELINE_LIMIT = 16
 # How long an answer waits for a client that does not read it.
 WRITE_TIMEOUT_S = 30.0
+# How long, when the process ends, a TLS connection that has its answer may take to say goodbye; many clients never do.
+_GOODBYE_S = 0.5
 _REFUSAL = refusal()
 
 
@@ -79,6 +81,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def shutdown(self) -> None:
+        """uvicorn's, when the process ends."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
