@@ -99,7 +99,7 @@ class CacheSection(Section, frozen=True, kw_only=True):
 
 class PolicySection(Section, frozen=True, kw_only=True):
     kind: Kind = "certified"
-    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/operating.md."""
+    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/policies.md."""
     least_value: Share = 0.0
     """For value: P(edge wrong and full right) below which an answer is kept, however low the price."""
     threshold: float = 0.9
