@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -310,3 +310,14 @@ async def test_an_authority_is_made_for_no_stranger(tmp_path: Path) -> None:
         (tmp_path / "identity").touch()
         refused = await at.keeper.post(DEVICES_PATH, json={"devices": ["press-7"]})
         assert (refused.status_code, "its log says why" in refused.text) == (503, True)
+
+
+async def test_who_keeps_a_connection_open_does_not_keep_the_gateway_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that reads nothing while it asks nothing, as httpx does, answers no TLS goodbye either."""
+    async with AsyncExitStack() as clients:
+        async with site(tmp_path) as at:
+            device = await clients.enter_async_context((await at.enrolled()).client())
+            assert (await device.get("/v2")).status_code == 200
+        assert [record.message for record in caplog.records if record.name == "uvicorn.error"] == []

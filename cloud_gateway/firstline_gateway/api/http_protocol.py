@@ -23,6 +23,8 @@ from firstline_gateway.identity.sessions import Sessions
 PIPELINE_LIMIT = 16
 # How long an answer waits for a client that does not read it.
 WRITE_TIMEOUT_S = 30.0
+# How long, when the process ends, a TLS connection that has its answer may take to say goodbye; many clients never do.
+_GOODBYE_S = 0.5
 _REFUSAL = refusal()
 
 
@@ -80,6 +82,12 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
+    def shutdown(self) -> None:
+        """uvicorn's, when the process ends."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
+
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
         super().data_received(data)
@@ -108,7 +116,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         answered = self.cycle is None or self.cycle.response_complete
-        self._refused = self._lag.is_long and answered and self.url.endswith(b"/infer") and not self.expect_100_continue
+        infer = self.url.partition(b"?")[0].endswith(b"/infer")
+        self._refused = self._lag.is_long and answered and infer and not self.expect_100_continue
         if self._refused:
             self._lag.on_refused()
             self.transport.write(_REFUSAL)

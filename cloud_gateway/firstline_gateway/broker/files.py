@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from cryptography import x509
 
@@ -22,20 +21,13 @@ from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities, write
+from firstline_gateway.identity.known import Revoked
 
 _SALT_BYTES = 12
 # The broker's certificate lives 90 days, as the gateway's own.
 _RENEW_BEFORE_S = 30 * 86_400.0
 
 log = logger(__name__)
-
-
-class Revoked(NamedTuple):
-    """A certificate that is refused: its serial number in hexadecimal, since when, and whose it is."""
-
-    serial: str
-    revoked_s: float
-    device: str
 
 
 @dataclass(frozen=True, slots=True)

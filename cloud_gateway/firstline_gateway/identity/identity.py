@@ -19,6 +19,7 @@ from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 
 _DAY_S = 86_400.0
@@ -47,8 +48,9 @@ class Identity:
         self._trusted = proxy.networks(auth.trusted_proxies)
         self.folder = AuthorityFolder(Path(found.directory), clock)
         self._take_over(database, Path(auth.tokens_file))
+        self.readers = Readers(database)
         self.gatekeeper = Gatekeeper(
-            database,
+            self.readers,
             refresh_s=auth.refresh_s,
             grace_s=found.renew_grace_days * _DAY_S,
             on_revoked=self._write_revocations,
@@ -56,7 +58,7 @@ class Identity:
         )
         self.devices = Devices(
             self.folder,
-            database,
+            self.readers,
             writer,
             self.gatekeeper,
             found,
