@@ -14,10 +14,10 @@ from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_gateway.broker.config import AUTHORITIES, GATEWAY_USER
-from firstline_gateway.broker.files import Revoked
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.known import Revoked
 
 pytestmark = pytest.mark.mosquitto
 

@@ -116,7 +116,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         answered = self.cycle is None or self.cycle.response_complete
-        self._refused = self._lag.is_long and answered and self.url.endswith(b"/infer") and not self.expect_100_continue
+        infer = self.url.partition(b"?")[0].endswith(b"/infer")
+        self._refused = self._lag.is_long and answered and infer and not self.expect_100_continue
         if self._refused:
             self._lag.on_refused()
             self.transport.write(_REFUSAL)

@@ -9,9 +9,10 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.broker.files import BrokerFolder, Revoked
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.known import Revoked
 
 # Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
 _RELOAD_S = 1.5

@@ -37,7 +37,8 @@ class AuthorityFolder:
             ConfigError: the folder is no good.
         """
         with self._lock:
-            if self._found is None or self._seen != authorities.signature(self.directory):
+            present = authorities.signature(self.directory)  # before it is read: what changes then is read again
+            if self._found is None or self._seen != present:
                 self._found = authorities.open_authorities(self.directory, self._clock.wall_s())
-                self._seen = authorities.signature(self.directory)
+                self._seen = present
             return self._found
