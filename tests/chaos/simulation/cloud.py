@@ -147,8 +147,11 @@ class Cloud:
         """Raises where more waits or runs than may."""
         if not self._tasks:
             return
-        most = self._plan.queue_requests * len(self._repository.models)
-        self._book.holds(self._batcher.depth <= most, "{} requests wait at the gateway", self._batcher.depth)
+        for served in self._repository:
+            waiting = self._batcher._queue.of(served.key).requests
+            self._book.holds(
+                waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, served.key.name
+            )
         self._book.holds(self._executor.running <= self._plan.slots, "{} batches run at once", self._executor.running)
 
     async def answer(self, request: InferRequest) -> InferResponse:
