@@ -30,6 +30,7 @@ log = logger(__name__)
 # diskcache reads its database inline on the event loop; nobody else should hold its lock for longer.
 _LOCK_TIMEOUT_S = 0.05
 _ITS_OWN_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
+_EXPIRED_AT_ONCE = 100
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
 # What diskcache raises on a database that is not its own, beside sqlite3's errors.
@@ -152,15 +153,21 @@ class DiskCache:
         else:
             self.problem = ""
 
-    def expire(self) -> None:
-        """Removes what has lived its time, which would otherwise wait for room to be needed."""
+    def expire(self) -> bool:
+        """Removes a few of those that have lived their time, which would otherwise wait for room to be needed.
+
+        Returns:
+            Whether there may be more. There may be a hundred thousand after days without power: nobody should wait
+            for all of them at once.
+        """
         cache = self._opened()
         if cache is None:
-            return
+            return False
         try:
-            cache.expire()
+            return bool(cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE)
         except _REFUSED as error:
             self._failed(error)
+            return False
 
     def clear(self) -> list[Path]:
         """Begins anew; returns what is still to be erased, see `storage.files.give_up`.
@@ -271,6 +278,16 @@ class _Database(diskcache.Cache):  # type: ignore[misc]  # diskcache has no type
         except (*_REFUSED, *_UNREADABLE):
             self.close()
             raise
+
+    def expire_some(self, limit: int) -> int:
+        """As `expire`, but no more than `limit`; how many that were."""
+        select = "SELECT rowid, filename FROM Cache WHERE expire_time < ? ORDER BY expire_time LIMIT ?"
+        with self._transact() as (sql, cleanup):
+            rows = sql(select, (time.time(), limit)).fetchall()
+            for row_id, filename in rows:
+                sql("DELETE FROM Cache WHERE rowid = ?", (row_id,))
+                cleanup(filename)
+        return len(rows)
 
 
 def _heals(error: Exception) -> bool:

@@ -43,6 +43,7 @@ from firstline_edge.wiring import cascade_options, hedge_options, make_cache, ma
 from firstline_edge.workers import Workers
 
 _SWEEP_S = 3600.0
+_SWEEP_PAUSE_S = 0.05  # requests go on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +219,11 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
 
 async def _forget_old(parts: Parts, clock: Clock) -> None:
     """Sees to it that nothing is kept for longer than the settings say, also where nothing new comes."""
-    outbox = await parts.outbox.opened()
     while True:
-        parts.cache.expire()
+        while parts.cache.expire():
+            await clock.sleep(_SWEEP_PAUSE_S)
         with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
-            await outbox.forget_old()
+            await parts.outbox.forget_old()
         await clock.sleep(_SWEEP_S)
 
 

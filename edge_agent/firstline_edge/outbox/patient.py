@@ -83,6 +83,14 @@ class PatientOutbox:
         """
         return await self._now().answer(request_id, principal)
 
+    async def forget_old(self) -> None:
+        """See `Outbox.forget_old`.
+
+        Raises:
+            CapacityError: there is no outbox now; or what that raises.
+        """
+        await self._now().forget_old()
+
     async def purge(self) -> None:
         """See `Outbox.purge`.
 

@@ -219,12 +219,17 @@ def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch:
 
 def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
-    cache.put(KEY, b"v")
+    for number in range(150):
+        cache.put(b"%d" % number, b"v")
     now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 30)
+    cache.put(KEY, b"later")
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
-    cache.expire()
+    assert cache.expire()  # not all at once
+    assert not cache.expire()
+    assert len(cache._cache) == 1
+    assert cache.get(KEY) is not None
     monkeypatch.undo()
-    assert cache.get(KEY) is None
     cache.close()
 
 

@@ -111,7 +111,9 @@ def test_a_lost_key_is_not_made_up_for_in_silence(tmp_path: Path) -> None:
     (tmp_path / "backup").rename(tmp_path / "ca.key")
     open_authorities(tmp_path, NOW_S)
     (tmp_path / "ca.key").write_text("nonsense")
-    with pytest.raises(ConfigError, match=r"ca\.key: This is no certificate in PEM"):
+    with pytest.raises(
+        ConfigError, match=r"ca\.key is no authority's key with its certificate: This is no certificate in PEM"
+    ):
         open_authorities(tmp_path, NOW_S)
 
 
