@@ -135,7 +135,7 @@ async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path
         assert tls is not None
         early, late = await at.enrolled("early"), await at.enrolled("late")
         following = ca.create_authority(ca.new_key(), time.time())
-        authorities.prepare_next(directory, following)
+        authorities.prepare_next(directory, following, time.time())
         assert await tls.refresh()
         answer = (await early.renew()).json()
         assert answer["ca"] == at.authority.pem + following.pem
@@ -328,3 +328,23 @@ async def test_who_keeps_a_connection_open_does_not_keep_the_gateway_from_ending
             device = await clients.enter_async_context((await at.enrolled()).client())
             assert (await device.get("/v2")).status_code == 200
         assert [record.message for record in caplog.records if record.name == "uvicorn.error"] == []
+
+
+async def test_behind_a_proxy_attempts_to_enrol_count_for_whom_the_proxy_names(tmp_path: Path) -> None:
+    """One who guesses must not keep all others from enrolling; what he puts before the proxy's word counts nothing."""
+
+    async def attempt(client: httpx.AsyncClient, *named: str) -> int:
+        body = {"secret": "guess", "csr": csr(ca.new_key())}
+        reply = await client.post(ENROL_PATH, json=body, headers=[("X-Forwarded-For", one) for one in named])
+        return reply.status_code
+
+    async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
+        allowed = at.gateway.settings.identity.attempts_per_minute
+        tried = [await attempt(client, f"198.51.100.{number}, 192.0.2.1") for number in range(allowed + 2)]
+        assert tried[:allowed] == [401] * allowed
+        assert 429 in tried[allowed:]
+        assert await attempt(client, "198.51.100.7", "192.0.2.2") == 401
+        assert await attempt(client, "nonsense") == 401, "the proxy's own address"
+    async with behind_a_proxy(tmp_path / "other", "192.0.2.0/24") as (_, client):
+        tried = [await attempt(client, f"198.51.100.{number}") for number in range(allowed + 2)]
+        assert 429 in tried, "nobody else names an address"
