@@ -26,7 +26,7 @@ from support.logs import captured_lines
 from support.site import Site, refusal, site
 
 from firstline.async_client import AsyncClient
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
@@ -68,6 +68,13 @@ async def test_applications_believe_the_authority_that_they_are_told_of(
                 subprocess.run, [sys.executable, *status, *arguments], env=environment, capture_output=True, text=True
             )
             assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+        async with AsyncClient(at.url, token=key, ca_file=bundle) as client:
+            assert await client.ready()
+        async with AsyncClient(at.url, token=key) as client:
+            with pytest.raises(LinkDownError, match=r"is not believed: .* ca_file="):
+                await client.ready()
+        with pytest.raises(ConfigError, match=r"nowhere\.pem cannot be used: No such file"):
+            AsyncClient(at.url, ca_file="nowhere.pem")
         monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
         async with AsyncClient(at.url, token=key) as client:
             assert await client.ready()
