@@ -21,6 +21,7 @@ class PatientOutbox:
 
     Args:
         make: opens the outbox.
+        count: promises and their bytes in an outbox that cannot be opened.
         clock: for when to try again.
 
     Attributes:
@@ -31,8 +32,10 @@ class PatientOutbox:
         ConfigError: a newer version wrote it.
     """
 
-    def __init__(self, make: Callable[[], Outbox], clock: Clock) -> None:
+    def __init__(self, make: Callable[[], Outbox], count: Callable[[], tuple[int, int]], clock: Clock) -> None:
         self._make = make
+        self._count = count
+        self._counted = (0, 0)
         self._clock = clock
         self._outbox: Outbox | None = None
         self.problem = ""
@@ -41,13 +44,13 @@ class PatientOutbox:
 
     @property
     def depth(self) -> int:
-        """Promises that wait, as far as the disk lets them be counted."""
-        return self._outbox.depth if self._outbox is not None else 0
+        """Promises that wait."""
+        return self._outbox.depth if self._outbox is not None else self._counted[0]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of those."""
-        return self._outbox.size_bytes if self._outbox is not None else 0
+        return self._outbox.size_bytes if self._outbox is not None else self._counted[1]
 
     @property
     def damage(self) -> str:
@@ -114,6 +117,7 @@ class PatientOutbox:
             self._outbox = self._make()
         except CapacityError as error:
             if not self.problem:
+                self._counted = self._count()
                 log.error("the disk refuses the outbox; no correction is promised", error=error.message)
             self.problem = (
                 f"{error.message} Free space, or correct who may write there; until then nothing is promised."
