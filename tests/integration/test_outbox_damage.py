@@ -187,6 +187,23 @@ async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_
         outbox.close()
 
 
+async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path) -> None:
+    path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
+    for seal in (right, wrong):
+        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        await outbox.put(promise())
+        outbox.close()
+    aside = path.with_name("outbox.db.damaged")
+    before = aside.read_bytes()
+    with pytest.raises(CapacityError, match=r"outbox.db.damaged was set aside before.*Put that file or that key back"):
+        Outbox(path, seal=right, clock=SimulatedClock())
+    assert aside.read_bytes() == before
+    aside.replace(path)
+    outbox = Outbox(path, seal=right, clock=SimulatedClock())
+    assert outbox.depth == 1
+    outbox.close()
+
+
 @pytest.mark.parametrize("closed", [True, False])
 async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path, closed: bool) -> None:
     kept = await filled(folder / "kept", random.Random(18), closed=closed, count=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from firstline_core.clock import Clock
@@ -38,6 +39,7 @@ class PatientOutbox:
         self._counted = (0, 0)
         self._clock = clock
         self._outbox: Outbox | None = None
+        self._closed = False
         self.problem = ""
         self.on_put: Callable[[OutboxItem], None] = lambda _item: None
         self._try()
@@ -65,8 +67,7 @@ class PatientOutbox:
         """
         while self._outbox is None:
             await self._clock.sleep(_RETRY_S)
-            if self._outbox is None:
-                self._try()
+            await asyncio.to_thread(self._try)  # which looks at the whole file, while requests go on
         return self._outbox
 
     async def put(self, item: OutboxItem) -> None:
@@ -104,6 +105,7 @@ class PatientOutbox:
 
     def close(self) -> None:
         """See `Outbox.close`."""
+        self._closed = True
         if self._outbox is not None:
             self._outbox.close()
 
@@ -114,7 +116,7 @@ class PatientOutbox:
 
     def _try(self) -> None:
         try:
-            self._outbox = self._make()
+            outbox = self._make()
         except CapacityError as error:
             if not self.problem:
                 self._counted = self._count()
@@ -123,6 +125,9 @@ class PatientOutbox:
                 f"{error.message} Free space, or correct who may write there; until then nothing is promised."
             )
         else:
+            if self._closed:  # meanwhile
+                outbox.close()
+                return
             if self.problem:
-                log.info("the outbox can be used again", items=self._outbox.depth)
-            self.problem = ""
+                log.info("the outbox can be used again", items=outbox.depth)
+            self._outbox, self.problem = outbox, ""
