@@ -94,10 +94,12 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_gateway.gateway import check_files, runtime_options
     from firstline_gateway.repository import load_repository
+    from firstline_gateway.store import database
 
     found = settings_of(arguments)
     logs.configure("error", found.log.format)
     check_files(found)
+    database.check(found.store)
     repository = load_repository(Path(found.models.directory), runtime_options(found))
     models = [
         {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}

@@ -90,8 +90,8 @@ class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many enrolments of one address may fail in a minute; more have to wait."""
     broker_host: str = ""
     """Where devices reach the MQTT broker, which enrolment tells them; "" leaves MQTT out."""
-    broker_port: Port = 8883
-    """The broker's port for TLS."""
+    broker_port: Port = 0
+    """The broker's port for them; 0 is `broker.port`."""
 
 
 class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +158,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Port = 8883
     """TLS, for devices with their certificates."""
     gateway_port: Port = 8884
-    """TLS, for gateways with their password; the port to name as `mqtt.port`."""
+    """TLS, for gateways with their password; `mqtt.port` where that says nothing else."""
     connections: Count = 10_000
     """The most devices at once."""
     pid_file: str = ""
@@ -277,7 +277,11 @@ def load(
             ca_file=_below(base, found.tls.ca_file),
         ),
         auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
-        identity=msgspec.structs.replace(found.identity, directory=_below(base, found.identity.directory)),
+        identity=msgspec.structs.replace(
+            found.identity,
+            directory=_below(base, found.identity.directory),
+            broker_port=found.identity.broker_port or found.broker.port,
+        ),
         models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
         store=store,
         contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
@@ -288,7 +292,11 @@ def load(
             if found.mqtt.tls_ca_file == SYSTEM_AUTHORITIES
             else _below(base, found.mqtt.tls_ca_file),
         ),
-        broker=msgspec.structs.replace(found.broker, directory=_below(base, found.broker.directory)),
+        broker=msgspec.structs.replace(
+            found.broker,
+            directory=_below(base, found.broker.directory),
+            pid_file=_below(base, found.broker.pid_file),
+        ),
     )
     return _with_broker(anchored) if found.broker.directory else anchored
 
@@ -312,6 +320,7 @@ def _with_broker(found: Settings) -> Settings:
     if not mqtt.username:
         mqtt = msgspec.structs.replace(
             mqtt,
+            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
             username=config.GATEWAY_USER,
             password_file=str(broker.folder / config.GATEWAY_PASSWORD),
             tls_ca_file=mqtt.tls_ca_file or str(broker.folder / config.AUTHORITIES),

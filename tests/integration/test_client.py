@@ -173,7 +173,7 @@ async def test_a_refusal_is_raised_as_the_error_it_is(
 async def test_a_stranger_is_unauthorized(running: Line, kind: str, token: str | None) -> None:
     ask = Asker(kind, running.gateway.url, token=token)
     for call in (("infer_file", "digits", picture()), ("metadata", "digits")):
-        with pytest.raises(UnauthorizedError, match="token"):
+        with pytest.raises(UnauthorizedError, match="API key"):
             await ask(*call)
     await ask.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -122,6 +123,9 @@ def check_files(settings: Settings) -> None:
     proxy.networks(settings.auth.trusted_proxies)
     _server_authority(settings.tls.ca_file)
     tls.check(settings.tls)
+    directory = Path(settings.identity.directory)
+    if (directory / authorities.BUNDLE_FILE).exists():  # else it is made when it is first needed
+        authorities.open_authorities(directory, time.time())
 
 
 def _server_authority(file: str) -> str:

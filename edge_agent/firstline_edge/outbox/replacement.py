@@ -76,7 +76,7 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
             raise CapacityError(
                 f"The outbox {path} cannot be used. {why}, and {aside.name} was set aside before, maybe for the same "
                 f"reason. Put that file or that key back, or move {aside.name} elsewhere."
-            )
+            ) from ConfigError(f"{why}.")
         return _replaced(path, seal, why)
     except (OSError, sqlite3.Error) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error

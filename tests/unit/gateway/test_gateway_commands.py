@@ -105,3 +105,27 @@ def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        ("ca.key", "is gone; restore it from a backup"),
+        ("gateway.db", "file is not a database"),
+    ],
+)
+def test_a_check_finds_what_would_keep_a_gateway_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoilt: str, said: str
+) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'[models]\ndirectory = "{Path("models/digits").resolve()}"\n[identity]\ndirectory = "."\n')
+    assert main(["check", "--config", str(config)]) == 0
+    assert not (tmp_path / "gateway.db").exists(), "a check makes nothing"
+    assert main(["ca", "init", "--config", str(config)]) == 0
+    assert main(["check", "--config", str(config)]) == 0
+    if spoilt == "ca.key":
+        (tmp_path / spoilt).unlink()
+    else:
+        (tmp_path / spoilt).write_bytes(b"no database" * 100)
+    assert main(["check", "--config", str(config)]) == 2
+    assert said in capsys.readouterr().err
