@@ -78,6 +78,7 @@ def _kept(file: Path, overrides: Mapping[str, object]) -> Iterator[Configuration
     said: list[object] = [overrides.get("agent.state_dir"), os.environ.get(f"{PREFIX}AGENT__STATE_DIR")]
     with contextlib.suppress(OSError):
         said += _STATE_DIR.findall(file.read_bytes().decode(errors="replace"))
+    said += _beside(file)
     for folder in (*said, AgentSection().state_dir):
         if isinstance(folder, str):
             # What a broken file says may be no path at all: a zero in it, or the home of nobody.
@@ -85,6 +86,16 @@ def _kept(file: Path, overrides: Mapping[str, object]) -> Iterator[Configuration
                 found = _read(file.resolve().parent / Path(folder).expanduser() / _NAME)
                 if found is not None and found.path == _name_of(file):
                     yield found
+
+
+def _beside(file: Path) -> list[str]:
+    """This user's state directories in the file's folder, for when there is not a word left in the file."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(file.resolve().parent.glob(f"*/{_NAME}")):
+            if path.lstat().st_uid == os.geteuid():
+                found.append(str(path.parent))
+    return found
 
 
 def _read(path: Path) -> Configuration | None:

@@ -80,6 +80,7 @@ async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: De
     code, out, _ = await device.join(gateway.url, "--token-file", token)
     assert code == 0
     assert "already joined" in out
+    assert "the token was not used; --force joins anew" in out
     assert device.files.device.read_bytes() == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -76,6 +77,18 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
             f"create NAME --scope {scope}`)."
         )
     return caller
+
+
+def address_of(identity: Identity, connection: HTTPConnection) -> str:
+    """Where a request comes from; a trusted proxy appends to X-Forwarded-For for whom it asks."""
+    address = connection.client.host if connection.client is not None else ""
+    if not identity.trusts(address):
+        return address
+    forwarded = ",".join(connection.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
+    try:
+        return str(ipaddress.ip_address(forwarded))
+    except ValueError:
+        return address
 
 
 async def presented_by(identity: Identity, connection: HTTPConnection) -> Presented | None:

@@ -23,7 +23,7 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.protocol.http import Reply, read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_gateway.api.auth import authorize, presented_by
+from firstline_gateway.api.auth import address_of, authorize, presented_by
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
@@ -69,8 +69,8 @@ async def read_authorities(request: Request) -> Response:
 )
 async def enrol(request: Request) -> Response:
     asked = await _read(request, EnrolRequest, _STRANGERS)
-    address = request.client.host if request.client is not None else ""
-    return _json(await gateway_of(request).identity.devices.enrol(asked, address))
+    identity = gateway_of(request).identity
+    return _json(await identity.devices.enrol(asked, address_of(identity, request)))
 
 
 @enrolment.post(

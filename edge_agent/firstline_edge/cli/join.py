@@ -32,6 +32,10 @@ def command(arguments: argparse.Namespace) -> int:
     known = None if arguments.force else files.read()
     if known is not None and _still_good(known, token, files):
         _print(arguments.output, known, settings, "already joined", files)
+        if arguments.output == "text":
+            say(
+                f"the identity in {files.folder} stays, the token was not used; --force joins anew (after a revocation)"
+            )
         return OK
     if known is not None and known.authority != token.ca_hash.hex():
         raise ConfigError(

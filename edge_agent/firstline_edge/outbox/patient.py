@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.item import OutboxItem
@@ -114,10 +114,10 @@ class PatientOutbox:
             self._outbox = self._make()
         except CapacityError as error:
             if not self.problem:
-                log.error("the disk refuses the outbox; no correction is promised", error=error.message)
-            self.problem = (
-                f"{error.message} Free space, or correct who may write there; until then nothing is promised."
-            )
+                log.error("there is no outbox; no correction is promised", error=error.message)
+            # What is wrong with a setting says itself what to do; all else is the disk.
+            disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
+            self.problem = f"{error.message}{disk} Until then nothing is promised."
         else:
             if self.problem:
                 log.info("the outbox can be used again", items=self._outbox.depth)
