@@ -98,8 +98,7 @@ async def presented_by(identity: Identity, connection: HTTPConnection) -> Presen
         UnauthorizedError: what the proxy says cannot be used.
     """
     if identity.proxy_header and connection.client is not None and identity.trusts(connection.client.host):
-        found = await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
-        if found is not None:
-            return found
+        # And no other: the proxy's own certificate would stand for every client without one.
+        return await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
     presented: Presented | None = connection.scope.get(SCOPE_KEY)
     return presented
