@@ -35,6 +35,7 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
+from firstline_edge.outbox.schema import count_promises
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
@@ -99,7 +100,9 @@ async def open_parts(
         recorder = make_recorder(settings.log, state, metrics, clock)
         opened.callback(recorder.close)
         complaints, endings = Complaints(), Endings()
-        outbox = PatientOutbox(partial(open_outbox, settings, state, endings, clock), clock)
+        outbox = PatientOutbox(
+            partial(open_outbox, settings, state, endings, clock), partial(count_promises, state.outbox_path), clock
+        )
         opened.callback(outbox.close)
         audits = AuditRoom(settings.audit, state, models, clock)
         opened.push_async_callback(audits.close)

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from support.faulty_disk import quick_folder
 from support.outbox_faults import Kept, filled, promise
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
-from firstline_edge.outbox import salvage
-from firstline_edge.outbox.schema import SCHEMA_VERSION
+from firstline_edge.outbox import replacement, salvage
+from firstline_edge.outbox.patient import PatientOutbox
+from firstline_edge.outbox.schema import SCHEMA_VERSION, DamagedError, count_promises
 from firstline_edge.outbox.store import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
@@ -182,3 +185,51 @@ async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_
         assert found == [plain.request.request_id, hidden.request.request_id]
         assert outbox.damage == ""
         outbox.close()
+
+
+async def test_a_disk_that_damages_the_replacement_too_is_said_in_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "outbox.db").write_bytes(b"this is no database at all" * 100)
+
+    def damaged_again(_path: Path) -> sqlite3.Connection:
+        raise DamagedError("its first page is not as it was written")
+
+    monkeypatch.setattr(replacement, "open_writer", damaged_again)
+    with pytest.raises(CapacityError, match="its first page is not as it was written"):
+        Outbox(folder / "outbox.db", clock=SimulatedClock())
+
+
+async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path) -> None:
+    path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
+    for seal in (right, wrong):
+        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        await outbox.put(promise())
+        outbox.close()
+    aside = path.with_name("outbox.db.damaged")
+    before = aside.read_bytes()
+    with pytest.raises(CapacityError, match=r"outbox.db.damaged was set aside before.*Put that file or that key back"):
+        Outbox(path, seal=right, clock=SimulatedClock())
+    assert aside.read_bytes() == before
+    aside.replace(path)
+    outbox = Outbox(path, seal=right, clock=SimulatedClock())
+    assert outbox.depth == 1
+    outbox.close()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path, closed: bool) -> None:
+    kept = await filled(folder / "kept", random.Random(18), closed=closed, count=9)
+    path = kept.folder / "outbox.db"
+    before = {file: file.read_bytes() for file in kept.folder.iterdir()}
+
+    def refused() -> Outbox:
+        raise CapacityError("The disk is full.")
+
+    outbox = PatientOutbox(refused, partial(count_promises, path), SimulatedClock())
+    assert outbox.depth == 6
+    assert outbox.size_bytes > 6 * 512
+    # What may be damaged in the log is not taken over by looking.
+    assert {file: content for file in kept.folder.iterdir() if (content := file.read_bytes())} == before
+    assert count_promises(folder / "nowhere") == (0, 0)
+    assert not (folder / "nowhere").exists()

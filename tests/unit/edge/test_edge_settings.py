@@ -69,7 +69,8 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
             ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is ")
             for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
         ),
-        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is 'h:80'"),
+        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is no URL"),
+        ({"links": [{"kind": "http", "url": "http://me:secret@h"}]}, r"links\[0\].url names a user(?!.*secret)"),
         ({"links": [{"kind": "mqtt"}]}, r"links\[0\].host is empty"),
         (
             {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},

@@ -319,3 +319,15 @@ async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_ol
     task.cancel()
     assert renewing.renewal.problem == ""
     assert renewing.credentials.files.device.read_text() != before
+
+
+async def test_it_overwrites_nothing_that_was_joined_meanwhile(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = Renewing(tmp_path, authority, monkeypatch)
+    files, anew = joined(tmp_path, Authority(), days=30)
+    before = files.device.read_text()
+    with pytest.raises(ConfigError, match="joined anew"):
+        await renewing.renewal.renew()
+    assert files.read() == anew
+    assert files.device.read_text() == before
