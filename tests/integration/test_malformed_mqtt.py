@@ -29,7 +29,9 @@ TOPICS = Topics(NAME)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line"), transport="mqtt") as found:
+    with line(
+        tmp_path_factory.mktemp("line"), transport="mqtt", environ={"FIRSTLINE_GATEWAY_API__OPEN_METRICS": "true"}
+    ) as found:
         yield found
         for tier in found.tiers.values():
             logged = tier.log.read_text()
@@ -150,9 +152,13 @@ async def test_dropped_without_a_response_topic_of_its_own(
 
 
 async def dropped(running: Line) -> int:
-    async with httpx.AsyncClient(headers=running.gateway.headers) as http:
-        text = (await http.get(f"{running.gateway.url}/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("firstline_gateway_errors_total")]
+    async with httpx.AsyncClient() as http:
+        metrics = await http.get(f"{running.gateway.url}/metrics")
+    lines = [
+        line
+        for line in metrics.raise_for_status().text.splitlines()
+        if line.startswith("firstline_gateway_errors_total")
+    ]
     return sum(int(float(line.split()[-1])) for line in lines if 'code="invalid_request"' in line)
 
 
