@@ -4,6 +4,8 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
+# Most of the suite waits for processes that it started; a file's tests share those, so they stay together.
+PARALLEL ?= -n 2 --dist loadfile
 DEMO_ARGS ?=
 SEED ?= 1
 
@@ -41,7 +43,7 @@ demo: .venv/demo.stamp ## install, then run the whole line on this machine, link
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
 test: check mosquitto postgres .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
 check: .venv/test.stamp ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .
