@@ -16,7 +16,6 @@ from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_app
 from firstline_gateway.api.http_protocol import HttpProtocol
-from firstline_gateway.api.lag import REFUSED, LoopLag
 from firstline_gateway.gateway import Gateway
 
 _BACKLOG = 2048
@@ -130,11 +129,10 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
 
 def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
-    lag = LoopLag(on_refused=lambda: gateway.metrics.error(REFUSED))
     config = uvicorn.Config(
         create_app(gateway),
         # Whose constructor it calls for each connection.
-        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, lag=lag),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",
