@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import ssl
@@ -107,6 +108,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         await server.up.wait()
+        gc.collect()
+        gc.freeze()  # what is here now stays for good: no later collection needs to look at it
         announce()
         await stop.wait()
         log.info("draining")
