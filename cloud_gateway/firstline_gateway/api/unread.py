@@ -29,8 +29,8 @@ REFUSED = QueueFullError(
 SCOPE_KEY = "firstline.shown"
 """Where a request's scope has what its caller showed."""
 
-# So many refusals a second are read and reasoned; a caller may cost 2 % of a core by them.
-_READ_PER_S = 50.0
+# Of one caller's refused requests so many a second are read, and get a reasoned answer: 1 % of a core.
+_READ_PER_S = 20.0
 _LONGEST_S = 0.1
 _PERIOD_S = 1.0
 

@@ -173,7 +173,9 @@ class Admission:
         """Whether it would be in time, within its client's and its level's share of the room, and nobody late by it."""
         _check_possible(item, now_s)
         wait_s = begins_s - now_s
-        room_s = self.shares.of_level(item.level) * self._less_margin(item.latest_s - now_s - (item.foreseen_s - begins_s))
+        room_s = self.shares.of_level(item.level) * self._less_margin(
+            item.latest_s - now_s - (item.foreseen_s - begins_s)
+        )
         mine_s = self._queue.of(client_of(item.request)).seconds / self._slots
         if not self.shares.allows(mine_s, wait_s, room_s):
             excess_s = wait_s - max(0.0, room_s / self.shares.clients)
