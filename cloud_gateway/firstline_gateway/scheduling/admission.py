@@ -110,7 +110,9 @@ class Admission:
         begins_s = now_s + (busy_s + ahead_s) / self._slots
         item = self._at(begins_s, key, request, now_s, due_s)
         if times.known:
-            self._check_time(item, begins_s, spare_s, now_s)
+            _check_possible(item, now_s)
+            self._check_room(item, now_s, ahead_s / self._slots, begins_s)
+            self._check_spare(item, spare_s, begins_s - now_s)
         return item
 
     def _at(
@@ -169,21 +171,21 @@ class Admission:
                 retry_after_s=_FIRST_RETRY_S,
             )
 
-    def _check_time(self, item: Waiting, begins_s: float, spare_s: float, now_s: float) -> None:
-        """Whether it would be in time, within its client's and its level's share of the room, and nobody late by it."""
-        _check_possible(item, now_s)
-        wait_s = begins_s - now_s
-        room_s = self.shares.of_level(item.level) * self._less_margin(
-            item.latest_s - now_s - (item.foreseen_s - begins_s)
-        )
+    def _check_room(self, item: Waiting, now_s: float, ahead_s: float, begins_s: float) -> None:
+        """Whether what waits before it leaves it the time that it needs, and its client and level the right to it."""
+        batch_s = item.foreseen_s - begins_s
+        whole_s = self.shares.of_level(item.level) * self._less_margin(item.latest_s - now_s - batch_s)
+        room_s = whole_s - (begins_s - now_s - ahead_s)  # what runs is nobody's share
         mine_s = self._queue.of(client_of(item.request)).seconds / self._slots
-        if not self.shares.allows(mine_s, wait_s, room_s):
-            excess_s = wait_s - max(0.0, room_s / self.shares.clients)
+        if not self.shares.allows(mine_s, ahead_s, room_s):
             raise QueueFullError(
-                f"There are {wait_s:.3g} s of work before this request, which allows {item.latest_s - now_s:.3g} s; "
-                "come back later.",
-                retry_after_s=max(0.0, excess_s),
+                f"There are {begins_s - now_s:.3g} s of work before this request, which allows "
+                f"{item.latest_s - now_s:.3g} s; come back later.",
+                retry_after_s=max(0.0, ahead_s - max(0.0, room_s / self.shares.clients)),
             )
+
+    def _check_spare(self, item: Waiting, spare_s: float, wait_s: float) -> None:
+        """Whether nobody behind it becomes late by it."""
         if self._less_margin(spare_s) < item.seconds / self._slots:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
