@@ -42,9 +42,9 @@ class Running:
     process: subprocess.Popen[str]
 
     def rss_mb(self) -> float:
-        """Resident memory (MB of 10^6 bytes)."""
+        """Resident memory (MB of 10^6 bytes); none once it has ended."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
+        return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0) * 1024 / 1e6
 
     def cpu_s(self) -> float:
         """Processor time so far."""

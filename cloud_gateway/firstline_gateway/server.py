@@ -22,6 +22,8 @@ from firstline_gateway.gateway import Gateway
 _BACKLOG = 2048
 # For writing out answers that are made; requests have their own, longer time before it.
 _CLOSE_S = 2
+# Turns of the event loop, each of which accepts and reads what has come by then, and runs what was to run.
+_LAST_TURNS = 10
 
 log = logger(__name__)
 
@@ -74,6 +76,22 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets nobody new in, and reads what came by then before connections are closed.
+
+        What nobody has accepted or read turns the end into a reset, and a request into no answer at all.
+        """
+        await _turns()
+        for listening in self.servers:
+            listening.close()
+        await _turns()
+        await super().shutdown(sockets)
+
+
+async def _turns() -> None:
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
 
 
 async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:

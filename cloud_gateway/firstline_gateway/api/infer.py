@@ -117,6 +117,8 @@ async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response
         reply = error_reply(refused)
         if isinstance(refused, QueueFullError) and SHOWN in request.scope:
             gateway.unread.told(request.scope[SHOWN], asyncio.get_running_loop().time())
+    if not gateway.plane.ready():
+        reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
     record(
         gateway.metrics,
         transport="http",
