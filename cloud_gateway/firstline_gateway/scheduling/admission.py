@@ -27,6 +27,8 @@ from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, cl
 
 _MARGIN_QUANTILE = 0.99
 _MARGIN_HALF_LIFE_COUNT, _MARGIN_HALF_LIFE_S = 200.0, 20.0
+# Of the room, to the margin at most.
+_MARGIN_SHARE = 0.75
 _FIRST_RETRY_S = 1.0
 # Of what a request allows, to the batch that it is in; the rest is for its turn to come.
 _BATCH_SHARE = 0.25
@@ -141,7 +143,7 @@ class Admission:
         return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
 
     def _less_margin(self, seconds: float) -> float:
-        return seconds - min(self.margin_s, 0.75 * max(0.0, seconds))
+        return seconds - min(self.margin_s, _MARGIN_SHARE * max(0.0, seconds))
 
     def _batch_rows(self, key: ModelKey, rows: int, allowed_s: float) -> int:
         """The batch that a request is likely to run in: what pays, waits, and leaves most of its time to wait."""
