@@ -23,10 +23,18 @@ class AsyncClient:
     """`Client` for asyncio: the same calls, awaited."""
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        ca_file: Path | str | None = None,
     ) -> None:
         self._http = httpx.AsyncClient(
-            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
+            base_url=connection.base_url(url),
+            headers=connection.authorization(token),
+            timeout=timeout_s,
+            verify=connection.believing(ca_file),
         )
 
     async def __aenter__(self) -> Self:

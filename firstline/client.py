@@ -32,19 +32,29 @@ class Client:
         url: where the tier listens; this machine's agent by default.
         token: for a tier that wants one; a gateway does.
         timeout_s: the longest that the server may stay silent (seconds).
+        ca_file: whom to believe about a gateway with an authority of its own, its `authorities.pem`; this machine's
+            authorities by default.
 
     Raises:
-        ConfigError: `url` or `token` is none.
+        ConfigError: `url`, `token` or `ca_file` is none.
 
     Every method raises the server's own error as its class in `firstline.errors`, and `LinkDownError`,
     `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        ca_file: Path | str | None = None,
     ) -> None:
         self._http = httpx.Client(
-            base_url=connection.base_url(url), headers=connection.authorization(token), timeout=timeout_s
+            base_url=connection.base_url(url),
+            headers=connection.authorization(token),
+            timeout=timeout_s,
+            verify=connection.believing(ca_file),
         )
 
     def __enter__(self) -> Self:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import ssl
+from pathlib import Path
+
 import httpx
 
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
@@ -39,6 +43,21 @@ def authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {said}"}
 
 
+def believing(ca_file: Path | str | None) -> ssl.SSLContext | bool:
+    """Whom to believe about an `https://` server: an authority's certificates (PEM), or this machine's authorities.
+
+    Raises:
+        ConfigError: the file holds none.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # an SSLError is one
+        why = error.strerror if error.errno == errno.ENOENT else str(error)
+        raise ConfigError(f"{ca_file} cannot be used: {why}; name a file with certificates in PEM.") from error
+
+
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
     """What httpx raises, as ours: the one place where a client translates them."""
     said = str(error).rstrip(".") or type(error).__name__
@@ -46,4 +65,9 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
         return ProtocolError(f"{url} broke off, or does not speak HTTP: {said}.")
+    if "CERTIFICATE_VERIFY_FAILED" in said:  # httpx hands on no more than OpenSSL's words
+        return LinkDownError(
+            f"{url} is not believed: {said}. If it is a gateway with an authority of its own, name that authority's "
+            "certificate (authorities.pem): `--ca`, ca_file=, or SSL_CERT_FILE."
+        )
     return LinkDownError(f"{url} cannot be reached: {said}. Is the server running, and is the address right?")

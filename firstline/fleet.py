@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from firstline import connection
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.errors import ProtocolError
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
     DeviceList,
@@ -96,14 +96,10 @@ def open_fleet(url: str, key: str, ca_file: Path | None = None) -> Iterator[Flee
     Raises:
         ConfigError: the URL, the key or the file is none.
     """
-    try:
-        tls = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--ca {ca_file} cannot be used: {error}; name a file with certificates in PEM.") from error
     with httpx.Client(
         base_url=connection.base_url(url),
         headers={**connection.authorization(key), "Content-Type": "application/json"},
-        verify=tls,
+        verify=ssl.create_default_context() if ca_file is None else connection.believing(ca_file),
         timeout=_TIMEOUT_S,
         trust_env=False,
     ) as client:

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
-from support.databases import POSTGRESQL, SQLITE, PostgreSql, find_postgresql, sqlite_store
 
 from firstline_gateway.settings import Store
+
+if TYPE_CHECKING:
+    from support.databases import PostgreSql
 
 settings.register_profile("any machine", deadline=None)  # a busy one is slow at times
 settings.load_profile("any machine")
@@ -79,15 +81,19 @@ def mosquitto(start_mosquitto: BrokerStarter) -> Broker:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSql]:
     """A running PostgreSQL that all tests of one process share, each with a database of its own."""
+    from support.databases import PostgreSql, find_postgresql  # the environment of `make tflite` has no gateway's store
+
     if find_postgresql() is None:
         _missing("PostgreSQL is not installed: `make postgres`")
     with PostgreSql() as running:
         yield running
 
 
-@pytest.fixture(params=[SQLITE, POSTGRESQL])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """The settings of an empty store; the test runs once on each database."""
+    from support.databases import SQLITE, sqlite_store
+
     if request.param == SQLITE:
         return sqlite_store(tmp_path)
     running: PostgreSql = request.getfixturevalue("postgresql")

@@ -1,6 +1,7 @@
 """Sends both tiers, as processes, what schemathesis makes of their OpenAPI descriptions: valid and invalid requests.
 
-Any answer is right but a 500, none at all, and one after which the tier does not answer any more.
+Any answer is right but a 500, one with a status that the description does not name, none at all, and one after which
+the tier does not answer any more.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _ask(tier: Tier, cases: object, count: int, start: int, found: Found) -> Non
             found.faults.append(f"{where}: {error!r}"[:300])
             return
         found.statuses[status] = found.statuses.get(status, 0) + 1
-        if status == httpx.codes.INTERNAL_SERVER_ERROR:
+        if status == httpx.codes.INTERNAL_SERVER_ERROR or str(status) not in case.operation.definition.raw["responses"]:
             found.faults.append(f"{where}: {status} to {case.as_curl_command()}"[:1000])
 
     try:

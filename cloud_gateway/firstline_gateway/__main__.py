@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
     add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
 
-    status = add_command(commands, "status", _status, "ask a running gateway how it is", config=False)
-    status.add_argument("url", nargs="?", default="http://127.0.0.1:8080", metavar="URL", help="(default: %(default)s)")
+    status = add_command(commands, "status", _status, "ask a running gateway how it is")
+    status.add_argument("url", nargs="?", metavar="URL", help="(default: what --config says, on this machine)")
     status.add_argument("--ca", type=Path, metavar="FILE", help="whom to believe about an https:// URL (PEM)")
 
     keys.add_commands(commands)
@@ -94,10 +94,12 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_gateway.gateway import check_files, runtime_options
     from firstline_gateway.repository import load_repository
+    from firstline_gateway.store import database
 
     found = settings_of(arguments)
     logs.configure("error", found.log.format)
     check_files(found)
+    database.check(found.store)
     repository = load_repository(Path(found.models.directory), runtime_options(found))
     models = [
         {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
@@ -117,12 +119,13 @@ def _check(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     import httpx
 
+    url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify = _believing(arguments.ca)
-    found: dict[str, Any] = {"url": arguments.url, "live": False, "ready": False}
+    verify = _believing(ca)
+    found: dict[str, Any] = {"url": url, "live": False, "ready": False}
     try:
-        with httpx.Client(base_url=arguments.url, headers=headers, timeout=_STATUS_TIMEOUT_S, verify=verify) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=_STATUS_TIMEOUT_S, verify=verify) as client:
             found["live"] = client.get("/v2/health/live").is_success
             found["ready"] = client.get("/v2/health/ready").is_success
             listed = client.get("/firstline/v1/models")
@@ -135,14 +138,15 @@ def _status(arguments: argparse.Namespace) -> int:
             if tested.is_success:
                 found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-        found["error"] = f"{arguments.url} does not answer as a gateway: {error or type(error).__name__}"
+        found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
     if "error" in found:
         lines = [str(found["error"])]
     elif isinstance(models := found.get("models"), list):
         lines += [f"model: {model['name']} version {model['version']}" for model in models]
     else:
-        lines.append("models: set FIRSTLINE_TOKEN to see them")
+        known = "a key with the scope infer shows them" if token else "set FIRSTLINE_TOKEN to see them"
+        lines.append(f"models: {known}")
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
     contracts, quotas = found.get("contracts"), found.get("quotas")
@@ -153,6 +157,25 @@ def _status(arguments: argparse.Namespace) -> int:
         lines.append("contracts: a key with the scope fleet shows them")
     show(arguments, "\n".join(lines), found)
     return 0 if found["ready"] else 1
+
+
+def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
+    """Where the gateway with these settings listens, and whom to believe about it."""
+    from firstline_gateway.settings_check import is_loopback
+
+    found = settings_of(arguments)
+    local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts
+    if not found.tls.enabled:
+        return f"http://{_bracketed(local)}:{found.api.port}", arguments.ca
+    # By a name that its certificate has.
+    host = local if local in hosts or not hosts else hosts[0]
+    own = Path(found.identity.directory) / "authorities.pem"
+    issued = Path(found.tls.ca_file) if found.tls.ca_file else own if not found.tls.certificate_file else None
+    return f"https://{_bracketed(host)}:{found.api.port}", arguments.ca or issued
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _believing(file: Path | None) -> ssl.SSLContext | bool:

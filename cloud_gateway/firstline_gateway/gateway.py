@@ -162,7 +162,7 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        ends = (self.deliveries.close, self.writer.close, self._executor.close)
+        ends = (self.deliveries.close, self.identity.readers.close, self.writer.close, self._executor.close)
         ended = await asyncio.gather(*(asyncio.to_thread(end, timeout_s) for end in ends))
         if all(ended):
             self.database.close()

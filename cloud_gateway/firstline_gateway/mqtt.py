@@ -31,6 +31,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.protocol import envelope
+from firstline_core.protocol.enrolment import device_principal
 from firstline_core.protocol.http import DataPlane, decoded
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
 from firstline_core.protocol.mqtt_tls import tls_context
@@ -139,7 +140,7 @@ class MqttConsumer:
             self._drop(message, RequestError(f"A request's response topic must be '{own}', and it names {asked}."))
             return
         started_s = self._clock.monotonic_s()
-        principal = f"device:{device}"
+        principal = device_principal(device)
         publication, error = await self._work(message, model, own, principal)
         record(
             self._metrics,

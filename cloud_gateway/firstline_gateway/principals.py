@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-_DEVICE = "device:"
+from firstline_core.protocol.enrolment import device_of_principal
+
 ANYBODY = "anybody"
 """Whom all callers are where authentication is off."""
 
 
 def device_of(principal: str) -> str | None:
-    """The device's name; None for applications and operators."""
-    if not principal:
-        return ANYBODY
-    return principal.removeprefix(_DEVICE) if principal.startswith(_DEVICE) else None
+    """The device's name; None for applications."""
+    return device_of_principal(principal) if principal else ANYBODY

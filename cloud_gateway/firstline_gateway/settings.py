@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,14 +16,12 @@ from firstline_core import settings
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_gateway.broker import config
+from firstline_gateway.settings_check import check, check_hosts
 
 ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 SYSTEM_AUTHORITIES = "system"
 _SQLITE = "sqlite:///"
 _POSTGRESQL = "postgresql+psycopg://"
-
-# A name of DNS, perhaps with a star for its first part.
-_HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -90,8 +86,8 @@ class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many enrolments of one address may fail in a minute; more have to wait."""
     broker_host: str = ""
     """Where devices reach the MQTT broker, which enrolment tells them; "" leaves MQTT out."""
-    broker_port: Port = 8883
-    """The broker's port for TLS."""
+    broker_port: Port = 0
+    """The broker's port for them; 0 is `broker.port`."""
 
 
 class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +154,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Port = 8883
     """TLS, for devices with their certificates."""
     gateway_port: Port = 8884
-    """TLS, for gateways with their password; the port to name as `mqtt.port`."""
+    """TLS, for gateways with their password; `mqtt.port` where that says nothing else."""
     connections: Count = 10_000
     """The most devices at once."""
     pid_file: str = ""
@@ -246,22 +242,7 @@ def load(
         ConfigError: a source cannot be read, or says something that makes no sense.
     """
     found = settings.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    if found.auth.mode == "off" and not is_loopback(found.api.host):
-        raise ConfigError(
-            f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
-            'set auth.mode = "tokens", or api.host = "127.0.0.1".'
-        )
-    _check_tls(found)
-    if found.mqtt.password_file and not found.mqtt.username:
-        raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
-    if found.mqtt.enabled and not found.mqtt.host:
-        raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
-    if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
-        raise ConfigError(
-            f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "
-            f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
-            "the other."
-        )
+    check(found)
     base = file.parent if file is not None else Path()
     store = msgspec.structs.replace(
         found.store,
@@ -277,7 +258,11 @@ def load(
             ca_file=_below(base, found.tls.ca_file),
         ),
         auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
-        identity=msgspec.structs.replace(found.identity, directory=_below(base, found.identity.directory)),
+        identity=msgspec.structs.replace(
+            found.identity,
+            directory=_below(base, found.identity.directory),
+            broker_port=found.identity.broker_port or found.broker.port,
+        ),
         models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
         store=store,
         contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
@@ -288,7 +273,11 @@ def load(
             if found.mqtt.tls_ca_file == SYSTEM_AUTHORITIES
             else _below(base, found.mqtt.tls_ca_file),
         ),
-        broker=msgspec.structs.replace(found.broker, directory=_below(base, found.broker.directory)),
+        broker=msgspec.structs.replace(
+            found.broker,
+            directory=_below(base, found.broker.directory),
+            pid_file=_below(base, found.broker.pid_file),
+        ),
     )
     return _with_broker(anchored) if found.broker.directory else anchored
 
@@ -306,64 +295,16 @@ def _with_broker(found: Settings) -> Settings:
         raise ConfigError(
             "broker.hosts is empty; name the broker as devices and gateways reach it, or set identity.broker_host."
         )
-    for host in hosts:
-        if not _is_host(host):
-            raise ConfigError(f"broker.hosts has {host!a}, which is no host name and no address.")
+    check_hosts("broker.hosts", hosts)
     if not mqtt.username:
         mqtt = msgspec.structs.replace(
             mqtt,
+            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
             username=config.GATEWAY_USER,
             password_file=str(broker.folder / config.GATEWAY_PASSWORD),
             tls_ca_file=mqtt.tls_ca_file or str(broker.folder / config.AUTHORITIES),
         )
     return msgspec.structs.replace(found, broker=msgspec.structs.replace(broker, hosts=hosts), mqtt=mqtt)
-
-
-def _check_tls(found: Settings) -> None:
-    """Whether what is served can be trusted by whom it is served to.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    api, tls, auth = found.api, found.tls, found.auth
-    if not (tls.enabled or api.plain_http or is_loopback(api.host)):
-        raise ConfigError(
-            f'api.host = "{api.host}" would send API keys and pictures over the network unencrypted; set tls.enabled = '
-            "true and tls.hosts, or api.plain_http = true where something else protects that network."
-        )
-    if bool(tls.certificate_file) != bool(tls.key_file):
-        raise ConfigError("Of tls.certificate_file and tls.key_file one is set; set both, or neither.")
-    if tls.enabled and not (tls.hosts or tls.certificate_file):
-        raise ConfigError(
-            'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
-            '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
-        )
-    for host in tls.hosts:
-        if not _is_host(host):
-            raise ConfigError(f"tls.hosts has {host!a}, which is no host name and no address.")
-    if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
-        raise ConfigError(
-            "Of auth.proxy_certificate_header and auth.trusted_proxies one is set; a header counts from named proxies "
-            "alone, so set both, or neither."
-        )
-
-
-def _is_host(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return _HOST.fullmatch(text) is not None
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _store_url(base: Path, url: str) -> str:

@@ -10,6 +10,7 @@ import math
 import struct
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,20 +133,19 @@ class ResultCache:
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))
 
-    def expire(self) -> None:
-        """Removes from the disk what has lived its time."""
-        if self._disk is not None:
-            self._disk.expire()
+    def expire(self) -> bool:
+        """Removes from the disk a few of those that have lived their time; whether there may be more."""
+        return self._disk is not None and self._disk.expire()
 
-    def clear(self) -> int:
-        """Forgets all, in memory and on disk, where no byte is left of it; how many entries the disk had.
+    def clear(self) -> list[Path]:
+        """Forgets all; returns what is still to be erased on the disk.
 
         Raises:
-            CapacityError: the disk refuses.
+            OSError: the disk refuses.
         """
         self._entries.clear()
         self._size_bytes = self._told = self._told_bytes = 0
-        return self._disk.clear() if self._disk is not None else 0
+        return self._disk.clear() if self._disk is not None else []
 
     def close(self) -> None:
         """Closes the disk; calling it twice is harmless."""

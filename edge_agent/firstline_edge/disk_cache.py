@@ -20,8 +20,8 @@ import diskcache
 from diskcache.core import MODE_RAW, UNKNOWN
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, IntegrityError
-from firstline_core.storage.files import erase, make_folder, set_aside
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 
@@ -30,6 +30,7 @@ log = logger(__name__)
 # diskcache reads its database inline on the event loop; nobody else should hold its lock for longer.
 _LOCK_TIMEOUT_S = 0.05
 _ITS_OWN_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
+_EXPIRED_AT_ONCE = 100
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
 # What diskcache raises on a database that is not its own, beside sqlite3's errors.
@@ -152,33 +153,34 @@ class DiskCache:
         else:
             self.problem = ""
 
-    def expire(self) -> None:
-        """Removes what has lived its time, which would otherwise wait for room to be needed."""
+    def expire(self) -> bool:
+        """Removes a few of those that have lived their time, which would otherwise wait for room to be needed.
+
+        Returns:
+            Whether there may be more. There may be a hundred thousand after days without power: nobody should wait
+            for all of them at once.
+        """
         cache = self._opened()
         if cache is None:
-            return
+            return False
         try:
-            cache.expire()
+            return bool(cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE)
         except _REFUSED as error:
             self._failed(error)
+            return False
 
-    def clear(self) -> int:
-        """Forgets all, and leaves no byte of it in a file; how many entries that were.
+    def clear(self) -> list[Path]:
+        """Begins anew; returns what is still to be erased, see `storage.files.give_up`.
 
         Raises:
-            CapacityError: the disk refuses.
+            OSError: the disk refuses.
         """
-        count = 0
         try:
-            if self._cache is not None:
-                count = len(self._cache)
             self._close()
-            erase(self._directory)
-        except _REFUSED as error:
-            raise CapacityError(f"The result cache {self._directory} cannot be erased: {error}.") from error
+            return give_up(self._directory)
         finally:
+            self.damage = ""
             self._cache = self._open()
-        return count
 
     def close(self) -> None:
         """Closes the database; calling it twice is harmless."""
@@ -276,6 +278,16 @@ class _Database(diskcache.Cache):  # type: ignore[misc]  # diskcache has no type
         except (*_REFUSED, *_UNREADABLE):
             self.close()
             raise
+
+    def expire_some(self, limit: int) -> int:
+        """As `expire`, but no more than `limit`; how many that were."""
+        select = "SELECT rowid, filename FROM Cache WHERE expire_time < ? ORDER BY expire_time LIMIT ?"
+        with self._transact() as (sql, cleanup):
+            rows = sql(select, (time.time(), limit)).fetchall()
+            for row_id, filename in rows:
+                sql("DELETE FROM Cache WHERE rowid = ?", (row_id,))
+                cleanup(filename)
+        return len(rows)
 
 
 def _heals(error: Exception) -> bool:

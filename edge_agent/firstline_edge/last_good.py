@@ -7,6 +7,7 @@ that check a configuration do not use it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -75,13 +76,26 @@ def keep(state_dir: Path, found: Configuration) -> None:
 def _kept(file: Path, overrides: Mapping[str, object]) -> Iterator[Configuration]:
     """Copies of this file, from wherever the broken one and its surroundings say that the state is."""
     said: list[object] = [overrides.get("agent.state_dir"), os.environ.get(f"{PREFIX}AGENT__STATE_DIR")]
-    if file.is_file():
+    with contextlib.suppress(OSError):
         said += _STATE_DIR.findall(file.read_bytes().decode(errors="replace"))
+    said += _beside(file)
     for folder in (*said, AgentSection().state_dir):
         if isinstance(folder, str):
-            found = _read(file.resolve().parent / Path(folder).expanduser() / _NAME)
-            if found is not None and found.path == _name_of(file):
-                yield found
+            # What a broken file says may be no path at all: a zero in it, or the home of nobody.
+            with contextlib.suppress(ValueError, RuntimeError):
+                found = _read(file.resolve().parent / Path(folder).expanduser() / _NAME)
+                if found is not None and found.path == _name_of(file):
+                    yield found
+
+
+def _beside(file: Path) -> list[str]:
+    """This user's state directories in the file's folder, for when there is not a word left in the file."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(file.resolve().parent.glob(f"*/{_NAME}")):
+            if path.lstat().st_uid == os.geteuid():
+                found.append(str(path.parent))
+    return found
 
 
 def _read(path: Path) -> Configuration | None:

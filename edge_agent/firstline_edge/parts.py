@@ -35,6 +35,7 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
+from firstline_edge.outbox.schema import count_promises
 from firstline_edge.recorder import Recorder
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
@@ -43,6 +44,7 @@ from firstline_edge.wiring import cascade_options, hedge_options, make_cache, ma
 from firstline_edge.workers import Workers
 
 _SWEEP_S = 3600.0
+_SWEEP_PAUSE_S = 0.05  # requests go on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ async def open_parts(
         recorder = make_recorder(settings.log, state, metrics, clock)
         opened.callback(recorder.close)
         complaints, endings = Complaints(), Endings()
-        outbox = PatientOutbox(partial(open_outbox, settings, state, endings, clock), clock)
+        outbox = PatientOutbox(
+            partial(open_outbox, settings, state, endings, clock), partial(count_promises, state.outbox_path), clock
+        )
         opened.callback(outbox.close)
         audits = AuditRoom(settings.audit, state, models, clock)
         opened.push_async_callback(audits.close)
@@ -218,11 +222,11 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
 
 async def _forget_old(parts: Parts, clock: Clock) -> None:
     """Sees to it that nothing is kept for longer than the settings say, also where nothing new comes."""
-    outbox = await parts.outbox.opened()
     while True:
-        parts.cache.expire()
+        while parts.cache.expire():
+            await clock.sleep(_SWEEP_PAUSE_S)
         with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
-            await outbox.forget_old()
+            await parts.outbox.forget_old()
         await clock.sleep(_SWEEP_S)
 
 

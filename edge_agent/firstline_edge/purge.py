@@ -6,12 +6,13 @@ that does not run are erased here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_core.errors import CapacityError, RequestError
-from firstline_core.storage.files import erase
+from firstline_core.storage.files import erase, erase_all
 from firstline_edge import state
 
 if TYPE_CHECKING:
@@ -59,17 +60,21 @@ async def erase_running(parts: Parts, places: Collection[str]) -> None:
     """
     if unknown := set(places) - set(PLACES):
         raise RequestError(f"There is nothing called {sorted(unknown)[0]!r} to erase; there are {', '.join(PLACES)}.")
+    given_up: list[Path] = []
     try:
         if "outbox" in places:
             await parts.outbox.purge()
         if "cache" in places:
-            parts.cache.clear()
+            given_up += parts.cache.clear()
         if "samples" in places:
-            parts.audits.clear_samples()
+            given_up += parts.audits.clear_samples()
         if "decisions" in places:
-            parts.recorder.clear()
-    except OSError as error:
-        raise CapacityError(f"Not all could be erased: {error}.") from error
+            given_up += parts.recorder.clear()
+        await asyncio.to_thread(erase_all, given_up)  # as slow as the disk
+    except (OSError, CapacityError) as error:
+        raise CapacityError(
+            f"Not all could be erased: {error} Stop the agent and purge again; that needs no room on the disk."
+        ) from error
 
 
 def _size_bytes(path: Path) -> int:

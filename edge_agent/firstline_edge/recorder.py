@@ -153,13 +153,13 @@ class Recorder:
             )
         )
 
-    def clear(self) -> None:
-        """Erases the decision log.
+    def clear(self) -> list[Path]:
+        """Begins the decision log anew; returns the files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.
         """
-        self._decisions.clear()
+        return self._decisions.clear()
 
     def close(self) -> None:
         self._decisions.close()

@@ -99,7 +99,7 @@ class CacheSection(Section, frozen=True, kw_only=True):
 
 class PolicySection(Section, frozen=True, kw_only=True):
     kind: Kind = "certified"
-    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/operating.md."""
+    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/policies.md."""
     least_value: Share = 0.0
     """For value: P(edge wrong and full right) below which an answer is kept, however low the price."""
     threshold: float = 0.9
@@ -291,7 +291,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
 
     @property
     def state_dir(self) -> Path:
-        return Path(self.agent.state_dir).expanduser()
+        return _expanded(self.agent.state_dir)
 
 
 def load(
@@ -346,9 +346,19 @@ def _joined(settings: EdgeSettings) -> EdgeSettings:
     return replace(settings, agent=replace(settings.agent, device_id=identity.device), links=links)
 
 
+def _expanded(path: str) -> Path:
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError as error:  # a service or a container may run as a user that has none
+        raise ConfigError(f"'{path}' is below a home directory that there is not; name the folder in full.") from error
+    if "\0" in path:
+        raise ConfigError(f"{path!r} is no path: there is a zero byte in it.")
+    return expanded
+
+
 def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
     def anchored(path: str) -> str:
-        return str(folder / Path(path).expanduser()) if path else path
+        return str(folder / _expanded(path)) if path else path
 
     replace = msgspec.structs.replace
     key_file = settings.encryption.key_file

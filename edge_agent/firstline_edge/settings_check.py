@@ -52,10 +52,14 @@ def _has_prices(settings: EdgeSettings) -> bool:
 
 
 def _check_http(where: str, link: LinkSection) -> None:
+    if "@" in link.url:  # which is shown in logs and in `status`
+        raise ConfigError(
+            f"{where}.url names a user or a password; put the token into a file, and name that (token_file)."
+        )
     if not _is_url(link.url):
         raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
     if link.proxy and not _is_url(link.proxy):
-        raise ConfigError(f"{where}.proxy is '{link.proxy}'; name the proxy as http://HOST:PORT, or leave it out.")
+        raise ConfigError(f"{where}.proxy is no URL; name the proxy as http://HOST:PORT, or leave it out.")
 
 
 def _check_mqtt(where: str, link: LinkSection) -> None:

@@ -71,14 +71,19 @@ class StateDirectory:
         return samples_path(self.path)
 
     def takes_proof(self, told: str) -> bool:
-        """Whether the caller may write here: it has just left what it tells us in a file. Good for once."""
+        """Whether the caller may write here: it has just left what it tells us in a file. Good for once.
+
+        A wrong guess leaves the file to whom it belongs, who may ask in the same moment.
+        """
         path = proof_path(self.path)
         try:
             proof = path.read_bytes()
         except OSError:
             return False
+        if not proof or not hmac.compare_digest(proof, told.encode()):
+            return False
         _remove(path)
-        return bool(proof) and hmac.compare_digest(proof, told.encode())
+        return True
 
     def publish_url(self, url: str) -> None:
         """Notes where the agent listens, for `edge-agent status`; a disk that refuses costs that comfort only."""

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.fleet import Fleet, open_fleet
+from firstline.fleet import open_fleet
 from firstline_core.errors import ConfigError
 from firstline_core.names import Name
 from firstline_core.protocol.enrolment import DeviceState, Invitation
@@ -99,16 +99,16 @@ def revoke(
     gateway: GatewayOption,
     key_file: KeyFileOption = "",
     ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Refuse devices from now on, and end their connections; invited anew, one may come back."""
     with open_fleet(gateway, _key(key_file), ca) as fleet:
-        _revoke(fleet, names)
-
-
-def _revoke(fleet: Fleet, names: Sequence[str]) -> None:
-    for name in names:
-        fleet.revoke(name)
-        typer.echo(f"revoked {name}")
+        for name in names:
+            fleet.revoke(name)
+            if output is Output.TEXT:
+                typer.echo(f"revoked {name}")
+    if output is Output.JSON:
+        print_json({"revoked": names})
 
 
 def _key(file: str) -> str:
@@ -131,15 +131,19 @@ def _listed(file: Path) -> list[str]:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.DictReader(stream)
             if "name" not in (rows.fieldnames or ()):
-                raise ConfigError(f"{file} has no column 'name'; its first line names the columns.")
-            found = []
+                found = ", ".join(rows.fieldnames or ()) or "nothing"
+                raise ConfigError(
+                    f"{file} has no column 'name'; its first line has to name the columns, with commas, and says: "
+                    f"{found[:80]!a}."
+                )
+            names = []
             for row in rows:
                 name = (row["name"] or "").strip()
                 _check_name(name, f"{file}:{rows.line_num}: the name")
-                found.append(name)
+                names.append(name)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{file} cannot be read as CSV: {error}.") from error
-    return found
+    return names
 
 
 def _check_name(name: str, what: str) -> None:
@@ -147,7 +151,7 @@ def _check_name(name: str, what: str) -> None:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"{what} {name[:80]!a} is none; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first."
+            f"{what} {name[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
         ) from None
 
 

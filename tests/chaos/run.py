@@ -246,6 +246,7 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
+    "overload": lambda full, _seed: ["overload.py", "--seconds", "10" if full else "3"],
     "stampede": lambda _full, seed: ["stampede.py", "--seed", str(seed)],
     "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
 }

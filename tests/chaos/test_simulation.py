@@ -77,6 +77,7 @@ def acknowledges_before_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         queued = submit(self, operation)
         if getattr(operation, "func", None) is not promises.insert:
             return queued
+        queued.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody looks any more
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_result(True)
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -64,8 +65,11 @@ def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
 
 async def pooled(built: House, folder: Path) -> dict[str, int]:
     """Audits as the gateway's metrics count them."""
-    token = (folder / "device.token").read_text().strip()
-    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
+    create = ("key", "create", "reader", "--config", str(folder / "gateway.toml"))
+    key = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "firstline_gateway", *create], check=True, capture_output=True, text=True
+    )
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {key.stdout.strip()}"}) as client:
         metrics = (await client.get(f"{built.gateway_url}/metrics")).text
     counted = re.findall(r'firstline_gateway_audits_total\{.*result="(\w+)".*\} ([0-9.e+]+)', metrics)
     told = {result: int(float(count)) for result, count in counted}

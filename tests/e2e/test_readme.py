@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.broker import free_port
-from support.readme import MismatchError, Reader, environ, links, matches, shell_lines
+from support.readme import MismatchError, Reader, environ, links, matches, places, shell_lines
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
@@ -53,7 +53,7 @@ def left_for_git(folder: Path) -> set[str]:
     return {line.removeprefix("?? ") for line in listed.splitlines()}
 
 
-@pytest.mark.parametrize("page", ["bundles.md", "operating.md"])
+@pytest.mark.parametrize("page", ["bundles.md", "identities.md", "operating.md", "policies.md", "storage.md"])
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())
     assert reader.executed
@@ -76,9 +76,14 @@ def test_what_no_test_can_type_is_there() -> None:
         assert f"| `{extra}` |" in README
 
 
-def test_the_readme_leads_to_files_that_are_there() -> None:
-    for target in links(README):
-        assert (CHECKOUT / target).exists(), target
+def test_links_lead_to_places_that_are_there() -> None:
+    pages = [*(CHECKOUT / "docs").glob("*.md"), *CHECKOUT.glob("*.md")]
+    assert len(pages) > 10
+    for page in pages:
+        for file, place in links(page.read_text()):
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name}: {file}"
+            assert not place or place in places(target.read_text()), f"{page.name}: {file}#{place}"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -13,15 +14,31 @@ import httpx
 from support.agent import edge_settings, until
 from support.deliveries import answered, counted, picture
 from support.gateway import DIGITS, serving
+from support.identities import Device, invite
 from support.keys import bearer, create_key
 
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, Status, Wait
+from firstline_core.protocol.enrolment import parse_join_token
+from firstline_core.types import InferRequest, Route, Status, Tier, Wait
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.join import join_gateway
+from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.settings import load as load_edge
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import load
 
 LOAD = 8
+ALONE = 4  # promises made to nobody: so many are delivered at once when the gateway is back, more would be paced
+SOON = {"breaker.open_ms": 100, "breaker.open_max_ms": 500}
+TLS = """
+[api]
+port = 0
+[auth]
+refresh_s = 0.2
+[tls]
+enabled = true
+hosts = ["127.0.0.1"]
+"""
 
 
 def command(folder: Path, *arguments: str) -> None:
@@ -31,6 +48,13 @@ def command(folder: Path, *arguments: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def lose(folder: Path) -> None:
+    """All that a gateway wrote."""
+    for lost in folder.iterdir():
+        if lost.name != "gateway.toml":
+            shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
 
 
 async def promise(agent: EdgeAgent, seed: int) -> str:
@@ -53,19 +77,17 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
         old = open_gateway(settings)
         url = await first.enter_async_context(serving(old))
         link = {"kind": "http", "url": url, "token_file": str(tmp_path / "token")}
-        agent = await stack.enter_async_context(EdgeAgent(edge_settings(tmp_path / "device", links=[link])))
+        agent = await stack.enter_async_context(EdgeAgent(edge_settings(tmp_path / "device", links=[link], **SOON)))
         before = [await promise(agent, seed) for seed in range(LOAD)]
         backing_up = asyncio.create_task(asyncio.to_thread(command, folder, "backup", str(backup)))
         during = []
         while not backing_up.done():
             during.append(await promise(agent, LOAD + len(during)))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # a load, however busy the machine is
         await backing_up
         await first.aclose()
-        after = [await promise(agent, 10_000 + seed) for seed in range(LOAD)]  # to nobody
-        for lost in folder.iterdir():
-            if lost.name != "gateway.toml":
-                shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+        after = [await promise(agent, 10_000 + seed) for seed in range(ALONE)]
+        lose(folder)
 
         await asyncio.to_thread(command, folder, "restore", str(backup))
         settings = load(folder / "gateway.toml", overrides={"api.port": httpx.URL(url).port})
@@ -75,11 +97,63 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
         async def all_kept() -> bool:
             return agent.parts.outbox.depth == 0
 
-        await until(all_kept)
+        await until(all_kept, 60)
         for request_id in (*before, *during, *after):
             answer = (await agent.answer(request_id)).answer
             assert answer is not None
             assert answer.status is Status.FINAL
-        assert counted(new, "recorded") == answered(new) >= LOAD
+        assert counted(new, "recorded") == answered(new) >= ALONE
         async with httpx.AsyncClient(base_url=url, headers=shop) as client:  # its key was restored
             assert (await client.get("/v2/models/digits")).status_code == 200
+
+
+async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "gateway", tmp_path / "gateway.backup"
+    folder.mkdir()
+    (folder / "gateway.toml").write_text(f'{TLS}[models]\ndirectory = "{DIGITS}"\n')
+    settings = load(folder / "gateway.toml")
+    operator = bearer(create_key(settings.store, "ops", "operator"))
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(AsyncExitStack())
+        old = open_gateway(settings)
+        url = await first.enter_async_context(serving(old))
+        authority = old.identity.folder.open().active
+        believed = ssl.create_default_context(cadata=authority.pem)
+        keeper = await stack.enter_async_context(httpx.AsyncClient(base_url=url, verify=believed, headers=operator))
+        cam, gone, late = await invite(keeper, "cam", "gone", "late")
+        revoked = Device(tmp_path / "gone", url, authority.pem, "gone")
+        assert (await revoked.enrol(gone)).is_success
+        assert (await keeper.post("/firstline/v1/devices/gone/revoke")).status_code == 200
+        state_dir = tmp_path / "device"
+        await join_gateway(url, parse_join_token(cam), IdentityFiles(state_dir))
+        known = {"agent.state_dir": str(state_dir), "models.directories": [str(DIGITS)], "audit.per_hour": 0.0, **SOON}
+        agent = await stack.enter_async_context(EdgeAgent(load_edge(None, environ={}, overrides=known)))
+        await asyncio.to_thread(command, folder, "backup", str(backup))
+        await first.aclose()
+        promised = [await promise(agent, seed) for seed in range(ALONE)]
+        lose(folder)
+
+        await asyncio.to_thread(command, folder, "restore", str(backup))
+        settings = load(folder / "gateway.toml", overrides={"api.port": httpx.URL(url).port})
+        new = open_gateway(settings)
+        assert new.identity.folder.open().active.pem == authority.pem
+        await stack.enter_async_context(serving(new, port=settings.api.port))
+
+        async def all_kept() -> bool:
+            return agent.parts.outbox.depth == 0
+
+        await until(all_kept)  # let in by the certificate that it had
+        for request_id in promised:
+            answer = (await agent.answer(request_id)).answer
+            assert answer is not None and answer.status is Status.FINAL
+        assert agent.parts.identity.renewal is not None
+        await agent.parts.identity.renewal.renew()  # the authority's key is there
+        request = InferRequest("digits", (picture(99),), new_request_id(), route=Route.CLOUD, principal="local")
+        answer = (await agent.infer(request)).answer
+        assert answer is not None and answer.tier is Tier.CLOUD
+        async with revoked.client() as client:
+            assert (await client.get("/v2")).status_code == 401
+        assert (await Device(tmp_path / "late", url, authority.pem, "late").enrol(late)).is_success
+        assert (await Device(tmp_path / "again", url, authority.pem, "gone").enrol(gone)).status_code == 401
+        listed = await keeper.get("/firstline/v1/devices")  # by a key of before
+        assert {"cam", "gone", "late"} <= {device["device"] for device in listed.json()["devices"]}, listed.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,16 @@ from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt import MqttSettings
+from firstline_gateway.broker import keeper
 from firstline_gateway.broker.config import AUTHORITIES, GATEWAY_USER
-from firstline_gateway.broker.files import Revoked
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.known import Revoked
 
 pytestmark = pytest.mark.mosquitto
 
-# What docs/operating.md promises once the gateway knows of a revocation.
+# What docs/identities.md promises once the gateway knows of a revocation.
 ENDED_WITHIN_S = 5.0
 
 
@@ -132,6 +133,36 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
     assert owner.is_in
     assert await asyncio.to_thread(owner.publish, f"{PREFIX}/a/state") == "Success"
     owner.close()
+
+
+async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broker: GeneratedBroker) -> None:
+    """A gateway brings the files up to date before it runs; whoever stole a certificate may be in by then."""
+    room, thief = Room(broker), device(broker, "a")
+    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
+    room.keeper.start(gateways(broker))
+    await asyncio.to_thread(thief.wait, lambda: thief.gone)
+    await room.keeper.close()
+
+
+async def test_a_session_that_could_not_be_ended_is_ended_later(
+    broker: GeneratedBroker, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+
+    async def fails_first(settings: MqttSettings, devices: Sequence[str]) -> list[str]:
+        if failed.is_set():
+            return await end_sessions(settings, devices)
+        failed.set()
+        return list(devices)
+
+    monkeypatch.setattr(keeper, "end_sessions", fails_first)
+    monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
+    thief = device(broker, "a")
+    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.version += 1
+    await asyncio.to_thread(thief.wait, lambda: thief.gone)
+    assert failed.is_set()
 
 
 async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_returns(

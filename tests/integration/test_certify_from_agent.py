@@ -139,7 +139,7 @@ def test_options_that_do_not_go_together(running: Line, tmp_path: Path) -> None:
     refused = run(
         *(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--full-from", running.gateway.url), code=1
     ).stderr
-    assert "token" in refused
+    assert "API key" in refused
 
 
 async def test_a_device_that_wants_a_token_gets_it_from_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A deadline on its way from the device to the gateway, over both links: late work is dropped before it runs."""
+"""How urgent a request is, on its way to the gateway over both links: late work never runs, priorities go first."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ async def house(request: pytest.FixtureRequest, repository: Repository) -> Async
     await gateway._mqtt.close()
 
 
-def asked() -> InferRequest:
-    pixels = Tensor("image", np.full((1, 1), 3, np.float32))
-    return InferRequest("digits", (pixels,), new_request_id(), binary_output=True)
+def asked(value: float = 3, priority: int = 0) -> InferRequest:
+    pixels = Tensor("image", np.full((1, 1), value, np.float32))
+    return InferRequest("digits", (pixels,), new_request_id(), binary_output=True, priority=priority)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -107,6 +107,25 @@ async def test_the_gateway_knows_what_is_left(house: House) -> None:
     await until(lambda: house.executor.held == 1)
     house.executor.release()
     await waits
+
+
+async def test_a_higher_priority_goes_first(house: House) -> None:
+    first = await house.busy()
+    house.executor.release()
+    await first  # how long the model takes is known from here on
+    busy = await house.busy()
+    waits = []
+    for waiting, (value, priority) in enumerate(((30, 3), (31, 3), (32, 3), (10, 1)), 1):
+        waits.append(asyncio.create_task(house.link.infer(asked(value, priority), 20.0)))
+        await until(lambda waiting=waiting: house.waiting == waiting)  # type: ignore[misc]
+    house.executor.release()
+    await busy
+    while not all(wait.done() for wait in waits):
+        await until(lambda: bool(house.executor.held) or all(wait.done() for wait in waits))
+        if house.executor.held:
+            house.executor.release()
+    ran = {row: number for number, (_, batch) in enumerate(house.executor.batches) for rows in batch for row in rows}
+    assert ran[10] < ran[31] <= ran[32]  # though it came last
 
 
 async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository: Repository) -> None:

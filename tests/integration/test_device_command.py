@@ -46,6 +46,8 @@ async def test_a_token_that_is_printed_lets_the_device_join(gateway: Site, tmp_p
 
     revoked = await command(gateway, "revoke", "press-7")
     assert (revoked.exit_code, revoked.stdout) == (0, "revoked press-7\n")
+    again = await command(gateway, "revoke", "press-7", "-o", "json")
+    assert json.loads(again.stdout) == {"revoked": ["press-7"]}
     lines = (await command(gateway, "list")).stdout.splitlines()
     assert any("press-7" in line and "revoked" in line for line in lines)
 
@@ -72,10 +74,10 @@ async def test_a_list_of_devices_gets_a_file_each_or_one_for_all(gateway: Site, 
     ("arguments", "sentence"),
     [
         (("enroll",), "No device is named"),
-        (("enroll", "a/b"), "The device's name 'a/b' is none"),
+        (("enroll", "a/b"), "The device's name 'a/b' cannot be used"),
         (("enroll", "--csv", "nowhere.csv"), "cannot be read as CSV"),
         (("enroll", "x", "--key-file", "nowhere"), "--key-file: nowhere cannot be read"),
-        (("list", "--ca", "nowhere.pem"), "--ca nowhere.pem cannot be used"),
+        (("list", "--ca", "nowhere.pem"), "nowhere.pem cannot be used: No such file"),
     ],
 )
 async def test_what_makes_no_sense_is_a_sentence_and_exit_code_2(
@@ -99,7 +101,8 @@ async def test_a_line_of_the_list_that_is_no_name_is_named(gateway: Site, tmp_pa
     (tmp_path / "list.csv").write_text("name\ngood\nnot good\n")
     found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
     assert found.exit_code == 2
-    assert "list.csv:3: the name 'not good' is none" in found.stderr
-    (tmp_path / "list.csv").write_text("device\na\n")
+    assert "list.csv:3: the name 'not good' cannot be used" in found.stderr
+    (tmp_path / "list.csv").write_text("name;site\na;hall\n")
     found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")
-    assert "has no column 'name'" in found.stderr
+    assert "has no column 'name'; its first line has to name the columns, with commas" in found.stderr
+    assert "'name;site'" in found.stderr

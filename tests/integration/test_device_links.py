@@ -30,7 +30,7 @@ from firstline_edge.settings import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
-# What docs/operating.md promises: twice `auth.refresh_s`, and two seconds for the broker.
+# What docs/identities.md promises: twice `auth.refresh_s`, and two seconds for the broker.
 SILENT_WITHIN_S = 2 * 0.2 + 2.0
 _RNG = np.random.default_rng(7)
 

@@ -17,6 +17,7 @@ from support.gateway import serving
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import BudgetExceededError
+from firstline_core.storage.files import read_checked
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
 from firstline_edge.agent import EdgeAgent
@@ -132,7 +133,7 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         await clock.advance(3600)
         assert budget_of(agent)["spent"] == 0
         assert (await ask(agent, wanted[ended], route="cloud")).tier is Tier.CLOUD
-    assert json.loads((tmp_path / "spending.json").read_text())["ledgers"]["bytes/hour"]["spent"] > 0
+    assert json.loads(read_checked(tmp_path / "spending.json"))["ledgers"]["bytes/hour"]["spent"] > 0
 
 
 async def test_what_only_the_gateway_can_answer_is_refused_until_the_budget_is_anew(

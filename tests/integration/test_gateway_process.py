@@ -75,6 +75,8 @@ def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Pat
     events = [json.loads(line)["event"] for line in logged.splitlines()]
     assert events[-2:] == ["draining", "stopped"]
     assert "no API key and no device yet, so nobody may call" in events
+    loggers = {json.loads(line)["logger"].partition(".")[0] for line in logged.splitlines()}
+    assert loggers <= {"firstline_core", "firstline_gateway"}, "libraries say nothing at info that helps"
 
 
 def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:

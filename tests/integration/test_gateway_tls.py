@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,7 +26,7 @@ from support.logs import captured_lines
 from support.site import Site, refusal, site
 
 from firstline.async_client import AsyncClient
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
@@ -68,6 +68,13 @@ async def test_applications_believe_the_authority_that_they_are_told_of(
                 subprocess.run, [sys.executable, *status, *arguments], env=environment, capture_output=True, text=True
             )
             assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+        async with AsyncClient(at.url, token=key, ca_file=bundle) as client:
+            assert await client.ready()
+        async with AsyncClient(at.url, token=key) as client:
+            with pytest.raises(LinkDownError, match=r"is not believed: .* ca_file="):
+                await client.ready()
+        with pytest.raises(ConfigError, match=r"nowhere\.pem cannot be used: No such file"):
+            AsyncClient(at.url, ca_file="nowhere.pem")
         monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
         async with AsyncClient(at.url, token=key) as client:
             assert await client.ready()
@@ -128,7 +135,7 @@ async def test_the_gateways_own_certificate_follows_its_authority(tmp_path: Path
         assert tls is not None
         early, late = await at.enrolled("early"), await at.enrolled("late")
         following = ca.create_authority(ca.new_key(), time.time())
-        authorities.prepare_next(directory, following)
+        authorities.prepare_next(directory, following, time.time())
         assert await tls.refresh()
         answer = (await early.renew()).json()
         assert answer["ca"] == at.authority.pem + following.pem
@@ -310,3 +317,34 @@ async def test_an_authority_is_made_for_no_stranger(tmp_path: Path) -> None:
         (tmp_path / "identity").touch()
         refused = await at.keeper.post(DEVICES_PATH, json={"devices": ["press-7"]})
         assert (refused.status_code, "its log says why" in refused.text) == (503, True)
+
+
+async def test_who_keeps_a_connection_open_does_not_keep_the_gateway_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that reads nothing while it asks nothing, as httpx does, answers no TLS goodbye either."""
+    async with AsyncExitStack() as clients:
+        async with site(tmp_path) as at:
+            device = await clients.enter_async_context((await at.enrolled()).client())
+            assert (await device.get("/v2")).status_code == 200
+        assert [record.message for record in caplog.records if record.name == "uvicorn.error"] == []
+
+
+async def test_behind_a_proxy_attempts_to_enrol_count_for_whom_the_proxy_names(tmp_path: Path) -> None:
+    """One who guesses must not keep all others from enrolling; what he puts before the proxy's word counts nothing."""
+
+    async def attempt(client: httpx.AsyncClient, *named: str) -> int:
+        body = {"secret": "guess", "csr": csr(ca.new_key())}
+        reply = await client.post(ENROL_PATH, json=body, headers=[("X-Forwarded-For", one) for one in named])
+        return reply.status_code
+
+    async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
+        allowed = at.gateway.settings.identity.attempts_per_minute
+        tried = [await attempt(client, f"198.51.100.{number}, 192.0.2.1") for number in range(allowed + 2)]
+        assert tried[:allowed] == [401] * allowed
+        assert 429 in tried[allowed:]
+        assert await attempt(client, "198.51.100.7", "192.0.2.2") == 401
+        assert await attempt(client, "nonsense") == 401, "the proxy's own address"
+    async with behind_a_proxy(tmp_path / "other", "192.0.2.0/24") as (_, client):
+        tried = [await attempt(client, f"198.51.100.{number}") for number in range(allowed + 2)]
+        assert 429 in tried, "nobody else names an address"

@@ -80,6 +80,7 @@ async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: De
     code, out, _ = await device.join(gateway.url, "--token-file", token)
     assert code == 0
     assert "already joined" in out
+    assert "the token was not used; --force joins anew" in out
     assert device.files.device.read_bytes() == before
 
 
@@ -140,6 +141,7 @@ async def test_another_gateway_takes_over_only_where_it_is_told_so(
     [
         ("http://127.0.0.1:9", "flj_x.y", 2, "is not how a gateway is joined"),
         ("https://", "flj_x.y", 2, "is not how a gateway is joined"),
+        ("https://me:secret@127.0.0.1:9", "flj_x.y", 2, "names a user or a password"),
         ("https://127.0.0.1:9", "secret", 2, "This is no join token"),
         ("https://127.0.0.1:9", "flj_x.y", 2, "The join token is damaged"),
         ("https://127.0.0.1:9", f"flj_{'A' * 43}.{'A' * 43}", 1, "cannot be reached"),

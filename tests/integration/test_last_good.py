@@ -43,7 +43,7 @@ def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "firstline_edge", *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "zeros"])
 def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
     config, log = tmp_path / "edge.toml", tmp_path / "stderr"
     said = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
@@ -53,14 +53,10 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
     if damage == "gone":
         config.unlink()
-    else:
-        config.write_bytes(said[:-4].encode() if damage == "cut" else b'state_dir = "state"\n\xff\0' + said.encode())
-    if damage == "gone":  # nothing tells where the state is: as under systemd, the environment does, or a flag
-        first = edge_agent("run", "--config", str(config), "--port", "0")
-        assert first.returncode == 2
-        assert "There is no configuration file" in first.stderr
         assert edge_agent("status", "--config", str(config), "--set", state).returncode == 1  # found, but nobody runs
-        return
+    else:
+        garbage = b'state_dir = "state"\n\xff\0' + said.encode()
+        config.write_bytes({"cut": said[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
     with running(config, log) as url:
         status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
         assert status["device_id"] == "pump-7"
@@ -73,6 +69,18 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert f"problem {config}: " in asked.stdout
     assert edge_agent("doctor", "--config", str(config)).returncode != 0
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is nobody's relic
+
+
+def test_a_broken_configuration_elsewhere_needs_to_be_told_where_the_state_is(tmp_path: Path) -> None:
+    config, state = tmp_path / "etc" / "edge.toml", tmp_path / "lib" / "firstline"
+    config.parent.mkdir()
+    config.write_text(f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "{state}"\n')
+    with running(config, tmp_path / "stderr"):
+        pass
+    config.write_bytes(bytes(100))
+    assert edge_agent("run", "--config", str(config), "--port", "0").returncode == 2
+    told = edge_agent("status", "--config", str(config), "--set", f"agent.state_dir={state}")
+    assert told.returncode == 1, "found, but nobody runs"
 
 
 def test_a_first_start_with_a_broken_configuration_fails(tmp_path: Path) -> None:
@@ -121,3 +129,13 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
 async def test_a_bundle_above_the_limit_is_not_copied(tmp_path: Path) -> None:
     async with EdgeAgent(edge_settings(tmp_path / "state", models__copies_limit_bytes=0)):
         assert not (tmp_path / "state" / "bundles").exists()
+
+
+@pytest.mark.parametrize("said", ["/var/lib/x\0y", "~nobody-of-this-name/state"])
+def test_a_broken_configuration_that_names_no_path_is_said_in_a_sentence(tmp_path: Path, said: str) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f'[models\nstate_dir = "{said}"\n')
+    found = edge_agent("run", "--config", str(config), "--port", "0")
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert "is not valid TOML" in found.stderr

@@ -1,9 +1,12 @@
 """Outboxes that a disk has damaged: nothing wrong is given out, what is whole is kept, and the rest is told of."""
 
+import contextlib
 import random
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,11 @@ from support.faulty_disk import quick_folder
 from support.outbox_faults import Kept, filled, promise
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
 from firstline_edge.outbox import salvage
-from firstline_edge.outbox.schema import SCHEMA_VERSION
+from firstline_edge.outbox.patient import PatientOutbox
+from firstline_edge.outbox.schema import SCHEMA_VERSION, count_promises
 from firstline_edge.outbox.store import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
@@ -58,6 +63,20 @@ async def test_a_flipped_bit_costs_one_record_and_is_told(folder: Path, file: st
             content[bit // 8] ^= 1 << bit % 8
 
         lost, said = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=1)
+        assert said or not lost
+
+
+@pytest.mark.parametrize("when", ["created_wall_s FROM items", "stored_wall_s FROM answers"])
+async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None:
+    kept = await filled(folder / "kept", random.Random(17), closed=True, count=12)
+    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection:
+        (wall_s,) = connection.execute(f"SELECT {when} ORDER BY sequence LIMIT 1").fetchone()
+    for bit in range(0, 64, 3):
+
+        def flip(content: bytearray) -> None:
+            content[content.find(struct.pack(">d", wall_s)) + bit // 8] ^= 1 << bit % 8  # noqa: B023
+
+        lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=1)
         assert said or not lost
 
 
@@ -125,7 +144,7 @@ async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(folde
     connection = sqlite3.connect(kept.folder / "outbox.db")
     for table, column in (("items", "request"), ("items", "provisional"), ("answers", "response")):
         connection.execute(f"UPDATE {table} SET {column} = substr({column}, 18)")  # what follows the seal
-    connection.executescript("PRAGMA user_version = 3; PRAGMA application_id = 0;")
+    connection.executescript("DROP INDEX items_by_age; PRAGMA user_version = 3; PRAGMA application_id = 0;")
     connection.close()
     assert await kept.check(lost_most=0) == (0, "")
 
@@ -166,3 +185,38 @@ async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_
         assert found == [plain.request.request_id, hidden.request.request_id]
         assert outbox.damage == ""
         outbox.close()
+
+
+async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path) -> None:
+    path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
+    for seal in (right, wrong):
+        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        await outbox.put(promise())
+        outbox.close()
+    aside = path.with_name("outbox.db.damaged")
+    before = aside.read_bytes()
+    with pytest.raises(CapacityError, match=r"outbox.db.damaged was set aside before.*Put that file or that key back"):
+        Outbox(path, seal=right, clock=SimulatedClock())
+    assert aside.read_bytes() == before
+    aside.replace(path)
+    outbox = Outbox(path, seal=right, clock=SimulatedClock())
+    assert outbox.depth == 1
+    outbox.close()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path, closed: bool) -> None:
+    kept = await filled(folder / "kept", random.Random(18), closed=closed, count=9)
+    path = kept.folder / "outbox.db"
+    before = {file: file.read_bytes() for file in kept.folder.iterdir()}
+
+    def refused() -> Outbox:
+        raise CapacityError("The disk is full.")
+
+    outbox = PatientOutbox(refused, partial(count_promises, path), SimulatedClock())
+    assert outbox.depth == 6
+    assert outbox.size_bytes > 6 * 512
+    # What may be damaged in the log is not taken over by looking.
+    assert {file: content for file in kept.folder.iterdir() if (content := file.read_bytes())} == before
+    assert count_promises(folder / "nowhere") == (0, 0)
+    assert not (folder / "nowhere").exists()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from support.broker import free_port
 
 from firstline_core.types import Status
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.disk_cache import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
 
@@ -90,6 +94,8 @@ async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Pat
             reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": proof})
             assert reply.status_code == 403
         (tmp_path / "state" / "proof").write_bytes(b"told")
+        guess = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "guessed"})
+        assert guess.status_code == 403  # and does not use up somebody else's proof
         assert (
             await client.post(f"{url}/firstline/v1/purge", json={"places": ["x"], "proof": "told"})
         ).status_code == 400
@@ -121,3 +127,22 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
         await ask(agent)
         assert agent.parts.outbox.depth == 1
         assert any("outbox.db.damaged" in found["message"] for found in agent.status()["problems"])
+
+
+async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir, now_s = tmp_path / "state", time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s - 2 * 86_400)
+    kept = DiskCache(state_dir / "cache", limit_bytes=1 << 24, ttl_s=86_400)
+    for number in range(250):
+        kept.put(b"%d" % number, b"what a model said the day before yesterday")
+    kept.close()
+    monkeypatch.undo()
+    (state_dir / "outbox").write_text("in the way")
+    async with EdgeAgent(edge_settings(state_dir)) as agent:
+        assert agent.parts.outbox.problem
+        with contextlib.closing(sqlite3.connect(state_dir / "cache" / "cache.db")) as looking:
+            async with asyncio.timeout(10):
+                while looking.execute("SELECT count(*) FROM Cache").fetchone() != (0,):  # noqa: ASYNC110 (another thread writes)
+                    await asyncio.sleep(0.01)

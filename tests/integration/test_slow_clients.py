@@ -15,6 +15,7 @@ from support.gateway import DIGITS, GatedExecutor, serving
 
 from firstline_core.errors import QueueFullError
 from firstline_core.protocol import http_head
+from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api import bodies, http_protocol
 from firstline_gateway.gateway import Gateway
@@ -161,3 +162,14 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monke
                         continue
                     except OSError:
                         ended = True
+
+
+async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever reaches the port could hold as many connections as he likes, for as long as he likes."""
+    monkeypatch.setattr(bodies, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 10.0)
+    async with serving(gated()[0]) as url, connected(url) as (reader, writer):
+        writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 504")

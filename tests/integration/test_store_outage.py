@@ -14,12 +14,16 @@ import httpx
 import psycopg
 import pytest
 from chaos.proxy import FINE, ChaosProxy, Network
+from cryptography.hazmat.primitives.asymmetric import ec
 from support.databases import PostgreSql, find_postgresql
 from support.deliveries import counted, delivery, post, read, same
 from support.gateway import DIGITS, serving
+from support.identities import csr
 
+from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.settings import load
+from firstline_gateway.store import readers
 
 
 @asynccontextmanager
@@ -147,3 +151,27 @@ async def test_a_disk_may_be_full_and_have_room_again(small_disk: Path) -> None:
         (small_disk / "filler").unlink()
         await recovers(gateway, client, 1000)
         assert same(first, read(await post(client, before)))
+
+
+async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(
+    postgresql: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers who ask what only the store knows get a sentence, and the gateway ends when it is told to."""
+    monkeypatch.setattr(readers, "PATIENCE_S", 0.3)
+    async with ChaosProxy(postgresql.port) as network:
+        url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
+        directory = {"identity.directory": str(tmp_path / "identity"), "auth.tokens_file": str(tmp_path / "none")}
+        found = load(None, overrides={"models.directory": str(DIGITS), "store.url": url, **directory})
+        gateway = await asyncio.to_thread(open_gateway, found)
+        async with serving(gateway) as address, httpx.AsyncClient(base_url=address, timeout=20) as client:
+            await network.become(Network(stalled=True))
+            asked = {"secret": "guess", "csr": csr(ec.generate_private_key(ec.SECP256R1()))}
+            async with asyncio.timeout(10):
+                replies = await asyncio.gather(
+                    *(client.post(ENROL_PATH, json=asked) for _ in range(40)),
+                    *(client.get("/v2", headers={"Authorization": "Bearer guess"}) for _ in range(10)),
+                )
+            assert {reply.json()["code"] for reply in replies} == {"store_unavailable"}
+            async with asyncio.timeout(1):
+                assert await asyncio.to_thread(lambda: True), "a thread for what has nothing to do with the store"
+            await network.become(FINE)

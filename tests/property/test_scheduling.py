@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 from itertools import accumulate
 
 import pytest
@@ -113,6 +114,22 @@ def test_a_higher_priority_is_answered_first_and_a_lower_one_in_the_end() -> Non
     assert answered[1] > 0.9
     assert 0.1 < answered[3] < answered[1]
     assert not any(each.late for each in ended)
+
+
+def test_a_higher_priority_waits_less_where_many_go_together() -> None:
+    """Batches are filled by level too: if one request only of each were chosen by it, all would wait alike."""
+
+    async def play() -> list[Ended]:
+        load = Load({M: (0.010, 0.001)})
+        await load.warm(1, 2, 4, 8, 16, 32)
+        return await load.play(together(poisson(1, 200, 3.0, priority=1), poisson(2, 1500, 3.0, priority=3)))
+
+    ended = asyncio.run(play())
+    waited = {
+        level: [each.seconds for each in ended if not each.refused and each.asked.priority == level] for level in (1, 3)
+    }
+    assert statistics.median(waited[1]) < 0.2 * statistics.median(waited[3])
+    assert max(waited[3]) <= 10.0  # and nobody for ever: see `seconds` of `Bounds`
 
 
 def test_audits_go_below_everything_that_somebody_waits_for() -> None:

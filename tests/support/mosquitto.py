@@ -16,9 +16,10 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from support.broker import HOST, Broker, free_port
 
 from firstline_gateway.broker.config import AUTHORITIES, CONFIGURATION, GATEWAY_USER, Plan
-from firstline_gateway.broker.files import BrokerFolder, Revoked
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.known import Revoked
 
 PREFIX = "firstline/v1"
 _TIMEOUT_S = 5.0

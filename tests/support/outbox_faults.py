@@ -126,6 +126,10 @@ class Kept:
         """
         outbox = Outbox(self.folder / "outbox.db", LIMITS, clock=SimulatedClock())
         try:
+            # A time that was damaged ends no other promise, and no other answer makes room for it.
+            assert await outbox.overdue(3600.0, 1_000_000) == []
+            await outbox.put(newer := promise())
+            await outbox.finish(newer.request.request_id, response(newer.request, Status.FINAL, rows=3))
             for item in await outbox.pending(1_000_000):
                 assert self.promises[item.request.request_id] == _packed(item)
             there = {item.request.request_id for item in await outbox.pending(1_000_000)}

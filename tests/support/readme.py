@@ -253,8 +253,15 @@ def environ(home: Path, **more: str) -> dict[str, str]:
     return kept | {"PATH": path, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"} | more
 
 
-def links(page: str) -> Iterator[str]:
-    """The files that the page links to."""
+def links(page: str) -> Iterator[tuple[str, str]]:
+    """The files that the page links to ("" is itself), and the places in them ("" is all of it)."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page):
         if "://" not in target:
-            yield target.partition("#")[0]
+            file, _, place = target.partition("#")
+            yield file, place
+
+
+def places(page: str) -> set[str]:
+    """What links may name in a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

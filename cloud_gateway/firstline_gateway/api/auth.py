@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -78,6 +79,18 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
     return caller
 
 
+def address_of(identity: Identity, connection: HTTPConnection) -> str:
+    """Where a request comes from; a trusted proxy appends to X-Forwarded-For for whom it asks."""
+    address = connection.client.host if connection.client is not None else ""
+    if not identity.trusts(address):
+        return address
+    forwarded = ",".join(connection.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
+    try:
+        return str(ipaddress.ip_address(forwarded))
+    except ValueError:
+        return address
+
+
 async def presented_by(identity: Identity, connection: HTTPConnection) -> Presented | None:
     """The certificate that the caller's end of the connection, or a trusted proxy, has shown; not judged yet.
 
@@ -85,8 +98,7 @@ async def presented_by(identity: Identity, connection: HTTPConnection) -> Presen
         UnauthorizedError: what the proxy says cannot be used.
     """
     if identity.proxy_header and connection.client is not None and identity.trusts(connection.client.host):
-        found = await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
-        if found is not None:
-            return found
+        # And no other: the proxy's own certificate would stand for every client without one.
+        return await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
     presented: Presented | None = connection.scope.get(SCOPE_KEY)
     return presented

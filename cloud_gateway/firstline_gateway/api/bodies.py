@@ -41,7 +41,7 @@ class BodyBudget:
 
         async def counted(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
             nonlocal mine_bytes
-            async for chunk in _in_time(chunks):
+            async for chunk in in_time(chunks):
                 if self._of_principal[principal] + len(chunk) > self._limit_bytes - self._taken_bytes - len(chunk):
                     raise QueueFullError(
                         f"Your requests under way hold {self._of_principal[principal]} bytes, and "
@@ -62,7 +62,12 @@ class BodyBudget:
                 del self._of_principal[principal]
 
 
-async def _in_time(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def in_time(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """A body's chunks.
+
+    Raises:
+        RemoteTimeoutError: they come too slowly.
+    """
     received_bytes = 0
     start_s = asyncio.get_running_loop().time()
     try:

@@ -24,6 +24,8 @@ from firstline_gateway.identity.sessions import Sessions
 PIPELINE_LIMIT = 16
 # How long an answer waits for a client that does not read it.
 WRITE_TIMEOUT_S = 30.0
+# How long, when the process ends, a TLS connection that has its answer may take to say goodbye; many clients never do.
+_GOODBYE_S = 0.5
 _REFUSAL = refusal()
 
 
@@ -80,6 +82,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def shutdown(self) -> None:
+        """uvicorn's, when the process ends."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
@@ -143,7 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refused_unread(self) -> bool:
         self._refused = False
-        if not self.url.endswith(b"/infer"):
+        if not self.url.partition(b"?")[0].endswith(b"/infer"):
             return False
         shown = self._unread.shown(self._presented.serial if self._presented else "", self.headers)
         self.scope[SHOWN] = shown  # type: ignore[literal-required]  # a key of ours

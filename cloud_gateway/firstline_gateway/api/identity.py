@@ -23,7 +23,8 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.protocol.http import Reply, read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_gateway.api.auth import authorize, presented_by
+from firstline_gateway.api.auth import address_of, authorize, presented_by
+from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
 
@@ -68,8 +69,8 @@ async def read_authorities(request: Request) -> Response:
 )
 async def enrol(request: Request) -> Response:
     asked = await _read(request, EnrolRequest, _STRANGERS)
-    address = request.client.host if request.client is not None else ""
-    return _json(await gateway_of(request).identity.devices.enrol(asked, address))
+    identity = gateway_of(request).identity
+    return _json(await identity.devices.enrol(asked, address_of(identity, request)))
 
 
 @enrolment.post(
@@ -113,8 +114,9 @@ async def _read(request: Request, kind: type[_T], limits: Limits) -> _T:
     Raises:
         RequestError: it is none, or says something else.
         PayloadTooLargeError: over the limit.
+        RemoteTimeoutError: it comes too slowly.
     """
-    body = await read_body(request.stream(), request.headers, limits)
+    body = await read_body(in_time(request.stream()), request.headers, limits)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

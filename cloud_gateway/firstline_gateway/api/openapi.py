@@ -6,22 +6,29 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from firstline_core.protocol.openapi import MODEL, VERSION, short_infer, v2_infer
+from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, refusals, short_infer, v2_infer
 
 
 def describe(app: FastAPI) -> None:
-    """Puts the raw routes into the app's description."""
+    """Puts the raw routes into the app's description, and what each route may refuse with."""
     framework = app.openapi
 
     def whole() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = framework()
+            for operation in (each for methods in schema["paths"].values() for each in methods.values()):
+                operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
+                operation["responses"] |= refusals()
             schema["paths"] |= {
                 "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
                 "/v2/models/{model}/versions/{version}/infer": {"post": v2_infer("Run a version.", MODEL, VERSION)},
                 "/firstline/v1/models/{model}/infer": {
                     "post": short_infer(
-                        route={"enum": ["auto", "cloud"]}, timeout={"type": "integer", "description": "Microseconds."}
+                        route={"enum": ["auto", "cloud"]},
+                        privacy={"enum": ["any"]},
+                        wait={"enum": ["final", "first"]},
+                        timeout=TIMEOUT,
+                        priority=PRIORITY,
                     )
                 },
             }

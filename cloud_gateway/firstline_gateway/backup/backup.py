@@ -50,12 +50,13 @@ def back_up(settings: Settings, path: Path) -> Manifest:
         return file.finish(datetime.now(UTC).replace(microsecond=0), schema)
 
 
-def restore(settings: Settings, path: Path) -> Restored:
+def restore(settings: Settings, path: Path, *, authority_only: bool = False) -> Restored:
     """Restores a backup; the store may be on another database than it was.
 
     Args:
         settings: of a gateway that does not run, whose store and authority are not there.
         path: of the backup.
+        authority_only: leaves the store alone, which has what came after the backup.
 
     Raises:
         ConfigError: the file is no good, or there is something already; nothing was restored.
@@ -63,11 +64,13 @@ def restore(settings: Settings, path: Path) -> Restored:
     with archive.reading(path) as file:
         directory = Path(settings.identity.directory)
         names = _identity_names(file, path)
-        if names and directory.exists() and any(directory.iterdir()):
+        if names and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."
             )
-        rows = _restore_store(file, settings.store)
+        if authority_only and not names:
+            raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
+        rows = {} if authority_only else _restore_store(file, settings.store)
         for name in names:
             member = file.manifest.members[name]
             with file.open(name) as content:

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from cryptography import x509
 
@@ -22,20 +21,13 @@ from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities, write
+from firstline_gateway.identity.known import Revoked
 
 _SALT_BYTES = 12
 # The broker's certificate lives 90 days, as the gateway's own.
 _RENEW_BEFORE_S = 30 * 86_400.0
 
 log = logger(__name__)
-
-
-class Revoked(NamedTuple):
-    """A certificate that is refused: its serial number in hexadecimal, since when, and whose it is."""
-
-    serial: str
-    revoked_s: float
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +95,8 @@ class BrokerFolder:
             return  # the data lies elsewhere, and is the broker's own matter
         data = self.path / Path(self.plan.data_folder).relative_to(self.plan.folder)
         data.mkdir(mode=0o750, exist_ok=True)
+        if self._has_group:
+            self._hand_on(data, 0o2770)  # the broker writes here
 
     def _revocations(self, authorities: Authorities, revoked: list[Revoked], now_s: float) -> bool:
         """CRLs are dated and so never the same twice: written where they would list something else."""
@@ -152,13 +146,21 @@ class BrokerFolder:
             return False
         path = self.path / name
         write(path, text.encode(), private=private)
+        if private and self._has_group:
+            self._hand_on(path, 0o640)
+        return True
+
+    @property
+    def _has_group(self) -> bool:
+        """Whether the folder hands its group on: the broker runs as another user then, who is in it."""
+        return bool(self.path.stat().st_mode & stat.S_ISGID)
+
+    def _hand_on(self, path: Path, mode: int) -> None:
         try:
-            if private and self.path.stat().st_mode & stat.S_ISGID:
-                # The folder hands its group on: the broker runs as another user, who is in it.
-                path.chmod(0o640)
+            if stat.S_IMODE(path.stat().st_mode) != mode:
+                path.chmod(mode)
         except OSError as error:
             raise ConfigError(f"{path} cannot be given to the broker's group: {error.strerror}.") from error
-        return True
 
     def _text(self, name: str) -> str:
         try:

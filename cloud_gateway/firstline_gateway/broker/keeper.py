@@ -9,14 +9,17 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.broker.files import BrokerFolder, Revoked
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.known import Revoked
 
 # Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
 _RELOAD_S = 1.5
 # Nothing tells of a certificate that is about to end, or of another authority.
 _LOOK_S = 600.0
+# How soon sessions are ended of which the broker has not said that they are: it may only be out of reach from here.
+_RETRY_S = 30.0
 
 log = logger(__name__)
 
@@ -52,16 +55,19 @@ class BrokerKeeper:
         self._devices = devices
         self._refresh_s = refresh_s
         self._clock = clock
+        self._standing: set[str] = set()  # devices whose sessions are still to be ended
         self._task: asyncio.Task[None] | None = None
 
     def refresh(self) -> set[str]:
-        """Brings the folder up to date; the devices that are refused from now on. Blocks.
+        """Brings the folder up to date, and notes whose sessions are to be ended: the devices refused since. Blocks.
 
         Raises:
             ConfigError: the folder cannot be written.
         """
         now_s = self._clock.wall_s()
-        return self._folder.refresh(self._authorities(), self._revoked(now_s), self._devices(), now_s)
+        refused = self._folder.refresh(self._authorities(), self._revoked(now_s), self._devices(), now_s)
+        self._standing |= refused
+        return refused
 
     def start(self, connection: MqttSettings) -> None:
         """Begins to keep up.
@@ -80,17 +86,17 @@ class BrokerKeeper:
         seen, looked_s = -1, self._clock.monotonic_s()
         while True:
             now_s, version = self._clock.monotonic_s(), self._version()
-            if version == seen and now_s - looked_s < _LOOK_S:
+            if version == seen and now_s - looked_s < (_RETRY_S if self._standing else _LOOK_S):
                 await self._clock.sleep(self._refresh_s)
                 continue
             looked_s = now_s
             try:
-                refused = await asyncio.to_thread(self.refresh)
+                await asyncio.to_thread(self.refresh)
                 seen = version
-                if refused:
-                    log.info("the broker refuses revoked devices", devices=len(refused))
+                if self._standing:
+                    log.info("the broker refuses revoked devices", devices=len(self._standing))
                     await self._clock.sleep(_RELOAD_S)
-                    await end_sessions(connection, sorted(refused))
+                    self._standing = set(await end_sessions(connection, sorted(self._standing)))
             except FirstlineError as error:
                 log.error("the broker's files are not up to date", error=error.message)
                 await self._clock.sleep(self._refresh_s)

@@ -20,17 +20,18 @@ log = logger(__name__)
 
 
 async def end_sessions(settings: MqttSettings, devices: Iterable[str]) -> list[str]:
-    """Ends the sessions of devices, one after the other, and what the broker kept for them.
+    """Ends the sessions of devices, one after the other up to the first that fails, and what the broker kept for them.
 
     Args:
         settings: of the gateway's own connection.
         devices: their names, which are their client ids.
 
     Returns:
-        Those of which the broker did not say so; it may be away, and then no session stands.
+        Those of which the broker did not say so.
     """
-    left = []
-    for device in devices:
+    left = list(devices)
+    while left:
+        device = left[0]
         connection = Connection(
             replace(settings.renewed(), client_id=device),
             will=None,
@@ -41,10 +42,11 @@ async def end_sessions(settings: MqttSettings, devices: Iterable[str]) -> list[s
         try:
             await connection.open()
         except FirstlineError as error:
-            log.warning("a revoked device's MQTT session was not ended", device=device, error=error.message)
-            left.append(device)
+            log.warning("revoked devices' MQTT sessions not ended", devices=len(left), error=error.message)
+            return left
         finally:
             await connection.close()
+        del left[0]
     return left
 
 

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from firstline_core.clock import Clock
 from firstline_gateway.broker.config import Plan
-from firstline_gateway.broker.files import BrokerFolder, Revoked
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.known import Known
@@ -38,9 +38,7 @@ def broker_keeper(settings: Settings, authorities: AuthorityFolder, known: Known
         broker_folder(settings),
         authorities=authorities.open,
         version=lambda: known.version,
-        revoked=lambda now_s: [
-            Revoked(one.serial, one.revoked_s or now_s, one.device) for one in known.revoked_certificates(now_s)
-        ],
+        revoked=known.revoked,
         devices=lambda: known.revoked_devices,
         refresh_s=settings.auth.refresh_s,
         clock=clock,

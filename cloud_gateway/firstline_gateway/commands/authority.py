@@ -58,8 +58,9 @@ def _next(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import authorities, ca
 
     directory = _directory(arguments)
-    authorities.open_authorities(directory, time.time())
-    authorities.prepare_next(directory, _own(arguments) or ca.create_authority(ca.new_key(), time.time()))
+    now_s = time.time()
+    authorities.open_authorities(directory, now_s)
+    authorities.prepare_next(directory, _own(arguments) or ca.create_authority(ca.new_key(), now_s), now_s)
     return _shown(arguments, directory)
 
 

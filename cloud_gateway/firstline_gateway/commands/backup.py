@@ -15,6 +15,7 @@ def add_commands(commands: Any) -> None:
     made.add_argument("file", type=Path, metavar="FILE", help="which must not exist; it holds keys: keep it safe")
     taken = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
     taken.add_argument("file", type=Path, metavar="FILE")
+    taken.add_argument("--authority-only", action="store_true", help="where the store is well, and the authority lost")
 
 
 def _backup(arguments: argparse.Namespace) -> int:
@@ -33,11 +34,12 @@ def _backup(arguments: argparse.Namespace) -> int:
 def _restore(arguments: argparse.Namespace) -> int:
     from firstline_gateway.backup.backup import restore
 
-    restored = restore(settings_of(arguments), arguments.file)
+    restored = restore(settings_of(arguments), arguments.file, authority_only=arguments.authority_only)
     created = restored.manifest.created.isoformat()
+    what = "the authority" if arguments.authority_only else f"{sum(restored.rows.values())} rows"
     show(
         arguments,
-        f"restored {sum(restored.rows.values())} rows as of {created}",
+        f"restored {what} as of {created}",
         {"created": created, "schema": restored.manifest.schema, "rows": restored.rows},
     )
     return 0

@@ -33,7 +33,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from firstline_gateway.broker.files import Revoked
     from firstline_gateway.broker.wiring import broker_folder
     from firstline_gateway.identity.folder import AuthorityFolder
     from firstline_gateway.identity.known import Known, read_changes
@@ -54,7 +53,7 @@ def _write(arguments: argparse.Namespace) -> int:
         database.close()
     folder.refresh(
         AuthorityFolder(Path(found.identity.directory), SYSTEM_CLOCK).open(),
-        [Revoked(one.serial, one.revoked_s or now_s, one.device) for one in known.revoked_certificates(now_s)],
+        known.revoked(now_s),
         known.revoked_devices,
         now_s,
     )

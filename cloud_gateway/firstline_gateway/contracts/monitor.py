@@ -24,8 +24,9 @@ from firstline_core.types import Array, ContractNotice, InferRequest
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
-from firstline_gateway.contracts.pool import Pool, PoolKey, promise_of, promises
-from firstline_gateway.contracts.quota import Seen, share_per_hour
+from firstline_gateway.contracts.fleet import Fleet
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
+from firstline_gateway.contracts.quota import share_per_hour
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
@@ -75,15 +76,14 @@ class ContractMonitor:
             self._pools = {pool.key: pool for pool in store.pools(connection)}
             self._quotas = store.quotas(connection)
             self._contributors = store.devices(connection)
+            contributed = {key: store.contributions(connection, key) for key in self._pools}
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
-        self._seen: dict[ModelKey, Seen] = {}
+        self._fleet = Fleet()
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
-        self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
-        self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever did, by edge variant
         self._device_alarms = DeviceAlarms()
         self._promising: dict[ModelKey, bool] = {}  # whether audits can test anything of a version
         self._note_alarms()
-        self._remember()
+        self._fleet.remember(contributed, wall_s=clock.wall_s(), now_s=clock.monotonic_s())
         metrics.contracts(self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
@@ -123,7 +123,7 @@ class ContractMonitor:
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """How many devices asked for a version within the last hour."""
-        return self._devices_of_the_hour([model], self._clock.monotonic_s())
+        return self._fleet.of_the_hour([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
         """What devices' own audits broke, as they told within the last day, those under way first."""
@@ -139,26 +139,25 @@ class ContractMonitor:
         if device is None:
             return None
         model = served.key
-        now_s = self._clock.monotonic_s()
-        self._seen.setdefault(model, Seen()).see(device, now_s)
-        variant = self._variants.get(model, {}).get(device)
+        self._fleet.asks(model, device, self._clock.monotonic_s())
+        variant = self._fleet.variant(model, device)
         broken = self._alarms.get(model, ())
         alarm = variant in broken if variant is not None else bool(broken)
         quota = self.quota_per_device(model)
         # Said where there is no quota too: a device that has one learns that it was taken back.
         told = alarm or quota is not None or self._promises(served)
-        return ContractNotice(alarm, quota, self._devices_auditing(model, variant)) if told else None
+        return ContractNotice(alarm, quota, self._fleet.auditing(model, variant, self._contributors)) if told else None
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """What each device may escalate in an hour: of the operator's quota, or of what the gateway has for alarms."""
         now_s = self._clock.monotonic_s()
         own = self._quotas.get(model)
         if own is not None:
-            return share_per_hour(own, self._devices_of_the_hour([model], now_s))
+            return share_per_hour(own, self._fleet.of_the_hour([model], now_s))
         if model not in self._alarms:
             return None
         sharing = self._alarms.keys() - self._quotas.keys()
-        return share_per_hour(self._settings.escalations_per_hour, self._devices_of_the_hour(sharing, now_s))
+        return share_per_hour(self._settings.escalations_per_hour, self._fleet.of_the_hour(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
         """Takes up what an answered request says of its device's alarm, and has it counted where it is an audit.
@@ -177,7 +176,7 @@ class ContractMonitor:
             return
         key = promise_of(served.manifest, note)
         if key is not None:  # counted or not, it audits
-            self._note_auditing(model, device, key.edge_digest)
+            self._fleet.audits(model, device, key.edge_digest)
         if key is None:
             self._skip(Skipped.NOT_PROMISED, model, device, _OTHER_CERTIFICATE)
         elif not np.isfinite(probabilities).all():
@@ -196,7 +195,7 @@ class ContractMonitor:
         """
 
         def end(connection: Connection) -> list[PoolKey]:
-            ended = [pool.key for pool in store.pools(connection) if _model(pool.key) == model]
+            ended = [pool.key for pool in store.pools(connection) if model_of(pool.key) == model]
             store.give_up(connection, ended)
             return ended
 
@@ -260,7 +259,7 @@ class ContractMonitor:
         alarms: dict[ModelKey, set[str]] = {}
         for key, pool in self._pools.items():
             if pool.alarmed_s is not None:
-                alarms.setdefault(_model(key), set()).add(key.edge_digest)
+                alarms.setdefault(model_of(key), set()).add(key.edge_digest)
         self._alarms = alarms  # at once: the event loop reads it
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
@@ -274,43 +273,6 @@ class ContractMonitor:
         if served.key not in self._promising:
             self._promising[served.key] = promises(served.manifest)
         return self._promising[served.key]
-
-    def _devices_auditing(self, model: ModelKey, variant: str | None) -> int:
-        """How many share a device's promise; where its edge variant is not known, the most that share any."""
-        counts = {digest: len(devices) for digest, devices in self._auditing.get(model, {}).items()}
-        for key, devices in self._contributors.items():  # whichever replica heard of them
-            if _model(key) == model:
-                counts[key.edge_digest] = max(devices, counts.get(key.edge_digest, 0))
-        return counts[variant] if variant is not None else max(counts.values(), default=1)
-
-    def _note_auditing(self, model: ModelKey, device: str, edge_digest: str) -> None:
-        self._variants.setdefault(model, {})[device] = edge_digest
-        self._auditing.setdefault(model, {}).setdefault(edge_digest, set()).add(device)
-
-    def _devices_of_the_hour(self, models: Iterable[ModelKey], now_s: float) -> int:
-        return sum(self._seen[model].count(now_s) for model in models if model in self._seen)
-
-    def _remember(self) -> None:
-        """Takes up who audited before this process began, so that a quota is not divided among too few."""
-        wall_s, now_s = self._clock.wall_s(), self._clock.monotonic_s()
-        latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}
-        with self._database.reading() as connection:
-            contributed = {key: store.contributions(connection, key) for key in self._pools}
-        for key, contributions in contributed.items():
-            devices = latest.setdefault(_model(key), {})
-            for one in contributions:
-                devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
-                self._note_auditing(_model(key), one.device, key.edge_digest)
-        for model, devices in latest.items():
-            self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
-            seen = self._seen[model] = Seen()
-            for device, (last_s, _) in sorted(devices.items(), key=lambda item: item[1]):
-                seen.see(device, now_s - max(0.0, wall_s - last_s))
-            seen.count(now_s)
-
-
-def _model(key: PoolKey) -> ModelKey:
-    return ModelKey(key.bundle, key.version)
 
 
 def _tell(pool: Pool, devices: int) -> None:

@@ -19,6 +19,7 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.types import AuditNote
+from firstline_gateway.executors.base import ModelKey
 
 
 class PoolKey(NamedTuple):
@@ -60,6 +61,11 @@ class Pool:
         So weighted, no device counts for more by drawing less often, and 1 / propensity could grow without bounds.
         """
         return self.lost_weight / self.weight if self.weight else None
+
+
+def model_of(key: PoolKey) -> ModelKey:
+    """The version whose promise it is."""
+    return ModelKey(key.bundle, key.version)
 
 
 def opened(key: PoolKey, now_s: float) -> Pool:

@@ -11,9 +11,7 @@ order in which they came. Live escalations leave no record.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from sqlalchemy import Connection
@@ -27,14 +25,12 @@ from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.settings import Store
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.writer import GroupWriter
 
-# A device sends again what is not answered; it need not be kept waiting for a database that hangs.
-_PATIENCE_S = 5.0
 # After a refusal the store is left alone, and no model runs for what could not be kept.
 _REST_S = 1.0
 _RETRY_AFTER_S = 5.0
-_READERS = 4
 _HASHED_AT_ONCE_BYTES = 256 * 1024  # in less time than a thread takes to hand over
 
 Run = Callable[[], Awaitable[InferResponse]]
@@ -57,7 +53,6 @@ class Deliveries:
     def __init__(
         self, database: Database, writer: GroupWriter, settings: Store, *, metrics: GatewayMetrics, clock: Clock
     ) -> None:
-        self._database = database
         self._writer = writer
         self._settings = settings
         self._metrics = metrics
@@ -65,16 +60,13 @@ class Deliveries:
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
         self._rests_until_s = 0.0
         self._refusal = ""
-        self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="store-reader")
+        self._readers = Readers(database)
         with database.begin() as connection:
             self._started_s = clock.monotonic_s() - records.advance(connection, 0.0, settings.deliveries_age_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads that read; False where the database held one for longer than that."""
-        ending = threading.Thread(target=self._reading.shutdown, daemon=True)
-        ending.start()
-        ending.join(timeout_s)
-        return not ending.is_alive()
+        return self._readers.close(timeout_s)
 
     async def once(self, request: InferRequest, run: Run) -> InferResponse:
         """The answer to a delivery: of the first time, whenever that was.
@@ -152,14 +144,10 @@ class Deliveries:
     async def _content(self, request: InferRequest) -> bytes:
         if request.size_bytes <= _HASHED_AT_ONCE_BYTES:
             return records.content_of(request)
-        return await asyncio.get_running_loop().run_in_executor(self._reading, records.content_of, request)
+        return await asyncio.to_thread(records.content_of, request)
 
     async def _find(self, key: DeliveryKey) -> Record | None:
-        def find() -> Record | None:
-            with self._database.reading() as connection:
-                return records.find(connection, key)
-
-        return await self._ask(lambda: asyncio.get_running_loop().run_in_executor(self._reading, find))
+        return await self._ask(lambda: self._readers.ask(lambda connection: records.find(connection, key)))
 
     async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
         service_s, limit = self._service_s, self._settings.deliveries_limit
@@ -175,13 +163,10 @@ class Deliveries:
             self._metrics.delivery("refused")
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):  # a device sends again what is not answered
                 return await ask()
         except TimeoutError:
-            refused = StoreUnavailableError(
-                f"The store {self._database.shown} did not answer within {_PATIENCE_S:g} s.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
+            refused = silent(self._readers.database)
         except StoreUnavailableError as error:
             refused = error
         self._metrics.delivery("refused")

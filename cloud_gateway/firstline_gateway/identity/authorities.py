@@ -109,8 +109,10 @@ def import_authority(directory: Path, authority: Authority) -> None:
         _store(directory / _ACTIVE, authority)
 
 
-def prepare_next(directory: Path, authority: Authority) -> None:
+def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
     """Has another authority believed and made known beside the active one.
+
+    Its list of revoked certificates, empty as yet, goes to the others': whoever checks lists refuses what has none.
 
     Raises:
         ConfigError: one is prepared already, or the folder cannot be written.
@@ -118,6 +120,9 @@ def prepare_next(directory: Path, authority: Authority) -> None:
     with locked(directory):
         if (directory / _NEXT).exists():
             raise ConfigError(f"{directory / _NEXT} is there already; `ca switch` makes it the one that signs.")
+        if (directory / CRL_FILE).exists():
+            listed = read(directory / CRL_FILE) + ca.revocation_list(authority, (), now_s).encode()
+            write(directory / CRL_FILE, listed)
         _store(directory / _NEXT, authority)
 
 
@@ -226,7 +231,7 @@ def _load(file: Path) -> Authority:
     try:
         return ca.load_authority(content, content)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error.message}") from error
+        raise ConfigError(f"{file} is no authority's key with its certificate: {error.message}") from error
 
 
 def _store(file: Path, authority: Authority) -> None:

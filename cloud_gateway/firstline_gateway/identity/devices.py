@@ -35,7 +35,7 @@ from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper
 from firstline_gateway.identity.presented import Presented
-from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 
 # A device renews once in two months; this is for one that crashes each time before the answer is on its disk.
@@ -53,7 +53,7 @@ class Devices:
 
     Args:
         folder: of the authority.
-        database: read.
+        readers: of the store.
         writer: writes to it.
         gatekeeper: told of what changes.
         found: the settings.
@@ -65,7 +65,7 @@ class Devices:
     def __init__(
         self,
         folder: AuthorityFolder,
-        database: Database,
+        readers: Readers,
         writer: GroupWriter,
         gatekeeper: Gatekeeper,
         found: settings.Identity,
@@ -75,7 +75,7 @@ class Devices:
         clock: Clock,
     ) -> None:
         self._folder = folder
-        self._database = database
+        self._readers = readers
         self._writer = writer
         self._gatekeeper = gatekeeper
         self._settings = found
@@ -144,7 +144,8 @@ class Devices:
         key = ca.requested_key(request.csr)
         now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
         try:
-            if await asyncio.to_thread(self._is_open, sha256):  # what nobody invited costs no write
+            # What nobody invited costs no write.
+            if await self._readers.ask(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
                 enrolled = await self._write(lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s))
         except CapacityError:
@@ -183,8 +184,9 @@ class Devices:
         before_s = now_s - self._settings.renew_grace_days * _DAY_S - REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
+            renewed = enrolment.renew(on, device, presented.serial, issue, now_s)
             enrolment.forget_expired(on, before_s)
-            return enrolment.renew(on, device, presented.serial, issue, now_s)
+            return renewed
 
         certificate = await self._write(renew)
         if certificate is None:
@@ -212,29 +214,20 @@ class Devices:
         Raises:
             CapacityError: the store refuses.
         """
-
-        def read() -> DeviceList:
-            with self._database.reading() as connection:
-                found = enrolment.list_devices(connection, after, limit, self._clock.wall_s())
-            return DeviceList(tuple(found), found[-1].device if len(found) == limit else None)
-
-        return await asyncio.to_thread(read)
+        now_s = self._clock.wall_s()
+        found = await self._readers.ask(lambda on: enrolment.list_devices(on, after, limit, now_s))
+        return DeviceList(tuple(found), found[-1].device if len(found) == limit else None)
 
     def write_revocations(self) -> None:
         """Writes the list of revoked certificates for the broker, where there is an authority. Blocks."""
         if not self._folder.exists:
             return
         now_s = self._clock.wall_s()
+        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.known.revoked(now_s)]
         try:
-            authorities.write_revocations(
-                self._folder.directory, self._folder.open(), self._gatekeeper.known.revoked(now_s), now_s
-            )
+            authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, now_s)
         except ConfigError as error:
             log.error("revocation list not written", error=error.message)
-
-    def _is_open(self, sha256: str) -> bool:
-        with self._database.reading() as connection:
-            return enrolment.is_token(connection, sha256, self._clock.wall_s())
 
     async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
         authority = (await self._authorities()).active

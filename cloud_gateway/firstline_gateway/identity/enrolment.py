@@ -1,4 +1,8 @@
-"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. A function is one transaction."""
+"""Devices and their certificates in the store: invited, enrolled, renewed, revoked. A function is one transaction.
+
+Each that changes something takes its number (`next_version`) before anything else, so that they take turns: of two
+that hold what the other waits for, PostgreSQL would undo one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from firstline_core.protocol.enrolment import DeviceState
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
@@ -57,13 +61,13 @@ def invite(
         now_s: the wall time.
         expires_s: the wall time until which they enrol.
     """
-    for device, sha256 in secrets:
-        connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == device, JOIN_TOKENS.c.used_s.is_(None)))
-        connection.execute(
-            insert(JOIN_TOKENS).values(
-                sha256=sha256, device=device, created_by=by, created_s=now_s, expires_s=expires_s
-            )
-        )
+    next_version(connection)
+    unused = delete(JOIN_TOKENS).where(JOIN_TOKENS.c.device == bindparam("invited"), JOIN_TOKENS.c.used_s.is_(None))
+    connection.execute(unused, [{"invited": device} for device, _ in secrets])
+    made = {"created_by": by, "created_s": now_s, "expires_s": expires_s}
+    connection.execute(
+        insert(JOIN_TOKENS), [{"sha256": sha256, "device": device, **made} for device, sha256 in secrets]
+    )
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s))
 
 
@@ -88,8 +92,8 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
     Returns:
         None where there is no such token, it has expired, or another key used it.
     """
+    version = next_version(connection)
     unused = (JOIN_TOKENS.c.sha256 == sha256, JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s)
-    # Of several that come at once, on whatever replica, the database lets one change the row.
     taken = connection.execute(update(JOIN_TOKENS).where(*unused).values(used_s=now_s, key_hash=key_hash)).rowcount
     token = connection.execute(select(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256)).one_or_none()
     if not taken:
@@ -97,7 +101,6 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
             return None
         return Enrolled(token.device, token.certificate, again=True)
     assert token is not None  # noqa: S101 (this transaction has just changed it)
-    version = next_version(connection)
     _revoke_certificates(connection, token.device, version, now_s)
     known = connection.execute(
         update(DEVICES).where(DEVICES.c.name == token.device).values(enrolled_s=now_s, revoked_s=None, changed=version)
@@ -191,7 +194,7 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
 
 
 def forget_expired(connection: Connection, before_s: float) -> None:
-    """Deletes certificates that ended before a wall time, and join tokens that did."""
+    """Deletes certificates that ended before a wall time, and join tokens that did; after another change."""
     connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.not_after_s < before_s))
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < before_s))
 

@@ -37,7 +37,8 @@ class AuthorityFolder:
             ConfigError: the folder is no good.
         """
         with self._lock:
-            if self._found is None or self._seen != authorities.signature(self.directory):
+            present = authorities.signature(self.directory)
+            while self._found is None or self._seen != present:  # again where a command changed it meanwhile
                 self._found = authorities.open_authorities(self.directory, self._clock.wall_s())
-                self._seen = authorities.signature(self.directory)
+                self._seen, present = present, authorities.signature(self.directory)
             return self._found

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from sqlalchemy import Connection
+
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, RateLimitedError, UnauthorizedError
 from firstline_core.telemetry.logs import logger
@@ -20,7 +22,7 @@ from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.identity.known import ApiKey, Changes, Known, read_changes
 from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.sessions import Sessions
-from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import Readers
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1
@@ -34,7 +36,7 @@ class Gatekeeper:
     """Of one gateway; used on its event loop, but for the constructor.
 
     Args:
-        database: where devices and keys are kept.
+        readers: of the store, where devices and keys are kept.
         refresh_s: how often changes are taken over.
         grace_s: how long after its end a certificate can still be renewed.
         on_revoked: called in a thread once certificates were found to be revoked.
@@ -46,7 +48,7 @@ class Gatekeeper:
 
     def __init__(
         self,
-        database: Database,
+        readers: Readers,
         *,
         refresh_s: float,
         grace_s: float,
@@ -55,7 +57,7 @@ class Gatekeeper:
     ) -> None:
         self.sessions = Sessions()
         self.known = Known()
-        self._database = database
+        self._readers = readers
         self._refresh_s = refresh_s
         self._grace_s = grace_s
         self._on_revoked = on_revoked
@@ -65,7 +67,8 @@ class Gatekeeper:
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
         self._keeping: asyncio.Task[None] | None = None
-        self.known.apply(self._read())
+        with readers.database.reading() as connection:
+            self.known.apply(self._read(connection))
 
     def start(self) -> None:
         """Begins to take changes over."""
@@ -164,23 +167,22 @@ class Gatekeeper:
         await asyncio.shield(self._next)
 
     async def _refresh_next(self) -> None:
-        # Everybody who asks while this waits gets its result.
         await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self._clock.monotonic_s()))
-        self._next = None
-        await self._refresh()
+        async with self._lock:
+            self._next = None  # only here: everybody who asks while this waits gets its result
+            await self._refresh()
 
     async def _refresh(self) -> None:
-        async with self._lock:
-            self._began_s = self._clock.monotonic_s()
-            revoked = self.known.apply(await asyncio.to_thread(self._read))
-            if revoked:
-                ended = self.sessions.end(revoked)
-                log.info("certificates revoked", certificates=len(revoked), connections=ended)
-                await asyncio.to_thread(self._on_revoked)
+        """Takes changes over; one at a time."""
+        self._began_s = self._clock.monotonic_s()
+        revoked = self.known.apply(await self._readers.ask(self._read))
+        if revoked:
+            ended = self.sessions.end(revoked)
+            log.info("certificates revoked", certificates=len(revoked), connections=ended)
+            await asyncio.to_thread(self._on_revoked)
 
-    def _read(self) -> Changes:
-        with self._database.reading() as connection:
-            return read_changes(connection, self.known.version)
+    def _read(self, connection: Connection) -> Changes:
+        return read_changes(connection, self.known.version)
 
     async def _keep_fresh(self) -> None:
         """For ever; while the store is away, what was known goes on to hold."""
@@ -188,7 +190,8 @@ class Gatekeeper:
         while True:
             await asyncio.sleep(self._refresh_s)
             try:
-                await self._refresh()
+                async with self._lock:
+                    await self._refresh()
                 self.known.forget(self._clock.wall_s() - self._grace_s - REMEMBERED_S)
             except FirstlineError as error:
                 if error.message != trouble:

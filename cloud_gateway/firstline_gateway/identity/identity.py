@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 
 _DAY_S = 86_400.0
@@ -46,8 +48,9 @@ class Identity:
         self._trusted = proxy.networks(auth.trusted_proxies)
         self.folder = AuthorityFolder(Path(found.directory), clock)
         self._take_over(database, Path(auth.tokens_file))
+        self.readers = Readers(database)
         self.gatekeeper = Gatekeeper(
-            database,
+            self.readers,
             refresh_s=auth.refresh_s,
             grace_s=found.renew_grace_days * _DAY_S,
             on_revoked=self._write_revocations,
@@ -55,7 +58,7 @@ class Identity:
         )
         self.devices = Devices(
             self.folder,
-            database,
+            self.readers,
             writer,
             self.gatekeeper,
             found,
@@ -120,6 +123,9 @@ def check_files(settings: Settings) -> None:
     proxy.networks(settings.auth.trusted_proxies)
     _server_authority(settings.tls.ca_file)
     tls.check(settings.tls)
+    directory = Path(settings.identity.directory)
+    if (directory / authorities.BUNDLE_FILE).exists():  # else it is made when it is first needed
+        authorities.open_authorities(directory, time.time())
 
 
 def _server_authority(file: str) -> str:

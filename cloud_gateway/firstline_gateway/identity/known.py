@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -21,6 +21,14 @@ class Certificate:
     device: str
     not_after_s: float
     revoked_s: float | None
+
+
+class Revoked(NamedTuple):
+    """A certificate that is refused: its serial number in hexadecimal, since when, and whose it is."""
+
+    serial: str
+    revoked_s: float
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +101,10 @@ class Known:
         """Devices that were revoked, and have not enrolled again since."""
         return frozenset(self._revoked_devices)
 
-    def revoked_certificates(self, now_s: float) -> list[Certificate]:
-        """Revoked certificates that would otherwise still be valid."""
-        return [one for one in self._certificates.values() if one.revoked_s is not None and one.not_after_s > now_s]
-
-    def revoked(self, now_s: float) -> list[tuple[str, float]]:
-        """Serial numbers of the revoked certificates that would otherwise still be valid, and since when."""
+    def revoked(self, now_s: float) -> list[Revoked]:
+        """The revoked certificates that would otherwise still be valid."""
         return [
-            (one.serial, one.revoked_s)
+            Revoked(one.serial, one.revoked_s, one.device)
             for one in self._certificates.values()
             if one.revoked_s is not None and one.not_after_s > now_s
         ]

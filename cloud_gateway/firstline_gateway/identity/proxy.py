@@ -7,7 +7,6 @@ once more; that the client has its key is the proxy's word.
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -66,7 +65,7 @@ def read_header(values: Sequence[str], authorities: Authorities) -> Presented | 
         return None
     try:
         certificate = _certificate(values[0].strip())
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, x509.InvalidVersion) as error:  # binascii.Error is a ValueError
         raise UnauthorizedError("The proxy's header holds no certificate that can be read.") from error
     for authority in authorities:
         try:

@@ -135,6 +135,25 @@ def open_database(found: settings.Store) -> Database:
     return database
 
 
+def check(found: settings.Store) -> None:
+    """Asks the store, and makes nothing: a file that is not there yet is no fault.
+
+    Raises:
+        ConfigError: there is no such database, or it refuses.
+    """
+    existing = sqlite_file(found)
+    if existing is not None and not existing.exists():
+        return
+    database = connect(found)
+    try:
+        with database.reading() as connection:
+            connection.execute(text("SELECT 1"))
+    except StoreUnavailableError as error:
+        raise ConfigError(f"store.url: {error.message}") from error
+    finally:
+        database.close()
+
+
 def reason_of(error: Exception) -> str:
     """The driver's own words, in one line."""
     cause = getattr(error, "orig", None) or error

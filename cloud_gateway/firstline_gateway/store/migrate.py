@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, text
 
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from firstline_gateway.store.database import Database
@@ -17,6 +18,8 @@ VERSION_TABLE = "alembic_version"
 """Where alembic keeps the schema's number."""
 # Any number that nobody else who uses the server would take for a lock of theirs.
 _LOCK = 0x6669727374
+
+log = logger(__name__)
 
 
 def upgrade(database: Database) -> None:
@@ -73,3 +76,4 @@ def migrate(connection: Connection, to: str = "head") -> None:
     if found != head:
         config.attributes["connection"] = connection
         command.upgrade(config, to)
+        log.info("store brought up to date", schema_before=found, schema=schema_of(connection))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from firstline_core.protocol.openapi import MODEL, VERSION, refusals, short_infer, v2_infer
+from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, refusals, short_infer, v2_infer
 from firstline_edge.report import VERSION as AGENT_VERSION
 
 _REQUEST_ID = {
@@ -68,7 +68,8 @@ def description() -> dict[str, Any]:
                 route={"enum": ["auto", "edge", "cloud"]},
                 privacy={"enum": ["any", "local_only"]},
                 wait={"enum": ["final", "first"]},
-                timeout={"type": "integer", "description": "Microseconds."},
+                timeout=TIMEOUT,
+                priority=PRIORITY,
             )
         },
         "/firstline/v1/answers/{request_id}": _get("answers", "The latest answer under an id.", _REQUEST_ID, _FORM),

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from pathlib import Path
 
 from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
@@ -90,13 +91,16 @@ class AuditRoom:
             tasks.create_task(self.standings.keep_saving(), name="standings")
             tasks.create_task(self._tell_fleet(links), name="alarms")
 
-    def clear_samples(self) -> None:
+    def clear_samples(self) -> list[Path]:
         """Forgets which answers were found right and wrong; how the certificates stand is kept.
+
+        Returns:
+            The files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.
         """
-        self._samples.clear()
+        return self._samples.clear()
 
     async def close(self) -> None:
         """Keeps what is known; audits under way are lost."""

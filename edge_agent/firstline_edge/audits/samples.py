@@ -76,14 +76,14 @@ class SampleLog:
         """The latest kept answers of a record, oldest first."""
         return list(self._recent.get(key, ()))
 
-    def clear(self) -> None:
-        """Forgets all, on the disk too.
+    def clear(self) -> list[Path]:
+        """Forgets all; returns the files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.
         """
         self._recent.clear()
-        self._lines.clear()
+        return self._lines.clear()
 
     def close(self) -> None:
         self._lines.close()

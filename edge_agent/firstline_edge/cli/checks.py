@@ -170,7 +170,7 @@ def _fault(read: Callable[[str, str], object], file: str, setting: str) -> str:
     try:
         read(file, setting)
     except ConfigError as error:
-        return error.message
+        return error.message.removeprefix(f"{setting}: ")
     return ""
 
 

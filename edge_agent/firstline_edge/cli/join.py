@@ -32,6 +32,10 @@ def command(arguments: argparse.Namespace) -> int:
     known = None if arguments.force else files.read()
     if known is not None and _still_good(known, token, files):
         _print(arguments.output, known, settings, "already joined", files)
+        if arguments.output == "text":
+            say(
+                f"the identity in {files.folder} stays, the token was not used; --force joins anew (after a revocation)"
+            )
         return OK
     if known is not None and known.authority != token.ca_hash.hex():
         raise ConfigError(
@@ -73,6 +77,8 @@ def _checked(url: str) -> str:
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:
         has_host = False
+    if "@" in url:  # it is kept, and shown in logs; and a password does not belong on a command line
+        raise ConfigError("The gateway's address names a user or a password; a device is known by its certificate.")
     if not has_host or parts.scheme != "https" or parts.query or parts.fragment or not url.isprintable():
         raise ConfigError(f"'{url}' is not how a gateway is joined: give its address with TLS, https://HOST:PORT.")
     return url.rstrip("/")

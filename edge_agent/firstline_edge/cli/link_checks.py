@@ -19,6 +19,7 @@ from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, Re
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
+from firstline_core.protocol.mqtt_tls import disagreement
 from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
@@ -126,7 +127,7 @@ class _Handshake:
                 finally:
                     writer.close()
         except ssl.SSLError as error:
-            raise LinkDownError(f"The MQTT broker at {where} and this device do not agree on TLS: {error}.") from error
+            raise LinkDownError(disagreement(where, error)) from error
         except ConnectionError:
             return  # hung up upon the word
         except OSError as error:

@@ -152,7 +152,7 @@ def _by(certificate: dict[str, Any] | None) -> str:
     return f" or more: {kept} of {len(certificate['thresholds'])} classes are kept, each from a score of its own"
 
 
-_LINK_WORDS = {"refused": "refused: token or password", "probing": "down, being tried"}
+_LINK_WORDS = {"probing": "down, being tried"}
 
 
 def _link_line(name: str, link: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ class Credentials:
         """The same, of an answer's `Date` header."""
         try:
             self.heard(parsedate_to_datetime(date).timestamp())
-        except ValueError:
+        except (ValueError, OverflowError):
             log.debug("the gateway sent a date that is none", date=date[:40])
 
     def _load(self) -> None:

@@ -65,6 +65,7 @@ class IdentityFiles:
     """
 
     def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
         self.folder = state_dir / _FOLDER
         self.authorities = self.folder / "ca.pem"
         self.device = self.folder / "device.pem"

@@ -7,10 +7,11 @@ import random
 from collections.abc import Awaitable, Callable
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.exchange import renew
+from firstline_edge.identity.files import readable_identity
 
 # Devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
@@ -73,7 +74,8 @@ class Renewal:
         """Gets a certificate for a new key, keeps it, and has every link show it.
 
         Raises:
-            FirstlineError: the gateway does not answer or refuses, or the disk does; the present one goes on.
+            FirstlineError: the gateway does not answer or refuses, the disk does, or `join` was here meanwhile; the
+            present one goes on.
         """
         from firstline_edge.identity import keys  # `cryptography` is heavy, and needed once in months
 
@@ -83,6 +85,8 @@ class Renewal:
         credentials.heard(answer.now_s)
         authority = bytes.fromhex(known.authority)
         identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)
+        if await asyncio.to_thread(readable_identity, credentials.files.state_dir) not in (known, None):
+            raise ConfigError("The device has joined anew since this agent was started; start it anew.")
         await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
         credentials.renewed(identity)
         self.problem, self._due_s = "", self._draw()

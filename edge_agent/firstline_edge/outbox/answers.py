@@ -65,21 +65,25 @@ def _oldest(connection: sqlite3.Connection, of_these: str = "") -> tuple[int, in
     return found
 
 
-def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, int | None] | None:
-    """The final or expired answer under this id."""
-    row: tuple[bytes, int | None] | None = connection.execute(
-        "SELECT response, response_header FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
+def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[Encoded, float] | None:
+    """The final or expired answer under this id, and when it was stored."""
+    row = connection.execute(
+        "SELECT response, response_header, stored_wall_s FROM answers WHERE request_id = ? AND principal = ?",
+        (request_id, principal),
     ).fetchone()
-    return row
+    return None if row is None else (Encoded(row[0], row[1]), row[2])
 
 
-def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes, int | None]]:
-    """Ids, principals and bytes of the oldest answers that are still to be announced."""
-    return connection.execute(
-        "SELECT request_id, principal, response, response_header FROM answers WHERE announced = 0 "
+def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, Encoded, float]]:
+    """Ids, principals, bytes and times of the oldest answers that are still to be announced."""
+    rows = connection.execute(
+        "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers WHERE announced = 0 "
         "ORDER BY sequence LIMIT ?",
         (limit,),
-    ).fetchall()
+    )
+    return [
+        (request_id, principal, Encoded(body, header), wall_s) for request_id, principal, body, header, wall_s in rows
+    ]
 
 
 def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids: Collection[str]) -> None:

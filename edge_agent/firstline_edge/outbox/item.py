@@ -152,19 +152,20 @@ def unpack_provisional(
     )
 
 
-def seal_answer(encoded: Encoded, request_id: str, principal: str, seal: Seal) -> Encoded:
-    """A packed answer for the disk, under its id and for its principal."""
-    about = _about(_ANSWER, request_id, principal, encoded.header_length)
+def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s: float, seal: Seal) -> Encoded:
+    """A packed answer for the disk, under its id, for its principal and of its time."""
+    about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
     return replace(encoded, body=seal.close(encoded.body, about))
 
 
-def unpack_answer(body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal) -> InferResponse:
+def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:
     """The answer from the disk.
 
     Raises:
         FirstlineError: the bytes are not what `seal_answer` made.
     """
-    return unpack_response(_opened(seal, body, _about(_ANSWER, request_id, principal, header_length)), header_length)
+    about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
+    return unpack_response(_opened(seal, encoded.body, about), encoded.header_length)
 
 
 def _opened(seal: Seal, body: bytes, about: bytes) -> bytes:
@@ -178,6 +179,10 @@ def _about(kind: str, request_id: str, principal: str, header_length: int | None
 def _about_request(stored: StoredItem, created_wall_s: float) -> bytes:
     more = (stored.model, stored.version, stored.rows, float(created_wall_s))
     return _about(_REQUEST, stored.request_id, stored.principal, stored.request_header, *more)
+
+
+def _about_answer(header_length: int | None, stored_wall_s: float, request_id: str, principal: str) -> bytes:
+    return _about(_ANSWER, request_id, principal, header_length, float(stored_wall_s))
 
 
 def _positions(text: str, count: int) -> tuple[int, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.item import OutboxItem
@@ -21,6 +22,7 @@ class PatientOutbox:
 
     Args:
         make: opens the outbox.
+        count: promises and their bytes in an outbox that cannot be opened.
         clock: for when to try again.
 
     Attributes:
@@ -31,23 +33,26 @@ class PatientOutbox:
         ConfigError: a newer version wrote it.
     """
 
-    def __init__(self, make: Callable[[], Outbox], clock: Clock) -> None:
+    def __init__(self, make: Callable[[], Outbox], count: Callable[[], tuple[int, int]], clock: Clock) -> None:
         self._make = make
+        self._count = count
+        self._counted = (0, 0)
         self._clock = clock
         self._outbox: Outbox | None = None
+        self._closed = False
         self.problem = ""
         self.on_put: Callable[[OutboxItem], None] = lambda _item: None
         self._try()
 
     @property
     def depth(self) -> int:
-        """Promises that wait, as far as the disk lets them be counted."""
-        return self._outbox.depth if self._outbox is not None else 0
+        """Promises that wait."""
+        return self._outbox.depth if self._outbox is not None else self._counted[0]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of those."""
-        return self._outbox.size_bytes if self._outbox is not None else 0
+        return self._outbox.size_bytes if self._outbox is not None else self._counted[1]
 
     @property
     def damage(self) -> str:
@@ -62,8 +67,7 @@ class PatientOutbox:
         """
         while self._outbox is None:
             await self._clock.sleep(_RETRY_S)
-            if self._outbox is None:
-                self._try()
+            await asyncio.to_thread(self._try)  # which looks at the whole file, while requests go on
         return self._outbox
 
     async def put(self, item: OutboxItem) -> None:
@@ -83,16 +87,25 @@ class PatientOutbox:
         """
         return await self._now().answer(request_id, principal)
 
-    async def purge(self) -> int:
+    async def forget_old(self) -> None:
+        """See `Outbox.forget_old`.
+
+        Raises:
+            CapacityError: there is no outbox now; or what that raises.
+        """
+        await self._now().forget_old()
+
+    async def purge(self) -> None:
         """See `Outbox.purge`.
 
         Raises:
             CapacityError: there is no outbox now; or what that raises.
         """
-        return await self._now().purge()
+        await self._now().purge()
 
     def close(self) -> None:
         """See `Outbox.close`."""
+        self._closed = True
         if self._outbox is not None:
             self._outbox.close()
 
@@ -103,14 +116,18 @@ class PatientOutbox:
 
     def _try(self) -> None:
         try:
-            self._outbox = self._make()
+            outbox = self._make()
         except CapacityError as error:
             if not self.problem:
-                log.error("the disk refuses the outbox; no correction is promised", error=error.message)
-            self.problem = (
-                f"{error.message} Free space, or correct who may write there; until then nothing is promised."
-            )
+                self._counted = self._count()
+                log.error("there is no outbox; no correction is promised", error=error.message)
+            # What is wrong with a setting says itself what to do; all else is the disk.
+            disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
+            self.problem = f"{error.message}{disk} Until then nothing is promised."
         else:
+            if self._closed:  # meanwhile
+                outbox.close()
+                return
             if self.problem:
-                log.info("the outbox can be used again", items=self._outbox.depth)
-            self.problem = ""
+                log.info("the outbox can be used again", items=outbox.depth)
+            self._outbox, self.problem = outbox, ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
@@ -69,7 +70,14 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
             if _knows_keys(connection, seal):
                 undo.pop_all()
                 return Opened(connection, damage)
-        return _replaced(path, seal, "Some of it was encrypted with a key that encryption.key_file does not hold")
+        why = "Some of it was encrypted with a key that encryption.key_file does not hold"
+        # Whoever puts the right key back after a wrong one must not lose by that what the right one opens.
+        if (aside := path.with_name(path.name + DAMAGED)).exists():
+            raise CapacityError(
+                f"The outbox {path} cannot be used. {why}, and {aside.name} was set aside before, maybe for the same "
+                f"reason. Put that file or that key back, or move {aside.name} elsewhere."
+            ) from ConfigError(f"{why}.")
+        return _replaced(path, seal, why)
     except (OSError, sqlite3.Error) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
@@ -171,21 +179,30 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: b
             *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
             asked=asked != [0],
         )
-        if whole:
-            unpack(stored, float(created_wall_s), seal)
+        created_s = _genuine_time(stored, float(created_wall_s), seal)
+        if whole and created_s is None:
+            return
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
-        values = (sequence, request_id, principal, model, version, float(created_wall_s), positions, request, header)
+        values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
         more = (provisional, provisional_header, stored.size_bytes, stored.asked)
     except (FirstlineError, TypeError, ValueError):
         return
     connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
 
 
+def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> float | None:
+    """When a promise was made; None where its request cannot be read, to whose seal the time belongs: it is to end."""
+    try:
+        return unpack(stored, created_wall_s, seal).created_wall_s
+    except FirstlineError:
+        return None
+
+
 def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     sequence, request_id, principal, stored_wall_s, response, header, _size_bytes, *announced = row
     try:
-        unpack_answer(response, header, request_id, principal, seal)
-        values = (sequence, request_id, principal, float(stored_wall_s), response, header, len(response))
+        unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
+        values = (sequence, request_id, principal, stored_wall_s, response, header, len(response))
     except (FirstlineError, TypeError, ValueError):
         return
     connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != [0]))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError
@@ -51,13 +53,22 @@ _MIGRATIONS = (
     ALTER TABLE items ADD COLUMN asked INTEGER NOT NULL DEFAULT 1;
     CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
     """,
-    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended.
-    "",
+    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended. Ages are
+    # taken from their columns before a seal is opened: damage to those shows in an index.
+    "CREATE INDEX items_by_age ON items (created_wall_s);",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
 
 _BUSY_TIMEOUT_S = 5.0
+_COUNT_TIMEOUT_S = 30.0
+_COUNT = """
+import os, pathlib, sqlite3, sys
+database = sqlite3.connect(pathlib.Path(sys.argv[1]).absolute().as_uri() + "?mode=rw", uri=True)
+database.execute("PRAGMA locking_mode = EXCLUSIVE")
+print(*database.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone(), flush=True)
+os._exit(0)
+"""
 APPLICATION = 0x464C_0000
 """Stands in the file's head with the version, so that a damaged version is not taken for a newer one."""
 _SEALED_VERSION = 4
@@ -134,6 +145,22 @@ def open_writer(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def count_promises(path: Path) -> tuple[int, int]:
+    """How many promises an outbox holds that cannot be opened, and their bytes; zeros where that cannot be read.
+
+    A full disk has no room for the file by which connections share the log's index; who has the database alone keeps
+    the index in memory (https://www.sqlite.org/wal.html#noshm). A process of its own looks, and ends without closing:
+    to close is to take over and remove the log, which may be damaged.
+    """
+    try:
+        looking = [sys.executable, "-I", "-c", _COUNT, str(path)]
+        done = subprocess.run(looking, capture_output=True, timeout=_COUNT_TIMEOUT_S, check=True)  # noqa: S603 (ours)
+        items, size_bytes = map(int, done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0, 0
+    return items, size_bytes
 
 
 def accepted_frames(connection: sqlite3.Connection) -> int:

@@ -1,8 +1,8 @@
 """The durable outbox: promises of corrections, and the answers that kept them.
 
 What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
-the two tables stands in `promises.py` and `answers.py`, how old promises are in `ages.py`, what becomes of a damaged
-file in `replacement.py`.
+the two tables stands in `promises.py` and `answers.py`, how they are read back in `reading.py`, how old promises are
+in `ages.py`, what becomes of a damaged file in `replacement.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, RequestError, UnknownAnswerError
+from firstline_core.errors import CapacityError, RequestError
 from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
-from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.ages import Ages
@@ -32,20 +29,13 @@ from firstline_edge.outbox.item import (
     pack,
     pack_response,
     seal_answer,
-    unpack,
-    unpack_answer,
-    unpack_provisional,
 )
+from firstline_edge.outbox.reading import Reading
 from firstline_edge.outbox.replacement import open_or_replace
-from firstline_edge.outbox.schema import open_reader
 from firstline_edge.outbox.writer import GroupWriter, Totals
 from firstline_edge.settings import OutboxSection
 
 __all__ = ["Outbox", "OutboxItem"]
-
-log = logger(__name__)
-
-_T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
 _CHECKSUM = ChecksumSeal()
@@ -84,7 +74,6 @@ class Outbox:
         self._path = path
         self._limits = limits
         self._seal = seal
-        self._unreadable: set[str] = set()
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
         self._clock = clock
@@ -98,13 +87,12 @@ class Outbox:
             self._damage = opened.damage
             undo.callback(opened.connection.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(open_reader(path)))
+                self._reading = undo.enter_context(contextlib.closing(Reading(path, seal)))
                 totals = self._learn(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._writer = writer(opened.connection, totals, self._note_depth)
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     @property
     def depth(self) -> int:
@@ -119,7 +107,7 @@ class Outbox:
     @property
     def damage(self) -> str:
         """What the disk did to what was kept, in sentences; "" where nothing is known."""
-        count = len(self._unreadable)
+        count = len(self._reading.unreadable)
         lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
@@ -180,7 +168,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        found = await self._read(
+        return await self._readable(
             partial(
                 promises.oldest,
                 limit=limit,
@@ -189,7 +177,6 @@ class Outbox:
                 besides_asked=besides_asked,
             )
         )
-        return await self._unpacked(found)
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
         """The promises that are at least `age_s` old, oldest first, at most `limit`.
@@ -200,7 +187,7 @@ class Outbox:
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
-        return await self._unpacked(await self._read(lambda reader: promises.by_id(reader, request_ids)))
+        return await self._readable(partial(promises.by_id, request_ids=request_ids))
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
         """Stores the answer and removes the promise, both or neither. Does nothing without a promise.
@@ -218,7 +205,7 @@ class Outbox:
             answers.keep(
                 connection,
                 totals,
-                seal_answer(encoded, request_id, principal, self._seal),
+                seal_answer(encoded, request_id, principal, now_wall_s, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
@@ -236,24 +223,8 @@ class Outbox:
             self._endings.tell(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """The answer by its id: the final or expired one, or the provisional one while its promise stands.
-
-        Raises:
-            UnknownAnswerError: none is kept, or it is not this principal's.
-            CapacityError: the disk refuses.
-        """
-        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
-        for find, unpacked in ((promises.find_provisional, unpack_provisional), (answers.find, unpack_answer)):
-            row = await self._read(partial(find, request_id=request_id, principal=principal))
-            if row is not None:
-                try:
-                    return unpacked(*row, request_id, principal, self._seal)
-                except IntegrityError as error:
-                    self._unreadable.add(request_id)
-                    raise UnknownAnswerError(
-                        f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
-                    ) from error
-        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
+        """See `Reading.answer`."""
+        return await self._reading.answer(request_id, principal)
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""
@@ -266,20 +237,13 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._to_announce.clear()
-        found, lost = [], []
         try:
-            stored = await self._read(lambda reader: answers.unannounced(reader, limit))
-            for request_id, principal, body, header in stored:
-                self._to_announce.set()
-                try:
-                    found.append((request_id, unpack_answer(body, header, request_id, principal, self._seal)))
-                except FirstlineError as error:
-                    log.error("outbox answer unreadable", request_id=request_id, why=error.message)
-                    self._unreadable.add(request_id)
-                    lost.append(request_id)
+            found, lost = await self._reading.unannounced(limit)
         except BaseException:
             self._to_announce.set()
             raise
+        if found or lost:
+            self._to_announce.set()
         if lost:
             await self.note_announced(lost)
         return found
@@ -300,31 +264,28 @@ class Outbox:
         """
         await self._writer.run(self._evict)
 
-    async def purge(self) -> int:
-        """Forgets all promises and answers, and leaves no byte of them in a file; how many they were.
+    async def purge(self) -> None:
+        """Forgets all promises and answers, and leaves no byte of them in a file.
 
         Raises:
             CapacityError: the disk refuses.
         """
 
-        def forget(connection: sqlite3.Connection, totals: Totals) -> tuple[list[str], int]:
+        def forget(connection: sqlite3.Connection, totals: Totals) -> list[str]:
             connection.execute("PRAGMA secure_delete = ON")
             ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
-            count = len(ended) + connection.execute("DELETE FROM answers").rowcount
+            connection.execute("DELETE FROM answers")
             connection.execute("PRAGMA secure_delete = FAST")
             totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
-            self._writer.compact()
-            return ended, count
+            return ended
 
-        ended, count = await self._writer.run(forget)
-        for request_id in ended:
+        for request_id in await self._writer.run(forget):
             self._ages.forget(request_id)
             self._endings.tell(request_id, None)
-        erase(self._path.with_name(self._path.name + DAMAGED))
+        await self._writer.compact()
+        await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
-        self._unreadable.clear()
-        found: int = count
-        return found
+        self._reading.unreadable.clear()
 
     def age_s(self, item: OutboxItem) -> float:
         """How long ago the promise was made."""
@@ -341,33 +302,25 @@ class Outbox:
     def close(self) -> None:
         """Ends after what was put before is on the disk; the file can then be opened again."""
         self._writer.close()
-        self._reading.shutdown(wait=True)
-        self._reader.close()
+        self._reading.close()
 
-    async def _unpacked(self, stored_items: list[tuple[StoredItem, float]]) -> list[OutboxItem]:
-        found = []
-        for stored, created_wall_s in stored_items:
-            try:
-                found.append(unpack(stored, created_wall_s, self._seal))
-            except FirstlineError as error:
-                log.error("outbox item unreadable", request_id=stored.request_id, why=error.message)
-                self._unreadable.add(stored.request_id)
-                await self._give_up(stored)
+    async def _readable(
+        self, query: Callable[[sqlite3.Connection], list[tuple[StoredItem, float]]]
+    ) -> list[OutboxItem]:
+        found, lost = await self._reading.items(query)
+        for stored in lost:
+            await self._give_up(stored)
         return found
 
     async def _give_up(self, stored: StoredItem) -> None:
         """Ends a promise whose request nobody could ever send, so that it does not block those behind it."""
-        request_id = stored.request_id
-        try:
-            provisional = unpack_provisional(
-                stored.provisional, stored.provisional_header, request_id, stored.principal, self._seal
-            )
-        except FirstlineError:
-            await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
-            self._ages.forget(request_id)
-            self._endings.tell(request_id, None)
-        else:
+        request_id, provisional = stored.request_id, self._reading.provisional(stored)
+        if provisional is not None:
             await self.finish(request_id, expire(provisional))
+            return
+        await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
+        self._ages.forget(request_id)
+        self._endings.tell(request_id, None)
 
     def _evict(self, connection: sqlite3.Connection, totals: Totals) -> None:
         oldest_s = self._ages.wall_s(self._clock.wall_s()) - self._limits.answers_age_s
@@ -383,7 +336,7 @@ class Outbox:
         """Takes stock of what an earlier process left."""
         promises.correct_sizes(writer)
         answers.correct_sizes(writer)
-        one = self._reader.execute
+        one = self._reading.connection.execute
         items = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
         kept = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
         newest = "SELECT max(created_wall_s) AS s FROM items UNION ALL SELECT max(stored_wall_s) FROM answers"
@@ -393,9 +346,3 @@ class Outbox:
         if created:
             self._pending.set()
         return Totals(*items, *kept)
-
-    async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._reading, query, self._reader)
-        except sqlite3.Error as error:
-            raise CapacityError(f"The outbox could not be read: {error}. Is the disk failing?") from error

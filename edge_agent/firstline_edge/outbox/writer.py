@@ -50,7 +50,6 @@ class GroupWriter:
         self._totals = totals
         self._queue: SimpleQueue[tuple[Operation, asyncio.Future[Any]] | None] = SimpleQueue()
         self._closing = False
-        self._compacts = False
         self._trouble = ""
         self._start()
 
@@ -81,9 +80,13 @@ class GroupWriter:
         """Runs one operation; returns its result once it is on the disk, or raises as `submit` says."""
         return await self.submit(operation)
 
-    def compact(self) -> None:
-        """For an operation to call: after its group, what was deleted leaves no byte in the files."""
-        self._compacts = True
+    async def compact(self) -> None:
+        """Returns once what was deleted before has left no byte in the files.
+
+        Raises:
+            CapacityError: the disk refuses, or somebody reads; what was deleted stays so.
+        """
+        await self.run(_compact_after)
 
     def close(self) -> None:
         """Ends the thread, after it has written what was queued before."""
@@ -130,9 +133,6 @@ class GroupWriter:
                     outcomes.append(error)
             self._connection.execute("COMMIT")
             self._totals = totals
-            if self._compacts:
-                self._compacts = False
-                _compact(self._connection)
         except sqlite3.Error as error:
             self._note_trouble(str(error))
             return self._refuse(operations, error)
@@ -140,7 +140,21 @@ class GroupWriter:
             log.exception("outbox write broke", operations=len(operations))
             return self._refuse(operations, error)
         self._note_trouble("")
+        if _compact_after in operations:
+            compacted = self._compacted()  # of the group's other operations, which are on the disk, nothing is refused
+            return [
+                compacted if operation is _compact_after else outcome
+                for operation, outcome in zip(operations, outcomes, strict=True)
+            ]
         return outcomes
+
+    def _compacted(self) -> CapacityError | None:
+        try:
+            _compact(self._connection)
+        except sqlite3.Error as error:
+            log.error("outbox not compacted", error=str(error))
+            return _refusal(error)
+        return None
 
     def _note_trouble(self, trouble: str) -> None:
         """Logs each change once: a full disk refuses every request, and has no room for a line about each."""
@@ -152,7 +166,6 @@ class GroupWriter:
                 log.info("outbox writes again")
 
     def _refuse(self, operations: list[Operation], error: Exception) -> list[Any]:
-        self._compacts = False
         if self._connection.in_transaction:
             self._roll_back()
         return [_refusal(error) for _ in operations]
@@ -162,6 +175,10 @@ class GroupWriter:
             self._connection.execute("ROLLBACK")
         except sqlite3.Error:
             log.exception("outbox rollback failed")
+
+
+def _compact_after(_connection: sqlite3.Connection, _totals: Totals) -> None:
+    """Stands in a group for what can only be done after its commit."""
 
 
 def _compact(connection: sqlite3.Connection) -> None:

@@ -27,7 +27,7 @@ from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeErr
 from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, publish_parts
-from firstline_core.protocol.mqtt_tls import tls_context
+from firstline_core.protocol.mqtt_tls import disagreement, tls_context
 from firstline_core.telemetry.logs import logger
 
 _MISC_INTERVAL_S = 1.0  # how often paho looks at its keepalive
@@ -123,7 +123,7 @@ class Connection:
                 properties=properties,
             )
         except ssl.SSLError as error:
-            raise LinkDownError(f"The MQTT broker at {where} and this client do not agree on TLS: {error}.") from error
+            raise LinkDownError(disagreement(where, error)) from error
         except OSError as error:
             raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
         except (ValueError, MQTTException) as error:

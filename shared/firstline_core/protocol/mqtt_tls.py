@@ -7,6 +7,14 @@ import ssl
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.mqtt_messages import MqttSettings
 
+# RFC 8446, 6.2, in OpenSSL's spelling.
+_ALERTS = {
+    "ALERT_CERTIFICATE_REVOKED": "it was revoked; enrol with a new join token",
+    "ALERT_CERTIFICATE_EXPIRED": "by the broker's clock it has ended, or has not begun",
+    "ALERT_UNKNOWN_CA": "it is of an authority that the broker does not believe",
+    "ALERT_CERTIFICATE_REQUIRED": "there is none",
+}
+
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """None where the settings ask for no TLS.
@@ -33,3 +41,12 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
         named = ", ".join(str(file) for file in files if file is not None)
         raise ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
     return context
+
+
+def disagreement(where: str, error: ssl.SSLError) -> str:
+    """What a failed handshake means for whoever asks; OpenSSL names alerts of TLS alone."""
+    reason = str(error)
+    for alert, meaning in _ALERTS.items():
+        if alert in reason:
+            return f"The MQTT broker at {where} refuses this client's certificate: {meaning}."
+    return f"The MQTT broker at {where} and this client do not agree on TLS: {error}."

@@ -37,7 +37,10 @@ _REQUEST = {
     "required": ["inputs"],
     "properties": {
         "id": {"type": "string"},
-        "parameters": {"type": "object", "description": "timeout (microseconds), full_model_digest, ..."},
+        "parameters": {
+            "type": "object",
+            "description": "route, privacy, wait, timeout (microseconds), priority (1 is the highest), ...",
+        },
         "inputs": {"type": "array", "items": _TENSOR},
         "outputs": {"type": "array", "items": {"type": "object"}},
     },
@@ -57,6 +60,12 @@ _ERROR = {
     "required": ["error", "code"],
     "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
 }
+TIMEOUT = {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for none."}
+PRIORITY = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "1 is the highest, 2 the default, 3 the lowest; 0 for the default.",
+}
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -64,10 +73,13 @@ def refusals() -> dict[str, Any]:
     """The responses that any route may give instead of its own."""
     said = {
         "400": "The request does not say what it must.",
-        "401": "No valid token.",
+        "401": "No valid key, token or certificate.",
+        "403": "A valid one, but not for this.",
         "404": "No such model or version.",
-        "409": "The device's bundle names another full model.",
+        "409": "The device's bundle names another full model, or the request's id belongs to another.",
         "413": "Over a limit that the sentence names.",
+        "429": "This caller asks too often; Retry-After says when to come back.",
+        "500": "The model does not load or run, or a fault of ours.",
         "503": "No room now; Retry-After says when to come back.",
         "504": "The deadline passed before the request's turn.",
     }

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from firstline_core.storage.files import erase
+from firstline_core.storage.files import give_up
 from firstline_core.types import InferResponse
 
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"}\n?\Z')
@@ -92,14 +92,14 @@ class DecisionLog:
         self.close()
         self._stream, self._size_bytes = fresh, 0
 
-    def clear(self) -> None:
-        """Erases both files; the next line begins a fresh one.
+    def clear(self) -> list[Path]:
+        """Begins anew; returns the files that are still to be erased, see `storage.files.give_up`.
 
         Raises:
             OSError: the disk refuses.
         """
         self.close()
-        erase(self._path)
+        return give_up(self._path)
 
     def close(self) -> None:
         """Closes the file; calling it twice is harmless."""

@@ -17,6 +17,8 @@ from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _VALUE_LIMIT_CHARACTERS = 2000
+# At info httpx has a line about each request, and alembic some about each start, of which ours tell what matters.
+_TALKATIVE = ("alembic", "httpx")
 _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
 
 for _package in _PACKAGES:
@@ -85,8 +87,8 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # httpx says one line a request at info; ours says more.
-    logging.getLogger("httpx").setLevel(max(logging.WARNING, root.level))
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 
 
 def logger(name: str) -> BoundLogger:

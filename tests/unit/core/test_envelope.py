@@ -28,7 +28,7 @@ def published(asked: object = None, now_s: float = 100.0) -> Publication:
 
 
 def test_a_request_is_read_back() -> None:
-    asked = request(2, deadline_s=100.25, full_model_digest="ab" * 32)
+    asked = request(2, deadline_s=100.25, priority=1, full_model_digest="ab" * 32)
     publication = published(asked)
     assert publication.response_topic == "firstline/v1/cam/res"
     assert publication.correlation_data == b"17"
@@ -41,6 +41,7 @@ def test_a_request_is_read_back() -> None:
     assert read.principal == "cam"
     assert read.full_model_digest == "ab" * 32
     assert read.deadline_s == pytest.approx(7.25)
+    assert read.priority == 1
     assert read.inputs[0].array.tolist() == [b"image 0", b"image 1"]
 
 

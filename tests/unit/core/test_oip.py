@@ -136,13 +136,19 @@ class TestRequest:
             privacy=Privacy.LOCAL_ONLY,
             wait=Wait.FIRST,
             deadline_s=7.5,
+            priority=3,
             full_model_digest="sha256:cd",
         )
         encoded = encode_request(sent, now_s=5.0)
         got = decode_request("m", encoded.body, encoded.header_length, now_s=100.0, trust_request_id=True)
-        for name in ("id", "outputs", "binary_output", "route", "privacy", "wait", "full_model_digest", "request_id"):
+        for name in ("id", "outputs", "binary_output", "route", "privacy", "wait", "priority", "full_model_digest"):
             assert getattr(got, name) == getattr(sent, name)
+        assert got.request_id == sent.request_id
         assert got.deadline_s == pytest.approx(102.5)
+
+    @pytest.mark.parametrize(("said", "level"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (2**64 - 1, 3)])
+    def test_a_priority_below_the_lowest_level_is_the_lowest(self, said: int, level: int) -> None:
+        assert decode_request("m", body(parameters={"priority": said}), None).priority == level
 
     def test_a_deadline_that_has_passed_is_not_sent_as_none(self) -> None:
         encoded = encode_request(request(deadline_s=1.0), binary=False, now_s=9.0)
@@ -180,6 +186,9 @@ class TestRequest:
             ({"timeout": 0.5}, "microseconds"),
             ({"timeout": True}, "microseconds"),
             ({"timeout": "10"}, "microseconds"),
+            ({"priority": -1}, "1 .the highest. to 3"),
+            ({"priority": "1"}, "1 .the highest. to 3"),
+            ({"priority": True}, "1 .the highest. to 3"),
             ({"binary_data_output": 1}, "true or false"),
             ({"full_model_digest": 1}, "string"),
             ({"request_id": 7}, "string"),

@@ -122,12 +122,12 @@ def test_the_query() -> None:
         IMAGE,
         b"a",
         "",
-        {"route": "edge", "privacy": "local_only", "wait": "first", "timeout": "500000"},
+        {"route": "edge", "privacy": "local_only", "wait": "first", "timeout": "500000", "priority": "1"},
         now_s=3.0,
         principal="app",
     )
     assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
-    assert (request.deadline_s, request.principal) == (3.5, "app")
+    assert (request.deadline_s, request.priority, request.principal) == (3.5, 1, "app")
     assert short(IMAGE, b"a", timeout="0").deadline_s is None
 
 
@@ -139,6 +139,8 @@ def test_the_query() -> None:
         ({"timeout": "soon"}, "microseconds"),
         ({"timeout": "-1"}, "microseconds"),
         ({"timeout": "9" * 5000}, "microseconds"),
+        ({"priority": "high"}, "1 .the highest."),
+        ({"priority": "-1"}, "1 .the highest."),
     ],
 )
 def test_a_bad_query(query: dict[str, str], says: str) -> None:

@@ -12,6 +12,8 @@ from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import (
     copy_whole,
     erase,
+    erase_all,
+    give_up,
     make_folder,
     read_checked,
     set_aside,
@@ -95,6 +97,19 @@ def test_what_is_erased_is_overwritten_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "other", "witness"]
     assert (tmp_path / "elsewhere").read_bytes() == b"not ours"
     assert erase(tmp_path / "never" / "there") == 0
+
+
+def test_what_was_given_up_is_found_by_whoever_erases_next(tmp_path: Path) -> None:
+    (log := tmp_path / "log").write_bytes(b"secret")
+    (tmp_path / "log.1").write_bytes(b"secret too")
+    given_up = give_up(log)
+    log.write_bytes(b"begun anew")
+    assert erase_all(given_up) == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    give_up(log)  # and then the power went
+    assert not log.exists()
+    assert erase(log) == 10
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_is_private(tmp_path: Path) -> None:

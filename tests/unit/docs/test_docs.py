@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.gateway import GatedExecutor
-from support.readme import links
+from support.readme import links, places
 
 from firstline.workbench.spelling import USAGE
 from firstline_core.bundle.manifest import Manifest, Model
@@ -20,7 +20,9 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.openapi import description
 from firstline_edge.settings import load
+from firstline_gateway.api.app import create_app
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository
 from firstline_gateway.settings import Mqtt, Settings, Store
@@ -60,7 +62,9 @@ def test_no_unknown_reason_is_explained() -> None:
 
 def test_every_error_has_its_status() -> None:
     section = PROTOCOL.partition("## Errors")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE))
+    said = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
+    rows = dict(said)
+    assert len(said) == len(rows)  # each once
     assert rows == {code: str(status_of(kind("x"))) for code, kind in BY_CODE.items()}
 
 
@@ -75,6 +79,22 @@ def test_the_limits_are_the_default_ones() -> None:
         assert re.search(rf"\b{value}\b", section)
     assert f"| {DEFAULT_LIMITS.body_bytes >> 20} MiB | body" in section
     assert f"| {DEFAULT_LIMITS.json_bytes >> 20} MiB | JSON" in section
+
+
+async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> None:
+    section = PROTOCOL.partition("## Addresses")[2].partition("\n## ")[0]
+    settings = Settings(store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+    gateway = Gateway(settings, Repository({}), GatedExecutor())
+    served = create_app(gateway).openapi()["paths"] | description()["paths"]
+    await gateway.close()
+    told = set()
+    for cell in (line.split("|")[1] for line in section.splitlines() if line.startswith("| `")):
+        for path in re.findall(r"(/[^\s`,]+)", cell):
+            plain, optional = re.sub(r"\[.*?\]", "", path), path.replace("[", "").replace("]", "")
+            told |= {plain, optional}
+    behind = re.compile(r"/firstline/v1/contracts/")  # told on the page of operating
+    assert {path for path in served if not behind.match(path)} <= told
+    assert told <= set(served)
 
 
 def test_every_topic_and_user_property_is_named() -> None:
@@ -104,8 +124,10 @@ def test_every_step_and_manifest_key_is_named() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_leads_to_what_is_there_and_names_no_path_of_one_machine(page: Path) -> None:
     text = page.read_text()
-    for target in links(text):
-        assert (page.parent / target).exists(), target
+    for file, place in links(text):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not place or place in places(target.read_text()), f"{file}#{place}"
     assert not re.findall(r"(?:/home|/root|/tmp|/work|/Users)/\S*", text)
 
 

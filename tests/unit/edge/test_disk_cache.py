@@ -16,6 +16,7 @@ from typing import Any
 import diskcache
 import pytest
 
+from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
 from firstline_edge.disk_cache import BytesDisk, DiskCache, ForeignEntryError
 
@@ -218,16 +219,30 @@ def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch:
 
 def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
-    cache.put(KEY, b"v")
+    for number in range(150):
+        cache.put(b"%d" % number, b"v")
     now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 30)
+    cache.put(KEY, b"later")
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
-    cache.expire()
+    assert cache.expire()  # not all at once
+    assert not cache.expire()
+    assert len(cache._cache) == 1
+    assert cache.get(KEY) is not None
     monkeypatch.undo()
-    assert cache.clear() == 0
-    cache.put(KEY, b"v")
-    assert cache.clear() == 1
-    assert cache.get(KEY) is None
     cache.close()
+
+
+def test_an_erased_one_goes_on_at_once_and_leaves_nothing(directory: Path) -> None:
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache.put(KEY, b"v")
+    given_up = cache.clear()
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"new")
+    assert erase_all(given_up) > 0
+    assert cache.get(KEY) is not None
+    cache.close()
+    assert list(directory.parent.iterdir()) == [directory]
 
 
 def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path) -> None:

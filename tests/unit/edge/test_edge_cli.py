@@ -209,7 +209,7 @@ def test_status_in_words() -> None:
         "        not certified: its certificate is void",
         "problem /x: Broken.",
         "link    http http://g: down. Refused.",
-        "link    mqtt b:1883: refused: token or password. Unknown token.",
+        "link    mqtt b:1883: refused. Unknown token.",
         "link    mqtt-2 c:1883: unknown",
         "outbox  2 corrections to come, 10 bytes",
         "cache   1 results in memory, 5 bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -68,7 +69,8 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
             ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is ")
             for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
         ),
-        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is 'h:80'"),
+        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is no URL"),
+        ({"links": [{"kind": "http", "url": "http://me:secret@h"}]}, r"links\[0\].url names a user(?!.*secret)"),
         ({"links": [{"kind": "mqtt"}]}, r"links\[0\].host is empty"),
         (
             {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},
@@ -129,3 +131,13 @@ class TestSecrets:
         file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
         with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
             read_tokens(str(file), "api.token_file")
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name/state", "/var/lib/x\0y"])
+def test_a_folder_that_is_no_path_is_refused_in_a_sentence(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text(f"[agent]\nstate_dir = {json.dumps(folder)}\n")
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(file, environ={})
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(None, environ={}, overrides={"agent.state_dir": folder})

@@ -251,6 +251,15 @@ def test_another_authority_and_another_name_are_refused(tmp_path: Path, authorit
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context, "elsewhere.example.com")
 
 
+def test_a_date_that_is_none_is_passed_over(tmp_path: Path, authority: Authority) -> None:
+    files, identity = joined(tmp_path, authority)
+    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    before_s = credentials.floor.floor_s
+    for date in ("", "yesterday", "Mon, 01 Jan 2026 00:00:00 +99999999999999999999", "Mon, 01 Jan 0001 00:00:00 -0000"):
+        credentials.heard_date(date)
+    assert credentials.floor.floor_s == before_s
+
+
 class Renewing:
     """A renewal on a simulated clock, whose gateway answers or fails as the test says."""
 
@@ -310,3 +319,15 @@ async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_ol
     task.cancel()
     assert renewing.renewal.problem == ""
     assert renewing.credentials.files.device.read_text() != before
+
+
+async def test_it_overwrites_nothing_that_was_joined_meanwhile(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = Renewing(tmp_path, authority, monkeypatch)
+    files, anew = joined(tmp_path, Authority(), days=30)
+    before = files.device.read_text()
+    with pytest.raises(ConfigError, match="joined anew"):
+        await renewing.renewal.renew()
+    assert files.read() == anew
+    assert files.device.read_text() == before

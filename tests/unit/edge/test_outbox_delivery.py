@@ -34,10 +34,10 @@ class BusyOutbox(Outbox):
 
     at_work = ended = 0
 
-    async def _read(self, query: Any) -> Any:
+    async def _readable(self, query: Any) -> Any:
         self.at_work += 1
         try:
-            return await super()._read(query)
+            return await super()._readable(query)
         finally:
             self.at_work -= 1
             self.ended += 1

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
@@ -525,6 +526,24 @@ async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) ->
     assert outbox.depth == 200
     assert commits < 50
     assert outbox._writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    outbox.close()
+
+
+async def test_a_purge_that_somebody_reads_into_refuses_nobody_else(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, clock=clock)
+    outbox._writer._connection.execute("PRAGMA busy_timeout = 20")
+    await outbox.put(purged := item())
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.executescript("BEGIN; SELECT * FROM items;")
+        erased, put = await asyncio.gather(outbox.purge(), outbox.put(kept := item()), return_exceptions=True)
+        assert isinstance(erased, CapacityError)
+        assert put is None
+    assert [one.request.request_id for one in await outbox.pending(9)] == [kept.request.request_id]
+    await clock.advance(10)
+    assert outbox.oldest_age_s() == outbox.age_s(kept)
+    assert outbox.age_s(purged) == 0
+    await outbox.purge()
+    assert outbox.depth == 0
     outbox.close()
 
 

@@ -17,6 +17,7 @@ from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
 from firstline_gateway.settings import Store
 from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.readers import Readers
 
 NOW_S = 1_800_000_000.0
 # As `firstline-gateway token create` of version 0.1.0 wrote it; the token's text is "flt_" and the name.
@@ -36,7 +37,7 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 
 def gatekeeper(database: Database, clock: SimulatedClock | None = None) -> Gatekeeper:
-    return Gatekeeper(database, refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
+    return Gatekeeper(Readers(database), refresh_s=1, grace_s=0, clock=clock or SimulatedClock(wall_start_s=NOW_S))
 
 
 async def test_a_key_is_known_by_its_text_which_is_stored_nowhere(database: Database) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import HTTPConnection
-from support.databases import sqlite_store
+from support.databases import Kept, sqlite_store
 from support.keys import bearer, create_key
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ForbiddenError, UnauthorizedError
-from firstline_gateway.api.auth import Caller, authenticate, authorize
+from firstline_gateway.api.auth import Caller, authenticate, authorize, presented_by
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
 from firstline_gateway.identity.scopes import SCOPES
@@ -89,3 +89,18 @@ async def test_a_certificate_that_is_no_good_is_not_made_up_for_by_a_key(identit
     headers = bearer(create_key(sqlite_store(tmp_path), "shop"))
     with pytest.raises(UnauthorizedError, match="is no device's"):
         await authenticate(identity, connection(headers, presented=Presented(None, "0", 0.0, 0.0)))
+
+
+async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path: Path) -> None:
+    overrides = {
+        "auth.proxy_certificate_header": "X-Client-Cert",
+        "auth.trusted_proxies": ["192.0.2.7"],
+        "auth.tokens_file": str(tmp_path / "tokens.json"),
+        "identity.directory": str(tmp_path / "identity"),
+    }
+    with Kept(sqlite_store(tmp_path)) as kept:
+        identity = Identity(load(None, overrides=overrides), kept.database, kept.writer, clock=SYSTEM_CLOCK)
+        proxys = connection(presented=Presented("proxy", "1", 0.0, 1e12))
+        assert await presented_by(identity, proxys) is None
+        await identity.close()
+        assert identity.readers.close(5)

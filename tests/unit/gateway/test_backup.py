@@ -94,6 +94,19 @@ def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings
     assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")
 
 
+def test_the_authority_alone_comes_back_beside_a_store_that_is_well(filled: Settings, tmp_path: Path) -> None:
+    path, identity = tmp_path / "gateway.backup", Path(filled.identity.directory)
+    back_up(filled, path)
+    before = contents(filled.store)
+    with pytest.raises(ConfigError, match="is not empty; a restore overwrites nothing"):
+        restore(filled, path, authority_only=True)
+    for one in ("active.pem", "crl.pem"):
+        (identity / one).unlink()
+    assert restore(filled, path, authority_only=True).rows == {}
+    assert (identity / "active.pem").read_bytes() == b"active.pem" * 1000
+    assert contents(filled.store) == before
+
+
 def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from firstline_gateway.backup import tables
 

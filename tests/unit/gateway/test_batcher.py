@@ -296,3 +296,16 @@ async def test_a_caller_may_leave_while_its_request_runs() -> None:
     await bench.release()
     assert leaving.cancelled()
     assert (await staying).tolist() == [[4]]
+
+
+async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
+    bench = Bench(rows=2)
+    await bench.warm(1, 2)
+    tasks = [await bench.submit(request_of(1))]
+    tasks += [
+        await bench.submit(request_of(value, priority=level)) for value, level in ((2, 3), (3, 0), (4, 3), (5, 1))
+    ]
+    for _ in range(3):
+        await bench.release()
+    assert bench.batches == [[[1]], [[5], [3]], [[2], [4]]]
+    await asyncio.gather(*tasks)

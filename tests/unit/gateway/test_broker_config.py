@@ -68,8 +68,9 @@ def test_limits_come_from_the_plan() -> None:
 def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(
-        '[identity]\nbroker_host = "broker.example.com"\n[mqtt]\nenabled = true\nport = 8884\n'
-        '[broker]\ndirectory = "broker"\nseen_as = "/mosquitto/config"\n'
+        '[identity]\nbroker_host = "broker.example.com"\n[mqtt]\nenabled = true\n'
+        '[broker]\ndirectory = "broker"\nport = 28883\ngateway_port = 28884\npid_file = "broker.pid"\n'
+        'seen_as = "/mosquitto/config"\n'
     )
     found = load(file, environ={})
     folder = tmp_path / "broker"
@@ -79,6 +80,10 @@ def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path:
     made = broker_folder(found)
     assert (made.path, made.plan.folder, made.plan.data_folder) == (folder, FOLDER, FOLDER / "data")
     assert made.plan.body_bytes == found.api.body_limit_bytes
+    assert (found.identity.broker_port, found.mqtt.port) == (28883, 28884), "what is said once is not asked again"
+    assert made.plan.pid_file == str(tmp_path / "broker.pid")
+    mapped = load(file, environ={}, overrides={"identity.broker_port": 443, "mqtt.port": 28885})
+    assert (mapped.identity.broker_port, mapped.mqtt.port) == (443, 28885)
 
 
 @pytest.mark.parametrize(

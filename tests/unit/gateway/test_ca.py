@@ -111,7 +111,9 @@ def test_a_lost_key_is_not_made_up_for_in_silence(tmp_path: Path) -> None:
     (tmp_path / "backup").rename(tmp_path / "ca.key")
     open_authorities(tmp_path, NOW_S)
     (tmp_path / "ca.key").write_text("nonsense")
-    with pytest.raises(ConfigError, match=r"ca\.key: This is no certificate in PEM"):
+    with pytest.raises(
+        ConfigError, match=r"ca\.key is no authority's key with its certificate: This is no certificate in PEM"
+    ):
         open_authorities(tmp_path, NOW_S)
 
 
@@ -138,9 +140,9 @@ def test_one_authority_takes_over_from_another(tmp_path: Path) -> None:
     second = ca.create_authority(ca.new_key(), NOW_S)
     with pytest.raises(ConfigError, match="No authority is prepared"):
         authorities.switch(tmp_path)
-    authorities.prepare_next(tmp_path, second)
+    authorities.prepare_next(tmp_path, second, NOW_S)
     with pytest.raises(ConfigError, match="is there already"):
-        authorities.prepare_next(tmp_path, second)
+        authorities.prepare_next(tmp_path, second, NOW_S)
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [first.pem, second.pem]
     authorities.switch(tmp_path)
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
@@ -153,9 +155,23 @@ def test_one_authority_takes_over_from_another(tmp_path: Path) -> None:
 def test_a_switch_that_was_cut_short_is_ended(tmp_path: Path) -> None:
     first = open_authorities(tmp_path, NOW_S).active
     second = ca.create_authority(ca.new_key(), NOW_S)
-    authorities.prepare_next(tmp_path, second)
+    authorities.prepare_next(tmp_path, second, NOW_S)
     (tmp_path / "ca.key").rename(tmp_path / "previous.key")  # and then the power failed
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem, first.pem]
+
+
+def test_the_next_authority_has_a_list_of_revocations_before_it_signs(tmp_path: Path) -> None:
+    """nginx and Mosquitto refuse everybody of an authority without one."""
+    first = open_authorities(tmp_path, NOW_S)
+    authorities.write_revocations(tmp_path, first, [("1a", NOW_S)], NOW_S)
+    before = (tmp_path / "crl.pem").read_text()
+    second = ca.create_authority(ca.new_key(), NOW_S)
+    authorities.prepare_next(tmp_path, second, NOW_S)
+    text = (tmp_path / "crl.pem").read_text()
+    assert text.startswith(before)
+    listed = x509.load_pem_x509_crl(text.removeprefix(before).encode())
+    assert listed.is_signature_valid(second.key.public_key())
+    assert list(listed) == []
 
 
 def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: Path) -> None:
@@ -177,7 +193,7 @@ def test_the_gateways_own_certificate_is_made_anew_when_it_has_to_be(tmp_path: P
 
 def test_revocations_are_listed_by_every_authority_that_is_believed(tmp_path: Path) -> None:
     open_authorities(tmp_path, NOW_S)
-    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S))
+    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S), NOW_S)
     both = open_authorities(tmp_path, NOW_S)
     authorities.write_revocations(tmp_path, both, [("1a", NOW_S)], NOW_S)
     text = (tmp_path / "crl.pem").read_text()
@@ -204,5 +220,5 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
 
 def test_the_hash_in_a_token_is_that_of_the_first_certificate(tmp_path: Path) -> None:
     found = open_authorities(tmp_path, NOW_S)
-    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S))
+    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S), NOW_S)
     assert public_key_hash(open_authorities(tmp_path, NOW_S).pem) == public_key_hash(found.active.pem)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from secrets import token_hex
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Enrolled, Issued
@@ -105,7 +106,7 @@ def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Calla
     redeemed(database, invited(database, "a", "second"), issue, now_s=NOW_S + 5)
     with database.reading() as on:
         assert memory.apply(read_changes(on, memory.version)) == ["1"]
-    assert memory.revoked(NOW_S) == [("1", NOW_S + 5)]
+    assert memory.revoked(NOW_S) == [("1", NOW_S + 5, "a")]
     assert not memory.is_revoked("a")
 
 
@@ -175,3 +176,39 @@ def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[s
     memory = Known()
     memory.forget(NOW_S)
     assert known(database, memory).certificate("1") is None
+
+
+def test_changes_that_meet_wait_their_turn(database: Database) -> None:
+    """Two that held what the other waits for would have one of them undone by PostgreSQL."""
+    names = ["a", "b", "c"]
+
+    def issue(device: str) -> Issued:
+        return Issued(token_hex(8), f"pem {device}", NOW_S + 90 * DAY_S)
+
+    def change(number: int) -> None:
+        secrets = [(name, enrolment.secret_hash(f"{name} {number}")) for name in names[:: -1 if number % 2 else 1]]
+        with database.begin() as on:
+            enrolment.invite(on, secrets, by="application:anna", now_s=NOW_S, expires_s=NOW_S + DAY_S)
+        for name, sha256 in secrets:
+            redeemed(database, sha256, issue)
+            with database.begin() as on:
+                enrolment.renew(on, name, "1", issue, NOW_S)
+                enrolment.forget_expired(on, NOW_S)
+            with database.begin() as on:
+                enrolment.revoke(on, name, NOW_S)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(change, range(24)))
+
+
+def test_ten_thousand_invitations_are_a_few_statements(database: Database) -> None:
+    """What else waits to be written waits for them."""
+    secrets = [(f"d{number}", enrolment.secret_hash(str(number))) for number in range(10_000)]
+    statements = []
+    with database.begin() as on:
+        event.listen(on, "before_cursor_execute", lambda *call: statements.append(call[2]))
+        for _ in range(2):
+            enrolment.invite(on, secrets, by="application:anna", now_s=NOW_S, expires_s=NOW_S + DAY_S)
+    with database.reading() as on:
+        assert on.scalar(select(func.count()).select_from(JOIN_TOKENS)) == len(secrets)
+    assert len(statements) < 200

@@ -105,3 +105,50 @@ def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        ("ca.key", "is gone; restore it from a backup"),
+        ("gateway.db", "file is not a database"),
+    ],
+)
+def test_a_check_finds_what_would_keep_a_gateway_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoilt: str, said: str
+) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'[models]\ndirectory = "{Path("models/digits").resolve()}"\n[identity]\ndirectory = "."\n')
+    assert main(["check", "--config", str(config)]) == 0
+    assert not (tmp_path / "gateway.db").exists(), "a check makes nothing"
+    assert main(["ca", "init", "--config", str(config)]) == 0
+    assert main(["check", "--config", str(config)]) == 0
+    if spoilt == "ca.key":
+        (tmp_path / spoilt).unlink()
+    else:
+        (tmp_path / spoilt).write_bytes(b"no database" * 100)
+    assert main(["check", "--config", str(config)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("[api]\nport = 9", "http://127.0.0.1:9"),
+        ('[api]\nport = 9\nhost = "::1"', "http://[::1]:9"),
+        ('[api]\nport = 9\nhost = "0.0.0.0"\nplain_http = true', "http://127.0.0.1:9"),
+        ('[api]\nport = 9\n[tls]\nenabled = true\nhosts = ["localhost", "127.0.0.1"]', "https://127.0.0.1:9"),
+        ('[api]\nport = 9\nhost = "0.0.0.0"\n[tls]\nenabled = true\nhosts = ["localhost"]', "https://localhost:9"),
+    ],
+)
+def test_status_asks_the_gateway_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, url: str
+) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(said)
+    assert main(["ca", "init", "--config", str(config)]) == 0
+    capsys.readouterr()
+    assert main(["status", "--config", str(config), "-o", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["url"] == url
+    assert "does not answer as a gateway" in found["error"]

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.settings import Settings, is_loopback, load, usable_cores
+from firstline_gateway.settings import Settings, load, usable_cores
+from firstline_gateway.settings_check import is_loopback
 
 EXAMPLE = Path(__file__).parents[3] / "cloud_gateway" / "gateway.toml"
 

@@ -19,6 +19,14 @@ BELIEVED = Authorities(AUTHORITY)
 CERTIFICATE = ca.issue_device(AUTHORITY, "press-7", ca.new_key().public_key(), NOW_S, 90)
 
 
+DER = CERTIFICATE.public_bytes(Encoding.DER)
+VERSION_3 = bytes.fromhex("a003020102")
+
+
+def rfc_9440(der: bytes) -> str:
+    return f":{base64.b64encode(der).decode()}:"
+
+
 def escaped(certificate: x509.Certificate) -> str:
     return quote(ca.pem_of(certificate))
 
@@ -27,7 +35,7 @@ def escaped(certificate: x509.Certificate) -> str:
     "value",
     [
         escaped(CERTIFICATE),
-        f":{base64.b64encode(CERTIFICATE.public_bytes(Encoding.DER)).decode()}:",
+        rfc_9440(DER),
     ],
 )
 def test_both_forms_are_read(value: str) -> None:
@@ -42,7 +50,16 @@ def test_no_value_is_a_client_without_certificate() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["press-7", "::", ":AAAA:", quote("-----BEGIN CERTIFICATE-----"), "x" * 20_000, ":%:"]
+    "value",
+    [
+        "press-7",
+        "::",
+        ":AAAA:",
+        quote("-----BEGIN CERTIFICATE-----"),
+        "x" * 20_000,
+        ":%:",
+        pytest.param(rfc_9440(DER.replace(VERSION_3, VERSION_3[:-1] + b"\x05")), id="of X.509 version 6"),
+    ],
 )
 def test_what_is_no_certificate_is_refused(value: str) -> None:
     with pytest.raises(UnauthorizedError, match="no certificate that can be read"):

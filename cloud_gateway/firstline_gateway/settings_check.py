@@ -1,0 +1,96 @@
+"""What settings must not say together, each refused in a sentence before anything is opened."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from firstline_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firstline_gateway.settings import Settings
+
+# A name of DNS, perhaps with a star for its first part.
+_HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
+
+
+def check(found: Settings) -> None:
+    """Whether the settings make sense as they were read.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if found.auth.mode == "off" and not is_loopback(found.api.host):
+        raise ConfigError(
+            f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
+            'set auth.mode = "tokens", or api.host = "127.0.0.1".'
+        )
+    _check_tls(found)
+    if found.mqtt.password_file and not found.mqtt.username:
+        raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
+    if found.mqtt.enabled and not found.mqtt.host:
+        raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
+    if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
+        raise ConfigError(
+            f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "
+            f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
+            "the other."
+        )
+
+
+def _check_tls(found: Settings) -> None:
+    """Whether what is served can be trusted by whom it is served to.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    api, tls, auth = found.api, found.tls, found.auth
+    if not (tls.enabled or api.plain_http or is_loopback(api.host)):
+        raise ConfigError(
+            f'api.host = "{api.host}" would send API keys and pictures over the network unencrypted; set tls.enabled = '
+            "true and tls.hosts, or api.plain_http = true where something else protects that network."
+        )
+    if bool(tls.certificate_file) != bool(tls.key_file):
+        raise ConfigError("Of tls.certificate_file and tls.key_file one is set; set both, or neither.")
+    if tls.enabled and not (tls.hosts or tls.certificate_file):
+        raise ConfigError(
+            'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
+            '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
+        )
+    check_hosts("tls.hosts", tls.hosts)
+    if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
+        raise ConfigError(
+            "Of auth.proxy_certificate_header and auth.trusted_proxies one is set; a header counts from named proxies "
+            "alone, so set both, or neither."
+        )
+
+
+def check_hosts(key: str, hosts: Iterable[str]) -> None:
+    """Whether a certificate can bear these names and addresses.
+
+    Raises:
+        ConfigError: one is neither.
+    """
+    for host in hosts:
+        if not _is_host(host):
+            raise ConfigError(f"{key} has {host!a}, which is no host name and no address.")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,70 @@
+"""Threads that read the store for the event loop.
+
+They are its own: a database that takes a question and says nothing holds up a thread for as long as it likes, and with
+it whoever else has work for that thread, or waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from firstline_core.errors import StoreUnavailableError
+from firstline_gateway.store.database import Database
+
+PATIENCE_S = 5.0
+"""How long anybody is kept waiting for a database that says nothing."""
+
+_THREADS = 4
+_RETRY_AFTER_S = 5.0
+
+_T = TypeVar("_T")
+
+
+class Readers:
+    """Asked on one event loop.
+
+    Args:
+        database: read from; not closed here.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
+
+    async def ask(self, read: Callable[[Connection], _T]) -> _T:
+        """What `read` finds, in a transaction of its own.
+
+        Raises:
+            StoreUnavailableError: the database refuses, or says nothing.
+        """
+
+        def reading() -> _T:
+            with self.database.reading() as connection:
+                return read(connection)
+
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, reading)
+        except TimeoutError as error:
+            raise silent(self.database) from error
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the threads; False where the database held one for longer than that."""
+        ending = threading.Thread(target=partial(self._threads.shutdown, cancel_futures=True), daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        return not ending.is_alive()
+
+
+def silent(database: Database) -> StoreUnavailableError:
+    """What is said of a database that does not answer."""
+    return StoreUnavailableError(
+        f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
+    )
