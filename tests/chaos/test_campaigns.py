@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from figures import Figure
 
+from chaos import run
 from chaos.kills import campaign
 from chaos.offline import hour_offline
 from chaos.soak import slope_of, soak
@@ -39,3 +41,20 @@ def test_a_slope_has_a_bound_above_it() -> None:
     assert slope == pytest.approx(2) and bound == pytest.approx(2)
     slope, bound = slope_of([0.0, 1.0, 2.0, 3.0], [5.0, 8.0, 8.0, 11.0])
     assert slope == pytest.approx(1.8) and bound > slope
+
+
+def test_a_violation_takes_the_place_of_the_figures_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def violated(*_: object) -> list[Figure]:
+        raise AssertionError("one was lost")
+
+    before = [Figure("storage: lost", 0, "", "0", True), Figure("kills: lost", 0, "", "0", True)]
+    written: list[Figure] = []
+    monkeypatch.setitem(run.PARTS, "storage", violated)
+    monkeypatch.setattr(run, "measured", lambda _: before)
+    monkeypatch.setattr(run, "write", lambda _, figures: written.extend(figures))
+    monkeypatch.setattr(run.page, "refill", lambda: None)
+    assert run.main(["--only", "storage"]) == 1
+    assert [(figure.figure, figure.holds) for figure in written] == [
+        ("kills: lost", True),
+        ("storage: ended by a violation", False),
+    ]

@@ -22,6 +22,7 @@ from firstline_edge.links.breaker import CircuitBreaker
 from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
+from firstline_gateway.scheduling.shares import Shares
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -123,6 +124,10 @@ def lets_the_outbox_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promises, "insert", greedy)
 
 
+def lets_the_gateways_queue_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shares, "allows", lambda *_: True)
+
+
 def gives_up_on_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller hears of it, though the device has an answer."""
     infer = LinkChain.infer
@@ -146,6 +151,7 @@ def gives_up_on_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
         (never_closes_again, "is not used|wait for ever"),
         (turns_in_circles, "time stands still"),
         (lets_the_outbox_grow, "the outbox"),
+        (lets_the_gateways_queue_grow, "wait at the gateway"),
         (gives_up_on_a_dead_link, "ZeroDivisionError"),
     ],
     ids=lambda given: given.__name__ if callable(given) else "",

@@ -78,8 +78,9 @@ async def asked(agent: EdgeAgent) -> str:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 (the broker's doing, which nobody signals)
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (the broker's doing, which nobody signals)
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])

@@ -16,9 +16,9 @@ from support.outbox_faults import Kept, filled, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
-from firstline_edge.outbox import salvage
+from firstline_edge.outbox import replacement, salvage
 from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.outbox.schema import SCHEMA_VERSION, count_promises
+from firstline_edge.outbox.schema import SCHEMA_VERSION, DamagedError, count_promises
 from firstline_edge.outbox.store import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
@@ -185,6 +185,19 @@ async def test_another_key_begins_a_fresh_outbox_beside_and_the_first_one_opens_
         assert found == [plain.request.request_id, hidden.request.request_id]
         assert outbox.damage == ""
         outbox.close()
+
+
+async def test_a_disk_that_damages_the_replacement_too_is_said_in_a_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "outbox.db").write_bytes(b"this is no database at all" * 100)
+
+    def damaged_again(_path: Path) -> sqlite3.Connection:
+        raise DamagedError("its first page is not as it was written")
+
+    monkeypatch.setattr(replacement, "open_writer", damaged_again)
+    with pytest.raises(CapacityError, match="its first page is not as it was written"):
+        Outbox(folder / "outbox.db", clock=SimulatedClock())
 
 
 async def test_the_right_key_after_a_wrong_one_writes_over_nothing(folder: Path) -> None:

@@ -23,9 +23,8 @@ EXPECTED_S = 10.0
 """How long whoever asked is expected to ask again."""
 
 _LEAVES = 0.75
-_AUDITS_SHARE = (
-    0.5  # also where nothing else was asked: an audit is never urgent, and its answer is never lost to a caller
-)
+# Also where nothing else was asked: an audit is never urgent, and no caller waits for its answer.
+_AUDITS_SHARE = 0.5
 
 Key = TypeVar("Key", bound=Hashable)
 

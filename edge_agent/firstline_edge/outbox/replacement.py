@@ -78,18 +78,15 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
                 f"reason. Put that file or that key back, or move {aside.name} elsewhere."
             ) from ConfigError(f"{why}.")
         return _replaced(path, seal, why)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, DamagedError) as error:  # the last of what was written just now
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
 
 def _replaced(path: Path, seal: Seal, why: str) -> Opened:
     fresh = path.with_name(path.name + _FRESH)
     make_private(fresh)
-    try:
-        with contextlib.closing(open_writer(fresh)) as connection:
-            promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
-    except (DamagedError, ConfigError) as error:  # an empty file cannot be that
-        raise CapacityError(f"No outbox can be written beside {path}: {error}.") from error
+    with contextlib.closing(open_writer(fresh)) as connection:
+        promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
     aside = set_aside(path)
     _finish(path)
     damage = (

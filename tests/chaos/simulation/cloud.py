@@ -91,6 +91,7 @@ class Cloud:
         self._plane: GatewayDataPlane | None = None
         self._metrics = GatewayMetrics()  # registers a family only once
         self._repository = served()
+        self._keys = [model.key for model in self._repository]
 
     def start(self) -> None:
         executor = SimulatedExecutor(self._plan, self._clock, self._rng, self._book)
@@ -147,8 +148,11 @@ class Cloud:
         """Raises where more waits or runs than may."""
         if not self._tasks:
             return
-        most = self._plan.queue_requests * len(self._repository.models)
-        self._book.holds(self._batcher.depth <= most, "{} requests wait at the gateway", self._batcher.depth)
+        for key in self._keys:
+            waiting = self._batcher._queue.of(key).requests
+            self._book.holds(
+                waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, key.name
+            )
         self._book.holds(self._executor.running <= self._plan.slots, "{} batches run at once", self._executor.running)
 
     async def answer(self, request: InferRequest) -> InferResponse:

@@ -116,7 +116,7 @@ def draw(seed: int) -> Plan:
         service_s=rng.choice((0.002, 0.02, 0.4)),
         slots=rng.randint(1, 2),
         failing=rng.choice((0.0, 0.0, 0.02, 0.3)),
-        queue_requests=rng.choice((4, 64)),
+        queue_requests=rng.choice((1, 64)),
         outbox_items=rng.choice((8, 1000)),
         max_age_s=rng.choice((40.0, _DAY_S, _DAY_S)),
     )
