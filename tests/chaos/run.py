@@ -249,7 +249,6 @@ SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
     "overload": lambda full, _seed: ["overload.py", "--seconds", "10" if full else "3"],
     "stampede": lambda _full, seed: ["stampede.py", "--seed", str(seed)],
     "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
-    "overload": lambda full, _seed: ["overload.py", "--seconds", "10" if full else "5"],
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""
 
