@@ -93,10 +93,24 @@ def _write_bundle(folder: Path, nodes: list[Any], weights: dict[str, Any]) -> Pa
     return path
 
 
-def _timed_ms(path: Path) -> float:
+def rows_per_s(folder: Path, seconds: float) -> float:
+    """What a bundle's model alone gives on one core, a row at a time."""
+    session, row = _session(folder / "full.onnx"), np.zeros((1, FEATURES), np.float32)
+    started_s, rows = time.perf_counter(), 0
+    while time.perf_counter() - started_s < seconds:
+        session.run(None, {"x": row})
+        rows += 1
+    return rows / (time.perf_counter() - started_s)
+
+
+def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _timed_ms(path: Path) -> float:
+    session = _session(path)
     row = np.zeros((1, FEATURES), np.float32)
     times = []
     for _ in range(_TRIALS):

@@ -11,6 +11,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
+from firstline_gateway.api.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
@@ -73,6 +74,11 @@ class Gateway:
             ),
             on_batch=self.metrics.batch,
             on_late=self.metrics.late,
+        )
+        self.unread = Unread(
+            lambda: batcher.wait_s,
+            lambda: self.metrics.error(REFUSED),
+            settings.auth.proxy_certificate_header.lower(),
         )
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)

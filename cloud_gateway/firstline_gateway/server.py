@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import ssl
@@ -16,12 +17,13 @@ from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_app
 from firstline_gateway.api.http_protocol import HttpProtocol
-from firstline_gateway.api.lag import REFUSED, LoopLag
 from firstline_gateway.gateway import Gateway
 
 _BACKLOG = 2048
 # For writing out answers that are made; requests have their own, longer time before it.
 _CLOSE_S = 2
+# Turns of the event loop, each of which accepts and reads what has come by then, and runs what was to run.
+_LAST_TURNS = 10
 
 log = logger(__name__)
 
@@ -75,6 +77,22 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self.up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets nobody new in, and reads what came by then before connections are closed.
+
+        What nobody has accepted or read turns the end into a reset, and a request into no answer at all.
+        """
+        await _turns()
+        for listening in self.servers:
+            listening.close()
+        await _turns()
+        await super().shutdown(sockets)
+
+
+async def _turns() -> None:
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
+
 
 async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
     """Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `api.drain_s`.
@@ -108,6 +126,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         await server.up.wait()
+        gc.collect()
+        gc.freeze()  # what is here now stays for good: no later collection needs to look at it
         announce()
         await stop.wait()
         log.info("draining")
@@ -130,11 +150,10 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
 
 def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
-    lag = LoopLag(on_refused=lambda: gateway.metrics.error(REFUSED))
     config = uvicorn.Config(
         create_app(gateway),
         # Whose constructor it calls for each connection.
-        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, lag=lag),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
-from firstline_gateway.api.lag import LoopLag, refusal
+from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
+from firstline_gateway.api.unread import Unread, refusal
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
 from firstline_gateway.identity.sessions import Sessions
 
@@ -39,14 +40,14 @@ class HttpProtocol(HttpToolsProtocol):
     _presented: Presented | None = None
     _refused = False  # this request, unread
 
-    def __init__(self, *arguments: Any, sessions: Sessions, lag: LoopLag, **named: Any) -> None:
+    def __init__(self, *arguments: Any, sessions: Sessions, unread: Unread, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._sessions = sessions
-        self._lag = lag
+        self._unread = unread
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._lag.watch(self.loop)
+        self._unread.watch(self.loop)
         tls = transport.get_extra_info("ssl_object")
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         if certificate is not None:
@@ -115,11 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        answered = self.cycle is None or self.cycle.response_complete
-        infer = self.url.partition(b"?")[0].endswith(b"/infer")
-        self._refused = self._lag.is_long and answered and infer and not self.expect_100_continue
-        if self._refused:
-            self._lag.on_refused()
+        if self._refused_unread():
             self.transport.write(_REFUSAL)
             return
         super().on_headers_complete()
@@ -134,6 +131,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._refused:
             super().on_message_complete()
+            return
+        self._head_timer.cancel()
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the parser gives up."""
@@ -147,6 +148,18 @@ class HttpProtocol(HttpToolsProtocol):
     def end(self) -> None:
         """Closes the connection at once: its certificate was revoked."""
         self.transport.abort()
+
+    def _refused_unread(self) -> bool:
+        self._refused = False
+        if not self.url.partition(b"?")[0].endswith(b"/infer"):
+            return False
+        shown = self._unread.shown(self._presented.serial if self._presented else "", self.headers)
+        self.scope[SHOWN] = shown  # type: ignore[literal-required]  # a key of ours
+        # Answers go out in the order of their requests, and one that asks before it sends must not send.
+        if self.expect_100_continue or not (self.cycle is None or self.cycle.response_complete):
+            return False
+        self._refused = self._unread.refuses(shown, self.loop.time())
+        return self._refused
 
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, LinkDownError
+from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
 from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.errors import response_of
+from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.journal import record
 
@@ -114,6 +115,10 @@ async def _serve(gateway: Gateway, request: Request, answer: Answer) -> Response
     except FirstlineError as refused:
         error = refused
         reply = error_reply(refused)
+        if isinstance(refused, QueueFullError) and SHOWN in request.scope:
+            gateway.unread.told(request.scope[SHOWN], asyncio.get_running_loop().time())
+    if not gateway.plane.ready():
+        reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
     record(
         gateway.metrics,
         transport="http",

@@ -27,7 +27,11 @@ from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, cl
 
 _MARGIN_QUANTILE = 0.99
 _MARGIN_HALF_LIFE_COUNT, _MARGIN_HALF_LIFE_S = 200.0, 20.0
+# Of the room, to the margin at most.
+_MARGIN_SHARE = 0.75
 _FIRST_RETRY_S = 1.0
+# Of what a request allows, to the batch that it is in; the rest is for its turn to come.
+_BATCH_SHARE = 0.25
 # On an idle machine a model that seems too slow is tried again after so many times what it takes.
 _PROBE_PAUSES = 10.0
 
@@ -108,14 +112,17 @@ class Admission:
         begins_s = now_s + (busy_s + ahead_s) / self._slots
         item = self._at(begins_s, key, request, now_s, due_s)
         if times.known:
-            self._check_time(item, begins_s, spare_s, now_s)
+            _check_possible(item, now_s)
+            self._check_room(item, now_s, ahead_s / self._slots, begins_s)
+            self._check_spare(item, spare_s, begins_s - now_s)
         return item
 
     def _at(
         self, begins_s: float, key: ModelKey, request: InferRequest, now_s: float, due_s: float | None = None
     ) -> Waiting:
-        alone_s = self.times[key].seconds(request.rows)
+        times = self.times[key]
         latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
+        batch_rows = self._batch_rows(key, request.rows, latest_s - now_s)
         return Waiting(
             key=key,
             request=request,
@@ -123,26 +130,28 @@ class Admission:
             size_bytes=request.size_bytes,
             due_s=latest_s if due_s is None else due_s,
             latest_s=latest_s,
-            seconds=self._marginal_s(key, request.rows),
-            alone_s=alone_s,
-            foreseen_s=begins_s + alone_s,
+            seconds=request.rows * times.seconds(batch_rows) / batch_rows,
+            alone_s=times.seconds(request.rows),
+            foreseen_s=begins_s + times.seconds(batch_rows),
             answered=asyncio.get_running_loop().create_future(),
         )
 
     def _due_s(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float) -> float:
         if request.deadline_s is not None:
             return request.deadline_s
-        mine_s = self._queue.of(client_of(request)).seconds + self._marginal_s(key, request.rows)
+        mine_s = self._queue.of(client_of(request)).seconds + self.times[key].seconds(request.rows)
         return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
 
     def _less_margin(self, seconds: float) -> float:
-        return seconds - min(self.margin_s, 0.75 * max(0.0, seconds))
+        return seconds - min(self.margin_s, _MARGIN_SHARE * max(0.0, seconds))
 
-    def _marginal_s(self, key: ModelKey, rows: int) -> float:
-        """What so many rows add, in batches as they are likely to be made of what waits."""
+    def _batch_rows(self, key: ModelKey, rows: int, allowed_s: float) -> int:
+        """The batch that a request is likely to run in: what pays, waits, and leaves most of its time to wait."""
         times = self.times[key]
-        batch_rows = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of(key).rows + rows)
-        return rows * times.seconds(batch_rows) / batch_rows
+        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of(key).rows + rows)
+        while most > rows and times.seconds(most) > _BATCH_SHARE * allowed_s:
+            most //= 2
+        return max(rows, most)
 
     def _check_size(self, key: ModelKey, request: InferRequest, waits_s: float) -> None:
         share = self.shares.of_level(level_of(request))
@@ -164,19 +173,21 @@ class Admission:
                 retry_after_s=_FIRST_RETRY_S,
             )
 
-    def _check_time(self, item: Waiting, begins_s: float, spare_s: float, now_s: float) -> None:
-        """Whether it would be in time, within its client's and its level's share of the room, and nobody late by it."""
-        _check_possible(item, now_s)
-        wait_s = begins_s - now_s
-        room_s = self.shares.of_level(item.level) * self._less_margin(item.latest_s - now_s - item.alone_s)
+    def _check_room(self, item: Waiting, now_s: float, ahead_s: float, begins_s: float) -> None:
+        """Whether what waits before it leaves it the time that it needs, and its client and level the right to it."""
+        batch_s = item.foreseen_s - begins_s
+        whole_s = self.shares.of_level(item.level) * self._less_margin(item.latest_s - now_s - batch_s)
+        room_s = whole_s - (begins_s - now_s - ahead_s)  # what runs is nobody's share
         mine_s = self._queue.of(client_of(item.request)).seconds / self._slots
-        if not self.shares.allows(mine_s, wait_s, room_s):
-            excess_s = wait_s - max(0.0, room_s / self.shares.clients)
+        if not self.shares.allows(mine_s, ahead_s, room_s):
             raise QueueFullError(
-                f"There are {wait_s:.3g} s of work before this request, which allows {item.latest_s - now_s:.3g} s; "
-                "come back later.",
-                retry_after_s=max(0.0, excess_s),
+                f"There are {begins_s - now_s:.3g} s of work before this request, which allows "
+                f"{item.latest_s - now_s:.3g} s; come back later.",
+                retry_after_s=max(0.0, ahead_s - max(0.0, room_s / self.shares.clients)),
             )
+
+    def _check_spare(self, item: Waiting, spare_s: float, wait_s: float) -> None:
+        """Whether nobody behind it becomes late by it."""
         if self._less_margin(spare_s) < item.seconds / self._slots:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
