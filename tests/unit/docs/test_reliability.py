@@ -19,8 +19,11 @@ def test_every_part_has_its_table() -> None:
     assert {figure.figure.partition(": ")[0] for figure in measured("chaos")} <= {part for _, part in tables}
 
 
-def test_what_was_aimed_for_holds() -> None:
-    assert [figure for target, _ in page.tables(TEXT) for figure in measured(target) if figure.holds is False] == []
+def test_what_does_not_hold_is_said_and_explained() -> None:
+    _, _, short = TEXT.partition("## What falls short\n")
+    short, _, _ = short.partition("\n## ")
+    missed = {figure.figure for target, _ in page.tables(TEXT) for figure in measured(target) if figure.holds is False}
+    assert {figure for figure in missed if f"*{figure}*" not in short} == set()
 
 
 def test_a_table_is_filled_with_its_own_figures() -> None:
