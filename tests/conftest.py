@@ -79,12 +79,19 @@ def mosquitto(start_mosquitto: BrokerStarter) -> Broker:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgreSql]:
-    """A running PostgreSQL that all tests of one process share, each with a database of its own."""
-    from support.databases import PostgreSql, find_postgresql  # the environment of `make tflite` has no gateway's store
+def postgresql_installed() -> None:
+    """For tests that start a PostgreSQL of their own."""
+    from support.databases import find_postgresql  # the environment of `make tflite` has no gateway's store
 
     if find_postgresql() is None:
         _missing("PostgreSQL is not installed: `make postgres`")
+
+
+@pytest.fixture(scope="session")
+def postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
+    """A running PostgreSQL that all tests of one process share, each with a database of its own."""
+    from support.databases import PostgreSql
+
     with PostgreSql() as running:
         yield running
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from chaos.proxy import FINE, ChaosProxy, Network
 from cryptography.hazmat.primitives.asymmetric import ec
-from support.databases import PostgreSql, find_postgresql
+from support.databases import PostgreSql
 from support.deliveries import counted, delivery, post, read, same
 from support.gateway import DIGITS, serving
 from support.identities import csr
@@ -63,10 +63,8 @@ async def recovers(gateway: Gateway, client: httpx.AsyncClient, seed: int) -> No
 
 
 @pytest.fixture
-def own_postgresql() -> Iterator[PostgreSql]:
+def own_postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
     """One that a test may stop."""
-    if find_postgresql() is None:
-        pytest.skip("PostgreSQL is not installed: `make postgres`")
     with PostgreSql("fsync=on") as running:
         yield running
 
