@@ -72,7 +72,8 @@ def main() -> int:
             print(
                 f"{name}.lock: {found.known} of {found.known + len(found.unknown)} packages were looked up; the "
                 f"advisory service that is reached from here does not know {', '.join(found.unknown[:3])}"
-                f"{', ...' if len(found.unknown) > 3 else ''}. Run this where the package index itself is reached, not a mirror of it."
+                f"{', ...' if len(found.unknown) > 3 else ''}. Run this where the package index itself is reached, "
+                "not a mirror of it."
             )
         elif not found.advisories:
             print(f"{name}.lock: {found.known} packages, no advisories.")
