@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -54,6 +55,15 @@ def _missing(message: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(message, pytrace=False)  # a green CI must mean that it was tried
     pytest.skip(message)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs within this process sets up logging to that test's own stderr, closed after it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
 
 
 @pytest.fixture

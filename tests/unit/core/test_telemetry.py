@@ -5,7 +5,6 @@ import logging
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -35,15 +34,6 @@ def answered(request_id: str = "r-1", status: Status = Status.FINAL) -> InferRes
     return InferResponse("digits", "1", (Tensor("probabilities", np.ones((1, 2), np.float32)),), answer=answer)
 
 
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers, root.level = handlers, level
-
-
-@pytest.mark.usefixtures("restored_logging")
 def test_a_log_line_is_one_json_object_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(format="json")
     logs.logger("edge").info("answered", request_id="r-1", tier="edge", reason="confident", note="x" * 10_000)
@@ -54,7 +44,6 @@ def test_a_log_line_is_one_json_object_and_bounded(capsys: pytest.CaptureFixture
     assert theirs["event"] == "said this"
 
 
-@pytest.mark.usefixtures("restored_logging")
 def test_the_level_hides_what_is_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(level="warning")
     logs.logger("edge").info("hidden")
@@ -80,7 +69,6 @@ def test_a_program_that_uses_us_hears_nothing_unless_it_asks() -> None:
         assert (done.stdout, done.stderr) == ("", expected)
 
 
-@pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_traceback_shows_no_local_variables(
     form: Literal["text", "json"], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
