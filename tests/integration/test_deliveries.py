@@ -28,7 +28,7 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse, Status, Wait
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 DELIVERIES = 6
 

@@ -28,7 +28,7 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import ServedModel
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 CONTRACTS = "/firstline/v1/contracts"
 

@@ -34,7 +34,7 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 pytestmark = pytest.mark.mosquitto
 

@@ -21,7 +21,7 @@ from firstline_edge.identity import renewal as renewals
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
 from firstline_edge.identity.renewal import Renewal
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 from firstline_gateway.identity import ca
 
 DAY_S = 86_400.0
