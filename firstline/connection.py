@@ -30,7 +30,7 @@ class BaseClient(Generic[Http]):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         ca_file: Path | str | None = None,
     ) -> None:
-        self._http = self._kind(
+        self._http: Http = self._kind(
             base_url=base_url(url),
             headers=authorization(token),
             timeout=timeout_s,
