@@ -32,7 +32,7 @@ from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH,
 from firstline_gateway.api import door
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 
 def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = None) -> tuple[bytes, str | None]:
