@@ -100,6 +100,23 @@ async def test_who_never_ends_the_handshake_costs_nobody_else_anything(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with site(tmp_path) as at:
+            shaking = asyncio.create_task(
+                asyncio.to_thread(lambda: [shown_by(at.url, at.authority.pem) for _ in range(30)])
+            )
+            while not shaking.done():
+                time.sleep(0.004)  # noqa: ASYNC251 (a busy loop: connection and hello come in one turn)
+                await asyncio.sleep(0)
+            assert len(await shaking) == 30
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_handshake_that_does_not_end_is_ended(
     run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
