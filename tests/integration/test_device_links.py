@@ -26,7 +26,7 @@ from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.base import LinkState
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 

@@ -30,7 +30,7 @@ from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 
 def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = None) -> tuple[bytes, str | None]:

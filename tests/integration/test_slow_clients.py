@@ -20,7 +20,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api import bodies, http_protocol
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import load_repository
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 TIMEOUT_S = 0.2
 V2 = "/v2/models/digits/infer"

@@ -31,7 +31,7 @@ class Identity:
     """Everything that decides who may call this gateway.
 
     Args:
-        settings: as `settings.load` gave them.
+        settings: as `settings_load.py` gave them.
         database: where devices and keys are kept; not closed here.
         writer: writes to it; not closed here.
         clock: what times are on.

@@ -17,7 +17,8 @@ from firstline_edge.cli.parser import OK
 from firstline_edge.identity.files import Identity, IdentityFiles
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import shown
-from firstline_edge.settings import EdgeSettings, load
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings_load import load
 
 _TOKEN_LIMIT_CHARS = 4096
 
