@@ -188,8 +188,8 @@ def soaking(effort: Effort, seed: int) -> list[Figure]:
     return found
 
 
-def _flat(name: str, more: float) -> Figure:
-    return Figure(name, round(more, 2), "", "at most 1", more <= 1)
+def _flat(name: str, more: int) -> Figure:
+    return Figure(name, more, "", "at most 1", more <= 1)
 
 
 def storage(effort: Effort, seed: int) -> list[Figure]:
