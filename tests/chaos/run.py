@@ -246,8 +246,14 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
-    "overload": lambda full, _seed: ["overload.py", "--seconds", "10" if full else "3"],
-    "stampede": lambda _full, seed: ["stampede.py", "--seed", str(seed)],
+    "overload": lambda full, _seed: [
+        "overload.py",
+        "--seconds",
+        "10" if full else "3",
+        "--repeats",
+        "3" if full else "1",
+    ],
+    "stampede": lambda full, seed: ["stampede.py", "--seed", str(seed), "--seeds", "5" if full else "1"],
     "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""
