@@ -11,31 +11,19 @@ from typing import Any, Self, Unpack
 
 import httpx
 
-from firstline import calls, connection, following
+from firstline import calls, following
 from firstline.calls import Call, Wishes
-from firstline.client import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, Inputs, check_time
+from firstline.client import POLL_S, Inputs, check_time
+from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.following import DEFAULT_PATIENCE_S
 from firstline.prediction import Prediction
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 
-class AsyncClient:
+class AsyncClient(BaseClient[httpx.AsyncClient]):
     """`Client` for asyncio: the same calls, awaited."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        token: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        ca_file: Path | str | None = None,
-    ) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=connection.base_url(url),
-            headers=connection.authorization(token),
-            timeout=timeout_s,
-            verify=connection.believing(ca_file),
-        )
+    _kind = httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
@@ -44,11 +32,6 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    @property
-    def url(self) -> str:
-        """The tier's address."""
-        return str(self._http.base_url).rstrip("/")
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -129,4 +112,4 @@ class AsyncClient:
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise connection.link_error(error, str(self._http.base_url)) from error
+            raise link_error(error, str(self._http.base_url)) from error

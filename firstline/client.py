@@ -11,8 +11,9 @@ from typing import Any, Self, Unpack
 import httpx
 from numpy.typing import ArrayLike
 
-from firstline import calls, connection, following
+from firstline import calls, following
 from firstline.calls import Call, Wishes
+from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.following import DEFAULT_PATIENCE_S
 from firstline.prediction import Prediction
 from firstline_core.errors import RemoteTimeoutError
@@ -20,12 +21,10 @@ from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 
-DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
-DEFAULT_TIMEOUT_S = 30.0
 POLL_S = 0.1
 
 
-class Client:
+class Client(BaseClient[httpx.Client]):
     """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
 
     Args:
@@ -42,20 +41,7 @@ class Client:
     `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        token: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        ca_file: Path | str | None = None,
-    ) -> None:
-        self._http = httpx.Client(
-            base_url=connection.base_url(url),
-            headers=connection.authorization(token),
-            timeout=timeout_s,
-            verify=connection.believing(ca_file),
-        )
+    _kind = httpx.Client
 
     def __enter__(self) -> Self:
         return self
@@ -64,11 +50,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def url(self) -> str:
-        """The tier's address."""
-        return str(self._http.base_url).rstrip("/")
 
     def close(self) -> None:
         self._http.close()
@@ -197,7 +178,7 @@ class Client:
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise connection.link_error(error, str(self._http.base_url)) from error
+            raise link_error(error, str(self._http.base_url)) from error
 
 
 def check_time(request_id: str, end_s: float, timeout_s: float) -> None:

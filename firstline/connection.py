@@ -5,10 +5,42 @@ from __future__ import annotations
 import errno
 import ssl
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import httpx
 
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
+
+DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
+DEFAULT_TIMEOUT_S = 30.0
+
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+
+
+class BaseClient(Generic[Http]):
+    """What both clients are made with, each over its kind of httpx client; `Client` says what the arguments are."""
+
+    _kind: type[Http]
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        ca_file: Path | str | None = None,
+    ) -> None:
+        self._http: Http = self._kind(
+            base_url=base_url(url),
+            headers=authorization(token),
+            timeout=timeout_s,
+            verify=believing(ca_file),
+        )
+
+    @property
+    def url(self) -> str:
+        """The tier's address."""
+        return str(self._http.base_url).rstrip("/")
 
 
 def base_url(url: str) -> httpx.URL:

@@ -69,12 +69,14 @@ def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from firstline_gateway import server
+    from firstline_gateway.api.door import raise_descriptor_limit
     from firstline_gateway.gateway import open_gateway
 
     found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(found.log.level, found.log.format)
     bound = server.bind(found.api.host, found.api.port)
     url = server.url_of(bound, tls=found.tls.enabled)
+    raise_descriptor_limit()
     gateway = open_gateway(found)
     ended = uvloop.run(
         server.serve(

@@ -45,7 +45,7 @@ class Gateway:
     """One gateway, free of any transport's server.
 
     Args:
-        settings: as `settings.load` gave them.
+        settings: as `settings_load.py` gave them.
         repository: the models, loaded.
         executor: runs them; the gateway closes it.
         clock: what deadlines and durations are on.

@@ -16,6 +16,7 @@ import uvicorn
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_app
+from firstline_gateway.api.door import Door, Newcomers, newcomers_limit
 from firstline_gateway.api.http_protocol import HttpProtocol
 from firstline_gateway.gateway import Gateway
 
@@ -61,12 +62,11 @@ def url_of(bound: socket.socket, *, tls: bool = False) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with its signals left to us, a TLS context that is ours, and a moment from which it answers."""
+    """uvicorn with its signals left to us, and a moment from which it answers."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, newcomers: Newcomers) -> None:
         super().__init__(config)
-        config.load()
-        config.ssl = tls
+        self._newcomers = newcomers
         self.up = asyncio.Event()
 
     @contextlib.contextmanager
@@ -87,6 +87,7 @@ class Server(uvicorn.Server):
             listening.close()
         await _turns()
         await super().shutdown(sockets)
+        self._newcomers.end()
 
 
 async def _turns() -> None:
@@ -150,10 +151,14 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
 
 def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
+    newcomers = Newcomers(newcomers_limit())
+    spoken = partial(
+        HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
+    )
+    tls = gateway.identity.tls
     config = uvicorn.Config(
         create_app(gateway),
-        # Whose constructor it calls for each connection.
-        http=partial(HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread),  # type: ignore[arg-type]
+        http=spoken if tls is None else partial(_behind_door, spoken, tls.context, newcomers),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -166,4 +171,11 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
         timeout_keep_alive=int(keep_alive_s),
         timeout_graceful_shutdown=_CLOSE_S,
     )
-    return Server(config, gateway.identity.tls.context if gateway.identity.tls is not None else None)
+    return Server(config, newcomers)
+
+
+def _behind_door(
+    spoken: Callable[..., HttpProtocol], context: ssl.SSLContext, newcomers: Newcomers, **named: object
+) -> Door:
+    """What uvicorn calls for each connection."""
+    return Door(spoken(**named), context, newcomers)

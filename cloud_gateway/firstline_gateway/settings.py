@@ -1,27 +1,14 @@
-"""What an operator may set. Every field has a default; `cloud_gateway/gateway.toml` shows them all."""
+"""What an operator may set. Every field has a default; `gateway.toml` shows them all, `settings_load.py` reads it."""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core import settings
-from firstline_core.errors import ConfigError
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_gateway.broker import config
-from firstline_gateway.settings_check import check, check_hosts
-
-ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
-SYSTEM_AUTHORITIES = "system"
-_SQLITE = "sqlite:///"
-_POSTGRESQL = "postgresql+psycopg://"
+from firstline_gateway.cores import usable_cores
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
@@ -213,117 +200,3 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def sessions(self) -> int:
         """Batches that run at the same moment."""
         return self.execution.sessions or usable_cores()
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores that this process may use: a container's cpuset, and its quota of time, make them fewer.
-
-    Args:
-        cgroup: where a container sees its own control group (version 2).
-    """
-    cores = len(os.sched_getaffinity(0))
-    try:
-        # "QUOTA PERIOD", in microseconds, or "max PERIOD": docs.kernel.org/admin-guide/cgroup-v2.html
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-    except (OSError, ValueError):
-        return cores
-    return max(1, min(cores, math.ceil(quota / period))) if period else cores
-
-
-def load(
-    file: Path | None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, object] | None = None,
-) -> Settings:
-    """Reads the settings; relative paths in them count from the configuration file's folder.
-
-    Raises:
-        ConfigError: a source cannot be read, or says something that makes no sense.
-    """
-    found = settings.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    check(found)
-    base = file.parent if file is not None else Path()
-    store = msgspec.structs.replace(
-        found.store,
-        url=_store_url(base, found.store.url),
-        password_file=_below(base, found.store.password_file),
-    )
-    anchored = msgspec.structs.replace(
-        found,
-        tls=msgspec.structs.replace(
-            found.tls,
-            certificate_file=_below(base, found.tls.certificate_file),
-            key_file=_below(base, found.tls.key_file),
-            ca_file=_below(base, found.tls.ca_file),
-        ),
-        auth=msgspec.structs.replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
-        identity=msgspec.structs.replace(
-            found.identity,
-            directory=_below(base, found.identity.directory),
-            broker_port=found.identity.broker_port or found.broker.port,
-        ),
-        models=msgspec.structs.replace(found.models, directory=_below(base, found.models.directory)),
-        store=store,
-        contracts=msgspec.structs.replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
-        mqtt=msgspec.structs.replace(
-            found.mqtt,
-            password_file=_below(base, found.mqtt.password_file),
-            tls_ca_file=found.mqtt.tls_ca_file
-            if found.mqtt.tls_ca_file == SYSTEM_AUTHORITIES
-            else _below(base, found.mqtt.tls_ca_file),
-        ),
-        broker=msgspec.structs.replace(
-            found.broker,
-            directory=_below(base, found.broker.directory),
-            pid_file=_below(base, found.broker.pid_file),
-        ),
-    )
-    return _with_broker(anchored) if found.broker.directory else anchored
-
-
-def _with_broker(found: Settings) -> Settings:
-    """With what goes without saying where the broker's files are this gateway's own.
-
-    Raises:
-        ConfigError: nothing says how the broker is reached.
-    """
-    broker, mqtt = found.broker, found.mqtt
-    named = (found.identity.broker_host, mqtt.host if mqtt.enabled else "")
-    hosts = broker.hosts or tuple(dict.fromkeys(host for host in named if host))
-    if not hosts:
-        raise ConfigError(
-            "broker.hosts is empty; name the broker as devices and gateways reach it, or set identity.broker_host."
-        )
-    check_hosts("broker.hosts", hosts)
-    if not mqtt.username:
-        mqtt = msgspec.structs.replace(
-            mqtt,
-            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
-            username=config.GATEWAY_USER,
-            password_file=str(broker.folder / config.GATEWAY_PASSWORD),
-            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / config.AUTHORITIES),
-        )
-    return msgspec.structs.replace(found, broker=msgspec.structs.replace(broker, hosts=hosts), mqtt=mqtt)
-
-
-def _store_url(base: Path, url: str) -> str:
-    """The URL with SQLite's file below the configuration's folder."""
-    if url.startswith(_SQLITE):
-        path = url.removeprefix(_SQLITE)
-        if not path or path == ":memory:" or "?" in path:
-            raise ConfigError(f'store.url {url!a} names no file; write it as "{_SQLITE}gateway.db".')
-        return _SQLITE + _below(base, path)
-    if not url.startswith(_POSTGRESQL):
-        raise ConfigError(f'store.url {url!a} is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
-    try:
-        password = urlsplit(url).password
-    except ValueError as error:
-        raise ConfigError(f"store.url is no URL: {error}.") from error
-    if password is not None:
-        raise ConfigError("store.url has a password in it; put it into a file, and name that as store.password_file.")
-    return url
-
-
-def _below(base: Path, path: str) -> str:
-    return str(base / path) if path else ""

@@ -39,7 +39,8 @@ What is told
 
 The process
     cli/            the commands of `edge-agent`
-    settings        one TOML file, variables, flags
+    settings        what can be set, section by section
+    settings_load   from one TOML file, variables and flags
     settings_check  do they make sense together?
     last_good       the configuration to start with where the file is broken
     tokens          who may call

@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 import firstline_edge.settings
+import firstline_edge.settings_load
 import firstline_gateway.settings
+import firstline_gateway.settings_load
 from firstline_gateway.broker.config import GATEWAY_USER
 
 CHECKOUT = Path(__file__).parents[2]
@@ -77,7 +79,7 @@ def test_secrets_are_files_that_git_ignores_and_each_is_declared_and_used() -> N
 def test_the_gateway_understands_its_environment() -> None:
     service = SERVICES["gateway"]
     file = CHECKOUT / mounts("gateway")["/etc/firstline/gateway.toml"]
-    found = firstline_gateway.settings.load(file, environ=service["environment"])
+    found = firstline_gateway.settings_load.load(file, environ=service["environment"])
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
     assert found.auth.mode == "tokens"
     assert (found.tls.enabled, "gateway" in found.tls.hosts) == (True, True)
@@ -88,7 +90,7 @@ def test_the_gateway_understands_its_environment() -> None:
 
 def test_the_broker_starts_on_what_the_gateway_writes() -> None:
     broker, gateway = SERVICES["mosquitto"], SERVICES["gateway"]
-    found = firstline_gateway.settings.load(None, environ=gateway["environment"])
+    found = firstline_gateway.settings_load.load(None, environ=gateway["environment"])
     shell, script, folder = broker["entrypoint"]
     assert (shell, folder) == ("/bin/sh", found.broker.seen_as)
     assert script in mounts("mosquitto")
@@ -105,7 +107,7 @@ def test_the_broker_starts_on_what_the_gateway_writes() -> None:
 def test_the_agent_understands_its_environment() -> None:
     service = SERVICES["edge-agent"]
     file = CHECKOUT / mounts("edge-agent")["/etc/firstline/edge-agent.toml"]
-    found = firstline_edge.settings.load(file, environ=service["environment"])
+    found = firstline_edge.settings_load.load(file, environ=service["environment"])
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8070)
     assert found.links == ()  # they come with the identity
     assert {Path(found.api.token_file).name} == set(service["secrets"])
@@ -171,7 +173,7 @@ def test_the_unit_starts_what_the_image_starts() -> None:
     assert [Path(started[0]).name, *started[1:]] == image
     assert (service["DynamicUser"], service["ProtectSystem"], service["NoNewPrivileges"]) == ("yes", "strict", "yes")
     name, _, value = service["Environment"].partition("=")
-    found = firstline_edge.settings.load(None, environ={name: value})
+    found = firstline_edge.settings_load.load(None, environ={name: value})
     assert found.state_dir == Path("/var/lib") / service["StateDirectory"]
 
 

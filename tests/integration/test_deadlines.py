@@ -23,7 +23,7 @@ from firstline_edge.links.http import HttpLink, HttpLinkSettings
 from firstline_edge.links.mqtt import MqttLink
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 LATE = (DeadlineExceededError, RemoteTimeoutError)  # whichever side is the first to know
 

@@ -20,15 +20,13 @@ from support.broker import Broker, free_port
 from support.databases import PostgreSql
 from support.deliveries import answered, counted, delivery, picture, post, read, same
 from support.gateway import DIGITS, serving
+from support.mqtt_device import device_at
 
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import envelope
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.topics import Topics
-from firstline_core.types import InferRequest, InferResponse, Status, Wait
+from firstline_core.types import InferRequest, Status, Wait
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 DELIVERIES = 6
 
@@ -155,27 +153,8 @@ async def test_replicas_answer_each_delivery_once(postgresql: PostgreSql) -> Non
 
 @pytest.mark.mosquitto
 async def test_a_delivery_is_one_over_mqtt_too(mosquitto: Broker, tmp_path: Path) -> None:
-    topics, got = Topics("cam"), asyncio.Queue[Message]()
-    client = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="cam"))
-
-    async def ask(request: InferRequest) -> InferResponse:
-        await client.publish(
-            envelope.request_publication(
-                request,
-                topic=topics.request("digits"),
-                response_topic=topics.response,
-                correlation_data=request.request_id.encode(),
-                now_s=0.0,
-            )
-        )
-        async with asyncio.timeout(10):
-            return envelope.read_response(await got.get())
-
     url, mqtt = f"sqlite:///{tmp_path / 'gateway.db'}", {"mqtt.enabled": True, "mqtt.port": mosquitto.port}
-    async with serving_at(url, **mqtt) as (gateway, _):
-        await client.subscribe(topics.response, got.put)
-        await client.connect(10)
+    async with serving_at(url, **mqtt) as (gateway, _), device_at(mosquitto, "cam") as device:
         asked = delivery(1)
-        assert same(await ask(asked), await ask(asked))
+        assert same(await device.infer(asked), await device.infer(asked))
         assert (counted(gateway, "recorded"), counted(gateway, "repeated"), answered(gateway)) == (1, 1, 1)
-        await client.close()

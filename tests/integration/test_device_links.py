@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,16 +19,18 @@ from support.gateway import DIGITS
 from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.checks import identity_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.cli.link_checks import link_findings
+from firstline_edge.identity import rejoining
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.base import LinkState
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
@@ -184,3 +188,44 @@ async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: P
     async with EdgeAgent(msgspec.structs.replace(settings, agent=alone)) as agent:
         assert await asked(agent) == "edge"
         assert not any(link.connected for link in agent.parts.links.mqtt)
+
+
+@pytest.mark.parametrize("kind", ["http", "mqtt"])
+async def test_a_device_that_joins_anew_needs_no_restart(
+    gateway: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejoining, "LOOK_S", 0.1)
+    name = f"returns-{kind}"
+    async with joined(gateway, tmp_path, name, kind) as agent:
+        assert await asked(agent) == "cloud"
+        await gateway.revoke(name)
+        while await asked(agent) == "cloud":
+            pass
+        renewal = agent.parts.identity.renewal
+        assert renewal is not None
+        with pytest.raises(UnauthorizedError):
+            await renewal.renew()
+        command = [sys.executable, "-m", "firstline_edge", "join", gateway.url, "--force"]
+        where = ["--token-file", str(await gateway.token_file(name)), "--set", f"agent.state_dir={tmp_path / name}"]
+        agent.parts.state.publish_url("http://127.0.0.1:9")  # as an agent that serves
+        done = await asyncio.to_thread(subprocess.run, [*command, *where], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "the agent that runs uses it within 5 s" in done.stdout
+        async with asyncio.timeout(20):
+            while await asked(agent) != "cloud":  # noqa: ASYNC110 (what is awaited is the answer)
+                await asyncio.sleep(0.05)
+        assert agent.status()["problems"] == []
+
+
+async def test_a_device_that_joins_as_somebody_else_is_to_be_started_anew(
+    gateway: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejoining, "LOOK_S", 0.02)
+    async with joined(gateway, tmp_path, "was", "http") as agent:
+        token = parse_join_token((await gateway.token_file("is")).read_text())
+        await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "was"))
+        await _until(lambda: bool(agent.status()["problems"]))
+        (problem,) = agent.status()["problems"]
+        assert "as 'is' since this agent was started; start it anew" in problem["message"]
+        assert agent.status()["identity"]["device"] == "was"
+        assert await asked(agent) == "cloud"  # it goes on as who it was

@@ -18,7 +18,7 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.settings import Store
-from firstline_gateway.settings import load as load_gateway_settings
+from firstline_gateway.settings_load import load as load_gateway_settings
 
 
 def picture() -> bytes:

@@ -30,7 +30,7 @@ from firstline_edge.cli.explain import describe
 from firstline_edge.models import Models, hold
 from firstline_edge.workers import Workers
 from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings import load as load_gateway_settings
+from firstline_gateway.settings_load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"
 V2 = "/v2/models/digits/infer"

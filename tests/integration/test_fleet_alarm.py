@@ -32,7 +32,7 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.outbox.store import OutboxItem
 from firstline_gateway.contracts.device_alarms import DeviceAlarms
 from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.

@@ -20,15 +20,14 @@ from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import serving
 from support.keys import bearer, create_key
+from support.mqtt_device import device_at
 
-from firstline_core.protocol import envelope, oip
+from firstline_core.protocol import oip
 from firstline_core.protocol.http import HEADER_LENGTH
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_core.protocol.topics import Topics
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import ServedModel
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 CONTRACTS = "/firstline/v1/contracts"
 
@@ -247,23 +246,6 @@ async def test_devices_audit_over_mqtt_too(line: Line, mosquitto: Broker) -> Non
         assert (pool.state.audits, gateway.contracts.devices(pool.key)) == (9, 8)
 
 
-async def ask_over_mqtt(broker: Broker, device: str, request: InferRequest) -> InferResponse:
-    topics = Topics(device)
-    answers: asyncio.Queue[Message] = asyncio.Queue()
-    client = MqttClient(MqttSettings(broker.host, broker.port, client_id=device))
-    try:
-        await client.subscribe(topics.response, answers.put)
-        await client.connect(10)
-        await client.publish(
-            envelope.request_publication(
-                request,
-                topic=topics.request("digits"),
-                response_topic=topics.response,
-                correlation_data=request.request_id.encode(),
-                now_s=0.0,
-            )
-        )
-        async with asyncio.timeout(10):
-            return envelope.read_response(await answers.get())
-    finally:
-        await client.close()
+async def ask_over_mqtt(broker: Broker, name: str, request: InferRequest) -> InferResponse:
+    async with device_at(broker, name) as device:
+        return await device.infer(request)

@@ -28,7 +28,8 @@ from firstline_gateway import server
 from firstline_gateway.api.app import create_app
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.settings import Store, load
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
 
 V2 = "/v2/models/digits/infer"
 STORE = Store()

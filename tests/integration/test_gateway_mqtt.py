@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from support.broker import Broker
 from support.gateway import DIGITS, GatedExecutor
+from support.mqtt_device import device_at
 
 from firstline_core.errors import (
     DeadlineExceededError,
@@ -27,14 +28,13 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import envelope
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt import Publication
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 pytestmark = pytest.mark.mosquitto
 
@@ -65,42 +65,6 @@ async def gateway_at(
         await gateway._mqtt.close()
 
 
-class Device:
-    """A device's side of the protocol, by the core's own client."""
-
-    def __init__(self, broker: Broker, name: str, password: str = "") -> None:
-        self.topics = Topics(name)
-        user = name if password else ""
-        settings = MqttSettings(broker.host, broker.port, client_id=name, username=user, password=password)
-        self.client = MqttClient(settings)
-        self.got: asyncio.Queue[Message] = asyncio.Queue()
-
-    async def __aenter__(self) -> Device:
-        await self.client.subscribe(self.topics.response, self.got.put)
-        await self.client.connect(10)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
-
-    def publication(self, request: InferRequest, now_s: float = 0.0) -> Publication:
-        return envelope.request_publication(
-            request,
-            topic=self.topics.request(request.model),
-            response_topic=self.topics.response,
-            correlation_data=request.request_id.encode(),
-            now_s=now_s,
-        )
-
-    async def ask(self, publication: Publication) -> InferResponse:
-        await self.client.publish(publication)
-        async with asyncio.timeout(10):
-            message = await self.got.get()
-        assert message.correlation_data == publication.correlation_data
-        assert not message.retain
-        return envelope.read_response(message)
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 (what is awaited is in the gateway or the broker)
@@ -129,7 +93,7 @@ def request_of(**changes: object) -> InferRequest:
 
 async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, repository: Repository) -> None:
     digest = repository.resolve("digits", "").digest
-    async with gateway_at(mosquitto, repository), Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository), device_at(mosquitto, "press-7") as device:
         request = request_of(version="1", full_model_digest=digest, deadline_s=5.0)
         response = await device.ask(device.publication(request))
     assert response.answer is not None
@@ -149,7 +113,7 @@ async def test_long_json_is_read_beside_the_event_loop(
         return read(*arguments, **options)
 
     monkeypatch.setattr(envelope, "read_request", reading)
-    async with gateway_at(mosquitto, repository), Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository), device_at(mosquitto, "press-7") as device:
         short = device.publication(request_of())
         head = b'{"id":"' + b" " * 300_000 + b'"}'
         said = {envelope.HEADER_LENGTH: str(len(head))} if binary else {}
@@ -175,7 +139,7 @@ async def test_long_json_is_read_beside_the_event_loop(
 async def test_a_refusal_comes_back_as_the_error_it_is(
     mosquitto: Broker, repository: Repository, change: dict[str, object], kind: type[FirstlineError]
 ) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
         with pytest.raises(kind) as caught:
             await device.ask(device.publication(request_of(**change)))
         assert type(caught.value) is kind
@@ -184,7 +148,7 @@ async def test_a_refusal_comes_back_as_the_error_it_is(
 
 async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, repository: Repository) -> None:
     executor = GatedExecutor()
-    async with gateway_at(mosquitto, repository, executor), Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository, executor), device_at(mosquitto, "press-7") as device:
         publication = device.publication(request_of())
         late = replace(publication, properties=publication.properties | {envelope.DEADLINE_MS: "0"})
         with pytest.raises(DeadlineExceededError):
@@ -195,8 +159,8 @@ async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, 
 async def test_no_answer_goes_to_another_devices_topic(mosquitto: Broker, repository: Repository) -> None:
     async with (
         gateway_at(mosquitto, repository) as gateway,
-        Device(mosquitto, "press-7") as device,
-        Device(mosquitto, "press-8") as other,
+        device_at(mosquitto, "press-7") as device,
+        device_at(mosquitto, "press-8") as other,
     ):
         for response_topic in (other.topics.response, "", "elsewhere"):
             await device.client.publish(replace(device.publication(request_of()), response_topic=response_topic))
@@ -211,7 +175,7 @@ async def test_two_replicas_share_the_load_and_nothing_is_answered_twice(
 ) -> None:
     async with AsyncExitStack() as stack:
         replicas = [await stack.enter_async_context(gateway_at(mosquitto, repository)) for _ in range(2)]
-        device = await stack.enter_async_context(Device(mosquitto, "press-7"))
+        device = await stack.enter_async_context(device_at(mosquitto, "press-7"))
         asked = [device.publication(request_of()) for _ in range(30)]
         await asyncio.gather(*map(device.client.publish, asked))
         async with asyncio.timeout(20):
@@ -228,7 +192,7 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
     """With room for one the broker hands over the second only when the first is acknowledged."""
     executor = GatedExecutor(slots=2)
     one = {"mqtt.concurrency": 1}
-    async with gateway_at(mosquitto, repository, executor, **one), Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository, executor, **one), device_at(mosquitto, "press-7") as device:
         rows = Tensor("image", np.ones((1, 1), np.float32))
         asked = [device.publication(request_of(inputs=(rows,))) for _ in range(2)]
         for publication in asked:
@@ -248,7 +212,7 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
 async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, repository: Repository) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with gateway_at(mosquitto, repository, executor) as gateway, Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository, executor) as gateway, device_at(mosquitto, "press-7") as device:
         asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
         await until(lambda: executor.held == 1)
         draining = asyncio.create_task(gateway.drain(10))
@@ -262,7 +226,7 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
     async with (
-        Device(mosquitto, "press-7") as device,
+        device_at(mosquitto, "press-7") as device,
         gateway_at(mosquitto, repository, executor) as leaving,
         gateway_at(mosquitto, repository) as staying,
     ):
@@ -291,7 +255,7 @@ async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: B
 async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker, repository: Repository) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with gateway_at(mosquitto, repository, executor) as gateway, Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository, executor) as gateway, device_at(mosquitto, "press-7") as device:
         asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
         await until(lambda: executor.held == 1)
         assert not await gateway.drain(0.05)
@@ -304,7 +268,7 @@ async def test_a_request_that_a_drain_gives_up_is_answered_so(mosquitto: Broker,
 async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
     mosquitto: Broker, repository: Repository
 ) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
         asked = [device.publication(request_of()) for _ in range(20)]
         published = asyncio.gather(*map(device.client.publish, asked))
         await until(lambda: counted(gateway, ANSWERED) > 0)
@@ -318,7 +282,7 @@ async def test_what_the_broker_gave_before_it_heard_of_the_drain_is_answered(
 
 
 async def test_it_comes_back_when_the_broker_does(mosquitto: Broker, repository: Repository) -> None:
-    async with gateway_at(mosquitto, repository) as gateway, Device(mosquitto, "press-7") as device:
+    async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
         mosquitto.stop()
         await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 0)
         mosquitto.start()
@@ -333,5 +297,5 @@ async def test_the_rights_that_the_broker_grants_are_enough(
     password_file = tmp_path / "password"
     password_file.write_text("g\n")
     user = {"mqtt.username": "_gateway", "mqtt.password_file": str(password_file)}
-    async with gateway_at(broker, repository, **user), Device(broker, "press-7", "p") as device:
+    async with gateway_at(broker, repository, **user), device_at(broker, "press-7", "p") as device:
         assert (await device.ask(device.publication(request_of()))).answer is not None

@@ -11,13 +11,14 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import pytest
+import uvloop
 from support.databases import PostgreSql, sqlite_store
 from support.gateway import DIGITS, serving
 from support.identities import DAY_S, Device, csr, invite
@@ -28,9 +29,10 @@ from support.site import Site, refusal, site
 from firstline.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
+from firstline_gateway.api import door
 from firstline_gateway.gateway import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 
 def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = None) -> tuple[bytes, str | None]:
@@ -81,15 +83,43 @@ async def test_applications_believe_the_authority_that_they_are_told_of(
             assert (await client.metadata("digits")).name == "digits"
 
 
-async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path: Path) -> None:
+async def test_who_never_ends_the_handshake_costs_nobody_else_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "NEWCOMERS_LIMIT", 16)  # fewer than come
     async with site(tmp_path) as at:
         address = ("127.0.0.1", httpx.URL(at.url).port or 0)
         silent = [socket.create_connection(address) for _ in range(20)]
         silent[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
         silent[1].sendall(bytes(range(256)) * 16)
-        assert (await at.keeper.get(DEVICES_PATH)).status_code == 200
+        for _ in range(3):
+            async with at.trusting(at.authority.pem) as newcomer:
+                assert (await newcomer.get(DEVICES_PATH)).status_code == 200
         for one in silent:
             one.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_handshake_that_does_not_end_is_ended(
+    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def scenario() -> None:
+        async with site(tmp_path) as at:
+            address = ("127.0.0.1", httpx.URL(at.url).port or 0)
+            silent, begun = [await asyncio.open_connection(*address) for _ in range(2)]
+            begun[1].write(b"\x16\x03\x01")  # the first bytes of a hello
+            async with asyncio.timeout(5):
+                assert await silent[0].read() == await begun[0].read() == b""
+            for _, writer in (silent, begun):
+                writer.close()
+            async with at.trusting(at.authority.pem) as newcomer:
+                assert (await newcomer.get(DEVICES_PATH)).status_code == 200
+                body = "x" * 300_000  # in flight with the end of the handshake, and long after
+                assert (await newcomer.post(DEVICES_PATH, content=body)).status_code == 400
+
+    run(scenario())
 
 
 async def test_an_operators_certificate_is_exchanged_while_the_gateway_serves(tmp_path: Path) -> None:

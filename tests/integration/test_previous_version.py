@@ -27,7 +27,7 @@ from firstline_core.types import InferRequest, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 PREVIOUS = Path(__file__).parents[1] / "data" / "previous"
 EXPECTED = json.loads((PREVIOUS / "expected.json").read_text())

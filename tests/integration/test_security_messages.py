@@ -16,15 +16,14 @@ from support.broker import HOST
 from support.bundles import encode
 from support.gateway import DIGITS
 from support.keys import bearer
+from support.mqtt_device import MqttDevice
 from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import envelope
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.topics import Topics
+from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import access_of
@@ -32,7 +31,7 @@ from firstline_edge.api.app import create_app
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
@@ -45,44 +44,20 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sit
         yield found
 
 
-class Device:
-    """A device that has joined, and sends what it likes."""
-
-    def __init__(self, name: str, credentials: Credentials, port: int) -> None:
-        self.topics = Topics(name)
-        self.client = MqttClient(MqttSettings(HOST, port, tls=credentials.context))
-        self.got: asyncio.Queue[Message] = asyncio.Queue()
-
-    def publication(self, request: InferRequest, **changes: object) -> Publication:
-        made = envelope.request_publication(
-            request,
-            topic=self.topics.request(request.model),
-            response_topic=self.topics.response,
-            correlation_data=request.request_id.encode(),
-            now_s=SYSTEM_CLOCK.monotonic_s(),
-        )
-        return replace(made, **changes)  # type: ignore[arg-type]
-
-    async def ask(self, publication: Publication) -> InferResponse:
-        await self.client.publish(publication)
-        async with asyncio.timeout(10):
-            return envelope.read_response(await self.got.get())
-
-    async def hears_nothing(self) -> bool:
-        await asyncio.sleep(QUIET_S)
-        return self.got.empty()
+async def hears_nothing(device: MqttDevice) -> bool:
+    await asyncio.sleep(QUIET_S)
+    return device.got.empty()
 
 
 @asynccontextmanager
-async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[Device]:
+async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[MqttDevice]:
+    """A device that has joined, and sends what it likes."""
     files = IdentityFiles(folder / name)
     token = parse_join_token((await gateway.token_file(name)).read_text())
     identity = await join_gateway(gateway.url, token, files)
-    found = Device(name, Credentials(files, identity, SYSTEM_CLOCK), gateway.device_port)
-    await found.client.subscribe(found.topics.response, found.got.put)
-    await found.client.connect(10)
-    yield found
-    await found.client.close()
+    tls = Credentials(files, identity, SYSTEM_CLOCK).context
+    async with MqttDevice(name, MqttSettings(HOST, gateway.device_port, tls=tls)) as found:
+        yield found
 
 
 def request(shade: int, **changes: object) -> InferRequest:
@@ -101,8 +76,8 @@ async def test_a_response_topic_that_is_someone_else_s_gets_nothing(gateway: Sit
         await a.client.publish(a.publication(request(10), response_topic=b.topics.response))
         await a.client.publish(a.publication(request(11), response_topic=""))
         await a.client.publish(a.publication(request(12), response_topic="firstline/v1/+/res"))
-        assert await b.hears_nothing()
-        assert await a.hears_nothing()
+        assert await hears_nothing(b)
+        assert await hears_nothing(a)
         assert (await a.ask(a.publication(request(13)))).answer is not None
 
 
@@ -111,7 +86,7 @@ async def test_a_request_in_another_s_name_is_refused_by_the_broker(gateway: Sit
         forged = a.publication(request(20), topic=b.topics.request("digits"), response_topic=b.topics.response)
         with pytest.raises(FirstlineError, match="Not authorized"):
             await a.client.publish(forged)
-        assert await b.hears_nothing()
+        assert await hears_nothing(b)
 
 
 async def test_a_replayed_request_answers_its_sender_and_a_replay_by_another_only_that_one(
@@ -123,7 +98,7 @@ async def test_a_replayed_request_answers_its_sender_and_a_replay_by_another_onl
         assert outputs(await a.ask(a.publication(asked))) == outputs(first)
         answered = await b.ask(b.publication(asked))
         assert answered.answer is not None
-        assert await a.hears_nothing()
+        assert await hears_nothing(a)
 
 
 async def test_what_one_device_was_promised_is_nobody_else_s(gateway: Site, tmp_path: Path) -> None:

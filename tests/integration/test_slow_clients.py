@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,10 +17,10 @@ from firstline_core.errors import QueueFullError
 from firstline_core.protocol import http_head
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.api import bodies, http_protocol
+from firstline_gateway.api import bodies, door, http_protocol
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import load_repository
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 TIMEOUT_S = 0.2
 V2 = "/v2/models/digits/infer"
@@ -173,3 +173,61 @@ async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: py
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 504")
+
+
+REFUSED = f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.read()
+
+
+@pytest.mark.parametrize(
+    "head", [REFUSED + "Connection: close\r\n", REFUSED.replace("1.1", "1.0")], ids=["asked to close", "HTTP/1.0"]
+)
+async def test_a_refusal_from_the_head_that_ends_the_connection_ends_it_at_once(
+    head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 20.0)
+    gateway, _ = gated()
+    monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        writer.write(head.encode() + b"\r\nab")
+        async with asyncio.timeout(5):
+            answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"Connection: close" in answer
+        writer.write(b"c")  # the rest of what it was to send
+        assert b"queue_full" in await all_of(reader)
+
+
+async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, _ = gated()
+    monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        for _ in range(2):
+            writer.write(REFUSED.encode() + b"\r\nabc")
+            async with asyncio.timeout(5):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
+                await reader.readuntil(b"}")
+            await asyncio.sleep(2 * TIMEOUT_S)  # longer than a head may take
+        writer.write(REFUSED.encode()[:20])
+        assert await all_of(reader) == b""
+
+
+async def test_newcomers_beyond_the_limit_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(door, "NEWCOMERS_LIMIT", 3)
+    async with serving(gated()[0]) as url, AsyncExitStack() as stack:
+        known = await stack.enter_async_context(connected(url))
+        known[1].write(HEAD + b"\r\n")
+        async with asyncio.timeout(5):
+            assert await known[0].readuntil(b"\r\n\r\n")
+        silent = [await stack.enter_async_context(connected(url)) for _ in range(4)]
+        with suppress(ConnectionResetError):
+            assert await all_of(silent[0][0]) == b""
+        for reader, writer in (known, *silent[1:]):
+            writer.write(HEAD + b"\r\n")
+            async with asyncio.timeout(5):
+                assert b"200" in await reader.readuntil(b"\r\n\r\n")

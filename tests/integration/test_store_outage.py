@@ -22,7 +22,7 @@ from support.identities import csr
 
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 from firstline_gateway.store import readers
 
 

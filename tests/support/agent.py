@@ -12,7 +12,8 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import create_app
-from firstline_edge.settings import EdgeSettings, load
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings_load import load
 
 CHECKOUT = Path(__file__).parents[2]
 DIGITS = CHECKOUT / "models" / "digits" / "bundle"

@@ -19,7 +19,7 @@ from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 REFRESH_S = 0.2
 

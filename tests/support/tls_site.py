@@ -18,7 +18,7 @@ from support.keys import bearer, create_key
 
 from firstline_gateway.broker.config import CONFIGURATION
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import load
+from firstline_gateway.settings_load import load
 
 REFRESH_S = 0.2
 

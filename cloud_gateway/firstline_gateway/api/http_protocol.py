@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_gateway.api.door import Newcomers
 from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
 from firstline_gateway.api.unread import Unread, refusal
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
@@ -27,6 +28,7 @@ WRITE_TIMEOUT_S = 30.0
 # How long, when the process ends, a TLS connection that has its answer may take to say goodbye; many clients never do.
 _GOODBYE_S = 0.5
 _REFUSAL = refusal()
+_LAST_REFUSAL = refusal(closing=True)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -39,16 +41,20 @@ class HttpProtocol(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
     _presented: Presented | None = None
     _refused = False  # this request, unread
+    _refused_whole = False  # that was all that came
 
-    def __init__(self, *arguments: Any, sessions: Sessions, unread: Unread, **named: Any) -> None:
+    def __init__(self, *arguments: Any, sessions: Sessions, unread: Unread, newcomers: Newcomers, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._sessions = sessions
         self._unread = unread
+        self._newcomers = newcomers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unread.watch(self.loop)
         tls = transport.get_extra_info("ssl_object")
+        if tls is None:  # else it has come through the door
+            self._newcomers.enter(self, transport)
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         if certificate is not None:
             self._presented = read_presented(certificate)
@@ -58,6 +64,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._newcomers.leave(self)
         self._head_timer.cancel()
         if self._stalled is not None:
             self._stalled.cancel()
@@ -91,16 +98,19 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes += len(data)
+        self._refused_whole = False
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._read_bytes > HEAD_LIMIT_BYTES:
             self._refuse_length()
         else:
-            self._head_timer.heard(working=self.cycle is not None and not self.cycle.response_complete)
+            working = self.cycle is not None and not self.cycle.response_complete
+            self._head_timer.heard(working=working or self._refused_whole)
 
     def on_message_begin(self) -> None:
         self._in_head = True
+        self._refused_whole = False
         self._read_bytes = self._head_bytes = 0
         super().on_message_begin()
         if self._presented is not None:
@@ -116,8 +126,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._newcomers.leave(self)
         if self._refused_unread():
-            self.transport.write(_REFUSAL)
+            self.transport.write(_REFUSAL if self.parser.should_keep_alive() else _LAST_REFUSAL)
             return
         super().on_headers_complete()
         if len(self.pipeline) > PIPELINE_LIMIT:
@@ -132,6 +143,10 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
             return
+        if not self.parser.should_keep_alive():
+            self.transport.close()  # not before: what it sends unread would reset the connection, and lose the answer
+            return
+        self._refused_whole = True
         self._head_timer.cancel()
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

@@ -35,10 +35,10 @@ _LONGEST_S = 0.1
 _PERIOD_S = 1.0
 
 
-def refusal() -> bytes:
-    """The whole HTTP/1.1 response; the connection stays open."""
+def refusal(*, closing: bool = False) -> bytes:
+    """The whole HTTP/1.1 response; the connection stays open but for `closing`."""
     reply = error_reply(REFUSED)
-    fields = {**reply.headers, "Content-Length": str(len(reply.body))}
+    fields = {**reply.headers, "Content-Length": str(len(reply.body))} | ({"Connection": "close"} if closing else {})
     lines = [f"HTTP/1.1 {reply.status} Service Unavailable", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join((*lines, "", "")).encode("ascii") + reply.body
 

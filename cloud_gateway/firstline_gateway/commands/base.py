@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from firstline_gateway import settings
+from firstline_gateway.settings import Settings
+from firstline_gateway.settings_load import load
 
 
 def add_command(
@@ -24,7 +25,7 @@ def add_command(
     return parser
 
 
-def settings_of(arguments: argparse.Namespace, **overrides: object) -> settings.Settings:
+def settings_of(arguments: argparse.Namespace, **overrides: object) -> Settings:
     """The settings that the command line names.
 
     Args:
@@ -34,7 +35,7 @@ def settings_of(arguments: argparse.Namespace, **overrides: object) -> settings.
     Raises:
         ConfigError: they make no sense.
     """
-    return settings.load(
+    return load(
         arguments.config,
         environ=os.environ,
         overrides={key.replace("__", "."): value for key, value in overrides.items()},

@@ -10,9 +10,9 @@ from typing import Any
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
-from firstline_gateway import settings
 from firstline_gateway.broker import config
 from firstline_gateway.commands.base import add_command, show
+from firstline_gateway.settings_load import load
 
 
 def add_commands(commands: Any) -> None:
@@ -41,7 +41,7 @@ def _write(arguments: argparse.Namespace) -> int:
     overrides: dict[str, object] = {"broker.hosts": arguments.host}
     if arguments.directory is not None:
         overrides["broker.directory"] = str(Path(arguments.directory).resolve())
-    found = settings.load(arguments.config, environ=os.environ, overrides=overrides)
+    found = load(arguments.config, environ=os.environ, overrides=overrides)
     if not found.broker.directory:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
     folder, now_s, known = broker_folder(found), time.time(), Known()

@@ -31,7 +31,7 @@ class Identity:
     """Everything that decides who may call this gateway.
 
     Args:
-        settings: as `settings.load` gave them.
+        settings: as `settings_load.py` gave them.
         database: where devices and keys are kept; not closed here.
         writer: writes to it; not closed here.
         clock: what times are on.
@@ -46,6 +46,7 @@ class Identity:
         self.required = auth.mode != "off"
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = proxy.networks(auth.trusted_proxies)
+        self._certificates = proxy.ProxyCertificates()
         self.folder = AuthorityFolder(Path(found.directory), clock)
         self._take_over(database, Path(auth.tokens_file))
         self.readers = Readers(database)
@@ -98,7 +99,7 @@ class Identity:
             raise UnauthorizedError(
                 "This gateway has no certificate authority, so no client certificate is valid here."
             )
-        return proxy.read_header(values, await asyncio.to_thread(self.folder.open))
+        return self._certificates.read(values, await asyncio.to_thread(self.folder.open))
 
     def _write_revocations(self) -> None:
         self.devices.write_revocations()

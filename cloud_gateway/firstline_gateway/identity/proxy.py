@@ -7,6 +7,7 @@ once more; that the client has its key is the proxy's word.
 from __future__ import annotations
 
 import base64
+import hashlib
 import ipaddress
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -19,6 +20,8 @@ from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.presented import Presented, presented_by
 
 _LIMIT_CHARACTERS = 16_384
+# Certificates of as many devices: some hundred bytes each.
+_REMEMBERED = 4096
 _PEM_START = "-----BEGIN CERTIFICATE-----"
 
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
@@ -47,24 +50,47 @@ def is_trusted(address: str, trusted: Networks) -> bool:
     return any(found in network for network in trusted)
 
 
-def read_header(values: Sequence[str], authorities: Authorities) -> Presented | None:
-    """The certificate in a proxy's header: PEM with percent signs (nginx, Envoy, HAProxy), or RFC 9440's `:BASE64:`.
+class ProxyCertificates:
+    """Reads what trusted proxies name; a device sends the same with each request, and one is read once.
 
-    Args:
-        values: of the header, each time that it is there; an empty one stands for a client without certificate.
-        authorities: who may have signed it.
-
-    Raises:
-        UnauthorizedError: it is there twice, is no certificate, or another authority's.
+    Times and revocation are no part of it: whoever is given the certificate looks at them each time.
     """
-    if len(values) > 1:
-        raise UnauthorizedError(
-            "The proxy's header with the client certificate is there twice; have it replace what clients send."
-        )
-    if not values or not values[0].strip():
-        return None
+
+    def __init__(self) -> None:
+        self._believed: Authorities | None = None
+        self._read: dict[bytes, Presented] = {}
+
+    def read(self, values: Sequence[str], authorities: Authorities) -> Presented | None:
+        """The certificate in a proxy's header: PEM with percent signs (nginx, Envoy, HAProxy), or RFC 9440's form.
+
+        Args:
+            values: of the header, each time that it is there; an empty one stands for a client without certificate.
+            authorities: who may have signed it; what others had signed is forgotten.
+
+        Raises:
+            UnauthorizedError: it is there twice, is no certificate, or another authority's.
+        """
+        if len(values) > 1:
+            raise UnauthorizedError(
+                "The proxy's header with the client certificate is there twice; have it replace what clients send."
+            )
+        text = values[0].strip() if values else ""
+        if not text:
+            return None
+        if authorities is not self._believed:
+            self._believed = authorities
+            self._read.clear()
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+        found = self._read.pop(digest, None) or _presented(text, authorities)
+        self._read[digest] = found  # the newest last
+        if len(self._read) > _REMEMBERED:
+            del self._read[next(iter(self._read))]
+        return found
+
+
+def _presented(text: str, authorities: Authorities) -> Presented:
     try:
-        certificate = _certificate(values[0].strip())
+        certificate = _certificate(text)
     except (ValueError, x509.InvalidVersion) as error:  # binascii.Error is a ValueError
         raise UnauthorizedError("The proxy's header holds no certificate that can be read.") from error
     for authority in authorities:

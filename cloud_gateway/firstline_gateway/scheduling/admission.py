@@ -7,8 +7,10 @@ what keeps earliest-deadline-first from its collapse, in which every request is 
 
 How long things take is learned from the batches that ran (`batch_times.py`). What that leaves out (other work on the
 machine, the event loop, requests larger than they seem) is learned as one number: by how much answers came later
-than was foreseen, of 100 the 99th. It takes three quarters of the room at most: pauses longer than that cannot be
-provided for, only counted, and a machine that has them would stand idle in between.
+than was foreseen, of 100 the 99th. Half of the room is kept free for it in any case: a machine that becomes twice as
+slow from one moment to the next then makes few of those late who wait already, and as long as anybody waits it has
+work all the same. Three quarters are the most: longer pauses cannot be provided for, only counted, and a machine that
+has them would stand idle in between.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, cl
 
 _MARGIN_QUANTILE = 0.99
 _MARGIN_HALF_LIFE_COUNT, _MARGIN_HALF_LIFE_S = 200.0, 20.0
-# Of the room, to the margin at most.
-_MARGIN_SHARE = 0.75
+# Of the room, to the margin, whatever was learned.
+_LEAST_MARGIN_SHARE, _MOST_MARGIN_SHARE = 0.5, 0.75
 _FIRST_RETRY_S = 1.0
 # Of what a request allows, to the batch that it is in; the rest is for its turn to come.
 _BATCH_SHARE = 0.25
@@ -143,7 +145,8 @@ class Admission:
         return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
 
     def _less_margin(self, seconds: float) -> float:
-        return seconds - min(self.margin_s, _MARGIN_SHARE * max(0.0, seconds))
+        room_s = max(0.0, seconds)
+        return seconds - min(max(self.margin_s, _LEAST_MARGIN_SHARE * room_s), _MOST_MARGIN_SHARE * room_s)
 
     def _batch_rows(self, key: ModelKey, rows: int, allowed_s: float) -> int:
         """The batch that a request is likely to run in: what pays, waits, and leaves most of its time to wait."""

@@ -118,7 +118,7 @@ def open_database(found: settings.Store) -> Database:
     """Connects, and brings the schema up to date, whoever of several replicas comes first.
 
     Args:
-        found: as `settings.load` gave it; a file of SQLite's is made here, for this user alone.
+        found: as `settings_load.py` gave it; a file of SQLite's is made here, for this user alone.
 
     Raises:
         ConfigError: there is no such database, it is damaged, or a newer version's.

@@ -46,6 +46,7 @@ class GroupWriter:
         self._database = database
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = False
+        self._gate = threading.Lock()  # so that nothing is queued behind the end
         self._trouble = ""
         self._start()
 
@@ -79,15 +80,16 @@ class GroupWriter:
             then: runs on the writing thread, in the order of the commits; its result is the future's.
             writes: False where it only reads: that a full disk can be read says nothing of whether it takes anything.
         """
-        if self._closed:
-            raise NotReadyError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise StoreUnavailableError(
                 f"{_WAITING_LIMIT} writes wait for the store {self._database.shown}; come back later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         done: Future[_U] = Future()
-        self._queue.put(_Work(operation, then, done, writes))
+        with self._gate:
+            if self._closed:
+                raise NotReadyError("This gateway is ending, and keeps nothing more.", retry_after_s=_RETRY_AFTER_S)
+            self._queue.put(_Work(operation, then, done, writes))
         return done
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -96,8 +98,10 @@ class GroupWriter:
         Returns:
             False where that took longer: a database that says nothing may hold it for as long as it likes.
         """
-        self._closed = True
-        self._queue.put(None)
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -12,7 +12,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 from firstline_edge.state import decisions_path
 
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}

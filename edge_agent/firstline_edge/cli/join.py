@@ -14,10 +14,13 @@ from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
-from firstline_edge.identity.files import Identity, IdentityFiles
+from firstline_edge.cli.status import address_of
+from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
+from firstline_edge.identity.rejoining import LOOK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import shown
-from firstline_edge.settings import EdgeSettings, load
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings_load import load
 
 _TOKEN_LIMIT_CHARS = 4096
 
@@ -42,8 +45,9 @@ def command(arguments: argparse.Namespace) -> int:
             f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
             "leaves the one for the other."
         )
+    before = readable_identity(settings.state_dir)
     joined = asyncio.run(join_gateway(url, token, files, proxy=arguments.proxy))
-    _print(arguments.output, joined, settings, "joined", files)
+    _print(arguments.output, joined, settings, "joined", files, before=before)
     return OK
 
 
@@ -93,7 +97,22 @@ def _token_text(file: str) -> str:
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 
 
-def _print(form: str, identity: Identity, settings: EdgeSettings, what: str, files: IdentityFiles) -> None:
+def _then(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
+    """What it takes for the agent to use it."""
+    if before is not None and not restart_needed(before, joined) and address_of(settings) is not None:
+        return f"the agent that runs uses it within {LOOK_S:g} s"
+    return "start the agent anew"
+
+
+def _print(
+    form: str,
+    identity: Identity,
+    settings: EdgeSettings,
+    what: str,
+    files: IdentityFiles,
+    *,
+    before: Identity | None = None,
+) -> None:
     if form == "json":
         say_json(
             {
@@ -111,11 +130,12 @@ def _print(form: str, identity: Identity, settings: EdgeSettings, what: str, fil
     said = settings.agent.device_id
     if said and said != identity.device:
         say(f"agent.device_id is '{said}': take it out of the configuration, the name is '{identity.device}' now")
+    then = _then(settings, before, identity)
     used = [link for link in settings.links if link.shows_identity]
     if not settings.links:
         broker = f" and mqtt at {identity.broker.host}:{identity.broker.port}" if identity.broker is not None else ""
-        say(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, start the agent anew")
+        say(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, {then}")
     elif used:
-        say(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; start the agent anew")
+        say(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; {then}")
     else:
         say(f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file')

@@ -90,6 +90,14 @@ class IdentityFiles:
                 f"{self._identity} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
             ) from error
 
+    def written(self) -> tuple[int, int] | None:
+        """Differs once an identity was written; None where there is none."""
+        try:
+            found = self._identity.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> None:
         """Takes a new certificate; a power cut in between leaves the old one, or the new one.
 

@@ -11,7 +11,7 @@ from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.exchange import renew
-from firstline_edge.identity.files import readable_identity
+from firstline_edge.identity.files import Identity, readable_identity
 
 # Devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
@@ -36,12 +36,13 @@ class Renewal:
         rng: for the jitter.
 
     Attributes:
+        credentials: as given.
         adopt: has the links make new connections; called after each renewal.
         problem: why the latest attempt failed, "" since one succeeded.
     """
 
     def __init__(self, credentials: Credentials, clock: Clock, rng: random.Random) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self.adopt: Callable[[], Awaitable[None]] = _nobody
         self._clock = clock
         self._rng = rng
@@ -52,7 +53,7 @@ class Renewal:
         """Renews whenever it is due, until cancelled."""
         failures = 0
         while True:
-            floor = self._credentials.floor
+            floor = self.credentials.floor
             await asyncio.to_thread(floor.save)
             if (left_s := self._due_s - floor.now_s()) > 0:
                 await self._clock.sleep(min(left_s, _LOOK_S))
@@ -79,20 +80,24 @@ class Renewal:
         """
         from firstline_edge.identity import keys  # `cryptography` is heavy, and needed once in months
 
-        credentials, known = self._credentials, self._credentials.identity
+        credentials, known = self.credentials, self.credentials.identity
         key = await asyncio.to_thread(keys.new_key)
         answer = await renew(known.gateway, keys.signing_request(key), credentials.context, proxy=known.proxy)
         credentials.heard(answer.now_s)
         authority = bytes.fromhex(known.authority)
         identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)
         if await asyncio.to_thread(readable_identity, credentials.files.state_dir) not in (known, None):
-            raise ConfigError("The device has joined anew since this agent was started; start it anew.")
+            raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
         await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
-        credentials.renewed(identity)
-        self.problem, self._due_s = "", self._draw()
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
+        await self.take_up(identity)
+
+    async def take_up(self, identity: Identity) -> None:
+        """Has every link show the certificate that the files hold now."""
+        self.credentials.renewed(identity)
+        self.problem, self._due_s = "", self._draw()
         await self.adopt()
 
     def _draw(self) -> float:
-        known = self._credentials.identity
+        known = self.credentials.identity
         return known.not_before_s + self._rng.uniform(*_DUE_SHARE) * (known.not_after_s - known.not_before_s)

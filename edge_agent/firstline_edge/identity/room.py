@@ -10,6 +10,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
+from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
 from firstline_edge.identity.tls import shown
 from firstline_edge.settings import EdgeSettings
@@ -33,6 +34,7 @@ class IdentityRoom:
         self._clock = clock
         self._damage = ""
         self.renewal: Renewal | None = None
+        self._rejoining: Rejoining | None = None
         self.credentials: Credentials | None = None
         if not settings.agent.use_identity:
             return
@@ -44,6 +46,7 @@ class IdentityRoom:
         if identity is not None:
             self.credentials = Credentials(files, identity, clock)
             self.renewal = Renewal(self.credentials, clock, random.Random())  # noqa: S311 (jitter)
+            self._rejoining = Rejoining(self.renewal, clock)
 
     @property
     def problems(self) -> list[str]:
@@ -59,6 +62,8 @@ class IdentityRoom:
                 )
         if self.renewal is not None:
             found.append(self.renewal.problem)
+        if self._rejoining is not None:
+            found.append(self._rejoining.problem)
         return [problem for problem in found if problem]
 
     def renews(self, adopt: Callable[[], Awaitable[None]]) -> None:
@@ -67,11 +72,13 @@ class IdentityRoom:
             self.renewal.adopt = adopt
 
     async def run(self) -> None:
-        """Renews the certificate whenever it is due, until cancelled."""
-        if self.credentials is None or self.renewal is None:
+        """Renews the certificate whenever it is due, and takes up what `join` writes, until cancelled."""
+        if self.credentials is None or self.renewal is None or self._rejoining is None:
             return
         try:
-            await self.renewal.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.renewal.run(), name="renewal")
+                tasks.create_task(self._rejoining.run(), name="rejoining")
         finally:
             await asyncio.to_thread(self.credentials.floor.save)
 

@@ -21,7 +21,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.openapi import description
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 from firstline_gateway.api.app import create_app
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository

@@ -16,6 +16,7 @@ from firstline_core.bundle import image_pieces, images, manifest
 from firstline_core.protocol import http_head, mqtt_packet, topics
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_edge.settings import EdgeSettings
+from firstline_gateway.api import door
 from firstline_gateway.settings import Settings
 
 CHECKOUT = Path(__file__).parents[3]
@@ -24,6 +25,10 @@ ROOMS = ("shared/firstline_core", "edge_agent/firstline_edge", "cloud_gateway/fi
 
 LIMITS = {
     "HTTP head": (f"{http_head.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_head.HEAD_TIMEOUT_S:g} s"),
+    "connections without": (
+        f"{door.NEWCOMERS_LIMIT:,}, and half of the descriptors",
+        f"TLS handshake {door.HANDSHAKE_TIMEOUT_S:g} s",
+    ),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
     "tensors": (

@@ -21,7 +21,7 @@ from firstline_edge.identity import renewal as renewals
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
 from firstline_edge.identity.renewal import Renewal
-from firstline_edge.settings import load
+from firstline_edge.settings_load import load
 from firstline_gateway.identity import ca
 
 DAY_S = 86_400.0
@@ -93,7 +93,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
 def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
     joined(tmp_path, authority)
     script = (
-        "import sys; from firstline_edge.settings import load; from firstline_core.clock import SYSTEM_CLOCK; "
+        "import sys; from firstline_edge.settings_load import load; from firstline_core.clock import SYSTEM_CLOCK; "
         "from firstline_edge.identity.room import IdentityRoom; "
         f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
         "room = IdentityRoom(found, SYSTEM_CLOCK); "

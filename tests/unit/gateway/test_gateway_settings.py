@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.settings import Settings, load, usable_cores
+from firstline_gateway.settings import Settings
 from firstline_gateway.settings_check import is_loopback
+from firstline_gateway.settings_load import load
 
 EXAMPLE = Path(__file__).parents[3] / "cloud_gateway" / "gateway.toml"
 
@@ -107,28 +107,6 @@ def test_a_password_needs_a_user() -> None:
 def test_durations_are_durations(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load(None, overrides={key: float(value)})
-
-
-@pytest.mark.parametrize(
-    ("said", "cores"),
-    [
-        (None, 8),
-        ("max 100000\n", 8),
-        ("200000 100000\n", 2),
-        ("150000 100000\n", 2),
-        ("5000 100000\n", 1),
-        ("9900000 100000\n", 8),
-        ("nonsense", 8),
-        ("1 0", 8),
-    ],
-)
-def test_a_containers_quota_bounds_the_sessions(
-    said: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-    if said is not None:
-        (tmp_path / "cpu.max").write_text(said)
-    assert usable_cores(tmp_path) == cores
 
 
 def test_mqtt_needs_a_broker() -> None:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_gateway.identity import ca, proxy
 from firstline_gateway.identity.authorities import Authorities
+from firstline_gateway.identity.proxy import ProxyCertificates
 
 NOW_S = 1_800_000_000.0
 AUTHORITY = ca.create_authority(ca.new_key(), NOW_S)
@@ -39,14 +40,14 @@ def escaped(certificate: x509.Certificate) -> str:
     ],
 )
 def test_both_forms_are_read(value: str) -> None:
-    found = proxy.read_header([value], BELIEVED)
+    found = ProxyCertificates().read([value], BELIEVED)
     assert found is not None
     assert (found.device, found.serial) == ("press-7", ca.serial_of(CERTIFICATE))
 
 
 def test_no_value_is_a_client_without_certificate() -> None:
-    assert proxy.read_header([], BELIEVED) is None
-    assert proxy.read_header([""], BELIEVED) is None
+    assert ProxyCertificates().read([], BELIEVED) is None
+    assert ProxyCertificates().read([""], BELIEVED) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_no_value_is_a_client_without_certificate() -> None:
 )
 def test_what_is_no_certificate_is_refused(value: str) -> None:
     with pytest.raises(UnauthorizedError, match="no certificate that can be read"):
-        proxy.read_header([value], BELIEVED)
+        ProxyCertificates().read([value], BELIEVED)
 
 
 def test_a_certificate_of_somebody_elses_authority_is_refused() -> None:
@@ -72,13 +73,13 @@ def test_a_certificate_of_somebody_elses_authority_is_refused() -> None:
     for authority in (foreign, named_alike):
         forged = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
-            proxy.read_header([escaped(forged)], BELIEVED)
+            ProxyCertificates().read([escaped(forged)], BELIEVED)
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
     """A proxy that adds its own beside the client's would have the client choose."""
     with pytest.raises(UnauthorizedError, match="is there twice"):
-        proxy.read_header([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
+        ProxyCertificates().read([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,31 @@ def test_only_configured_addresses_are_believed(address: str, trusted: bool) -> 
 def test_a_network_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"auth\.trusted_proxies: 'proxy'"):
         proxy.networks(["proxy"])
+
+
+def test_a_certificate_is_read_once_for_as_long_as_its_authority_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = proxy._certificate
+
+    def counted(text: str) -> x509.Certificate:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(proxy, "_certificate", counted)
+    monkeypatch.setattr(proxy, "_REMEMBERED", 2)
+    certificates, value = ProxyCertificates(), escaped(CERTIFICATE)
+    assert certificates.read([value], BELIEVED) == certificates.read([value], BELIEVED)
+    assert len(read) == 1
+    others = [
+        escaped(ca.issue_device(AUTHORITY, name, ca.new_key().public_key(), NOW_S, 90)) for name in ("a", "b", "c")
+    ]
+    for other in others:
+        certificates.read([other], BELIEVED)
+        certificates.read([value], BELIEVED)  # who comes often stays
+    assert read == [value, *others]
+    assert len(certificates._read) == 2
+    following = Authorities(ca.create_authority(ca.new_key(), NOW_S))
+    for _ in range(2):  # no refusal is remembered, and nobody is who was let in by another authority
+        with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
+            certificates.read([value], following)
+    assert read == [value, *others, value, value]

@@ -1,0 +1,61 @@
+"""A device's side of the protocol over MQTT, by the core's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Self
+
+from support.broker import Broker
+
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import InferRequest, InferResponse
+
+
+class MqttDevice:
+    """Asks one thing after the other; connected within its `async with`."""
+
+    def __init__(self, name: str, settings: MqttSettings) -> None:
+        self.topics = Topics(name)
+        self.client = MqttClient(settings)
+        self.got: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        await self.client.subscribe(self.topics.response, self.got.put)
+        await self.client.connect(10)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    def publication(self, request: InferRequest, now_s: float = 0.0, **changes: object) -> Publication:
+        """The request as a device publishes it, but for the changes."""
+        made = envelope.request_publication(
+            request,
+            topic=self.topics.request(request.model),
+            response_topic=self.topics.response,
+            correlation_data=request.request_id.encode(),
+            now_s=now_s,
+        )
+        return replace(made, **changes)  # type: ignore[arg-type]
+
+    async def ask(self, publication: Publication) -> InferResponse:
+        """The answer to it, which must be the next that comes."""
+        await self.client.publish(publication)
+        async with asyncio.timeout(10):
+            message = await self.got.get()
+        assert message.correlation_data == publication.correlation_data
+        assert not message.retain
+        return envelope.read_response(message)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        return await self.ask(self.publication(request))
+
+
+def device_at(broker: Broker, name: str, password: str = "") -> MqttDevice:
+    """A device that is not yet connected; without a password, for a broker that lets anybody in."""
+    username = name if password else ""
+    settings = MqttSettings(broker.host, broker.port, client_id=name, username=username, password=password)
+    return MqttDevice(name, settings)
