@@ -19,7 +19,8 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.links.base import Link
-from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.http import HttpLink
+from firstline_edge.links.http_pool import HttpLinkSettings
 from firstline_edge.links.mqtt import MqttLink
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.repository import Repository, load_repository

@@ -361,7 +361,7 @@ async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto
             pass
         async with connected(settings(mosquitto), will=will) as client:
             assert client._connection is not None
-            client._connection._socket.shutdown(socket.SHUT_RDWR)
+            client._connection._socket.raw.shutdown(socket.SHUT_RDWR)
             await until(lambda: len(got) == 1)
     assert got[0].payload == b"offline"
 
