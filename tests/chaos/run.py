@@ -46,7 +46,7 @@ class Effort:
         offline: requests without a link.
         drained: promises of which the real rate is measured.
         soak_s: of steady load.
-        recordings: of an outbox, and of a gateway's store at work, whose power is cut before each change.
+        recordings: of an outbox at work, whose power is cut before each change; half as many of a gateway's store.
         flip_every_bytes: of its files, in which one bit is flipped.
         fail_every: changes, of which one fails.
     """
@@ -196,7 +196,7 @@ def storage(effort: Effort, seed: int) -> list[Figure]:
     """The disk below an outbox and a gateway's store."""
     with quick_folder() as folder:
         cuts = asyncio.run(cut_power(folder, seed, effort.recordings, lambda done: say("storage", done)))
-        of_gateway = cut_gateway_power(folder, seed, effort.recordings, lambda done: say("storage", done))
+        of_gateway = cut_gateway_power(folder, seed, effort.recordings // 2, lambda done: say("storage", done))
         flips = asyncio.run(flip_bits(folder, seed, effort.flip_every_bytes))
     say("storage", f"{flips.flips} bits flipped")
     errors = errors_at(first=1, step=effort.fail_every)
