@@ -4,8 +4,9 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Most of the suite waits for processes that it started; a file's tests share those, so they stay together.
-PARALLEL ?= -n 2 --dist loadfile
+# Most of the suite waits for processes that it started; a file's tests share those, so they stay together. In the
+# folders' order, chaos and e2e first: by the number of their tests, which is xdist's order, the longest files come last.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 SEED ?= 1
 

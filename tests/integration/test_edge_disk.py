@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import DIGITS, edge_settings
+from support.agent import DIGITS, edge_settings, until
 from support.broker import free_port
 from support.disk import SmallDisk, small_disk
 
@@ -47,12 +47,17 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
+
+        async def can_promise() -> bool:
+            return not agent.parts.outbox.problem
+
         assert summary(await agent.infer_file("digits", picture())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
         messages = [found["message"] for found in agent.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 
         disk.free()
         await clock.advance(61)
+        await until(can_promise)  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
         assert agent.parts.outbox.depth == 2  # the promise from before is still there
