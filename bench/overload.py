@@ -27,7 +27,6 @@ ROW_MS = 10.0
 ROWS_ALLOWED = 25
 TIMES_CAPACITY = (0.5, 1.0, 2.0, 5.0, 10.0)
 RECOVERY_S = 5.0
-_CORES = os.cpu_count() or 1
 _SETTLE_S = 0.5  # before the first request
 _QUICK_RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 
