@@ -60,8 +60,7 @@ def cut_gateway_power(folder: Path, seed: int, recordings: int, told: Callable[[
     """As `cut_power`, of a gateway's SQLite store: deliveries, audits, keys and devices.
 
     Raises:
-        AssertionError: something acknowledged was lost, or counts twice.
-        ConfigError: the store does not open.
+        AssertionError: something acknowledged was lost or counts twice, or the store does not open.
     """
     rng, done, acknowledged = random.Random(f"{seed} gateway"), 0, 0
     for number in range(recordings):

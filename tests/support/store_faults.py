@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import select, text
 from support.faulty_disk import Recording, run_on
 
+from firstline_core.errors import ConfigError
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.tables import AUDITS
 from firstline_gateway.deliveries import records
@@ -121,14 +122,16 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
     """Cuts the power, opens what is left, and compares it with what was acknowledged.
 
     Raises:
-        AssertionError: something acknowledged is lost or there twice, or the store is damaged.
-        ConfigError: it does not open.
+        AssertionError: something acknowledged is lost or there twice, or the store is damaged or does not open.
     """
     shutil.rmtree(into, ignore_errors=True)
     recording.crash(point, random.Random(seed), into)
     said = [mark.split() for number, mark in recording.marks if number < point]
     names = {what: {one[1] for one in said if one[0] == what} for what in ("keyed", "revoked", "enrolled", "counted")}
-    database = open_database(Store(url=f"sqlite:///{into / FILE}"))
+    try:
+        database = open_database(Store(url=f"sqlite:///{into / FILE}"))
+    except ConfigError as error:
+        raise AssertionError(error.message) from error
     try:
         with database.reading() as connection:
             assert connection.execute(text("PRAGMA integrity_check")).scalars().all() == ["ok"]
