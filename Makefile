@@ -4,8 +4,9 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Most of the suite waits for processes that it started; a file's tests share those, so they stay together.
-PARALLEL ?= -n 2 --dist loadfile
+# Most of the suite waits for processes that it started; a file's tests share those, so they stay together. In the
+# folders' order, chaos and e2e first: by the number of their tests, which is xdist's order, the longest files come last.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 SEED ?= 1
 
@@ -34,7 +35,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line overload fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -124,7 +125,7 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
 
-stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
+stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; minutes)
 	$(BIN)/python bench/stampede.py
 
 idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (two minutes)
@@ -141,6 +142,9 @@ soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, th
 
 overload: .venv/test.stamp ## ten times more requests than the gateway can answer: goodput, deadlines, recovery, fairness (minutes)
 	$(BIN)/python bench/overload.py
+
+admission: .venv/test.stamp ## whom to let in: the predicted wait beside AIMD and a latency gradient (simulated; a minute)
+	PYTHONPATH=tests $(BIN)/python bench/admission.py
 
 deliveries: .venv/test.stamp ## what it costs the gateway to answer each delivery once, beside a bare fsync
 	$(BIN)/python bench/deliveries.py

@@ -28,7 +28,8 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor, Tier
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ModelOutput
-from firstline_edge.models import HeldModel, hold
+from firstline_edge.models import HeldModel
+from firstline_edge.models_load import hold
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 from firstline_edge.workers import Workers

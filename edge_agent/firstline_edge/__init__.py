@@ -15,9 +15,10 @@ One request, from the outside in
     provisional     the edge answer for now, with the promise of a correction
 
 What it rests on
-    models          bundles opened, edge variants loaded
-    bundle_copies   of those that worked, for when the files are damaged
+    models          those that this device holds, and what they say of rows
+    models_load     bundles opened, edge variants loaded
     model_timing    measures them: a meaningless input, and the time that a row takes
+    bundle_copies   of bundles that worked, for when the files are damaged
     workers         threads for runs that would hold up the event loop
     cache           what models said of rows, in memory
     disk_cache      the same, on disk

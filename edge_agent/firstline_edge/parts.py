@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import ContractNotice, InferRequest
+from firstline_core.types import InferRequest
 from firstline_edge import report, rows
 from firstline_edge.audits.room import AuditRoom
 from firstline_edge.budgets.spending import Spending
@@ -31,7 +32,8 @@ from firstline_edge.hedge import Hedging
 from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.wiring import Links, link_names, open_links
-from firstline_edge.models import Models, open_models
+from firstline_edge.models import Models
+from firstline_edge.models_load import open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent
+from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 from support.disk import SmallDisk, small_disk
 
@@ -36,12 +36,6 @@ def picture() -> bytes:
         return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
 
 
-async def reopened(agent: EdgeAgent) -> None:
-    async with asyncio.timeout(10):
-        while agent.parts.outbox.problem:  # noqa: ASYNC110 (a thread opens it)
-            await asyncio.sleep(0.01)
-
-
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
     assert response.answer is not None
     return response.answer.status, response.answer.reason, response.answer.durable
@@ -56,13 +50,17 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
+
+        async def can_promise() -> bool:
+            return not agent.parts.outbox.problem
+
         assert summary(await agent.infer_file("digits", picture())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
         messages = [found["message"] for found in agent.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 
         disk.free()
         await clock.advance(61)
-        await reopened(agent)
+        await until(can_promise)  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
         assert agent.parts.outbox.depth == 2  # the promise from before is still there
@@ -185,5 +183,5 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
         assert held == []
         disk.free()
         await clock.advance(61)
-        await reopened(agent)
+        await until(lambda: not agent.parts.outbox.problem)  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)

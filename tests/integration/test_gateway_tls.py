@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -105,9 +106,8 @@ def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
 ) -> None:
     async def scenario() -> None:
         async with site(tmp_path) as at:
-            shaking = asyncio.create_task(
-                asyncio.to_thread(lambda: [shown_by(at.url, at.authority.pem) for _ in range(30)])
-            )
+            shake = partial(asyncio.to_thread, shown_by, at.url, at.authority.pem)
+            shaking = asyncio.gather(*(shake() for _ in range(30)))
             while not shaking.done():
                 time.sleep(0.004)  # noqa: ASYNC251 (a busy loop: connection and hello come in one turn)
                 await asyncio.sleep(0)

@@ -21,21 +21,11 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
 from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.routing import policies
-from firstline_core.types import (
-    Answer,
-    Attempt,
-    ContractNotice,
-    InferRequest,
-    InferResponse,
-    Privacy,
-    Reason,
-    Status,
-    Tensor,
-    Tier,
-)
+from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.live_traffic import LiveTraffic

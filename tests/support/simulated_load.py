@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from support.gateway import doubled, request_of
 
 from firstline_core.clock import Clock, SimulatedClock
+from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
-from firstline_core.types import AuditNote, Tensor
+from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher

@@ -11,7 +11,7 @@ from firstline_core.errors import FirstlineError, IntegrityError
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.cli.findings import Finding, State
-from firstline_edge.models import bundle_paths
+from firstline_edge.models_load import bundle_paths
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import standing_path
 

@@ -23,7 +23,8 @@ from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkReport
 from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.links.chain import LinkChain, Toll, free
-from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.http import HttpLink
+from firstline_edge.links.http_pool import HttpLinkSettings
 from firstline_edge.links.retries import RetryBudget, RetrySettings
 from firstline_edge.settings import EdgeSettings, LinkSection
 

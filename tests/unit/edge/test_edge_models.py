@@ -25,7 +25,8 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge import model_timing
 from firstline_edge.model_timing import quickest_ms, sample_input
-from firstline_edge.models import HeldModel, Models, bundle_paths, open_models
+from firstline_edge.models import HeldModel, Models
+from firstline_edge.models_load import bundle_paths, open_models
 from firstline_edge.workers import Workers
 
 

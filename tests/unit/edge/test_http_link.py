@@ -15,7 +15,8 @@ from firstline_core.protocol import http as wire
 from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_edge.links.base import LinkBusyError
-from firstline_edge.links.http import HttpLink, HttpLinkSettings
+from firstline_edge.links.http import HttpLink
+from firstline_edge.links.http_pool import HttpLinkSettings
 from firstline_edge.links.traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -133,7 +134,7 @@ async def test_a_name_cannot_leave_its_place_in_the_path(server: Server, link: H
 
 async def test_small_packets_are_not_held_back(link: HttpLink) -> None:
     await link.infer(request(), 5.0)
-    [connection] = link._pool.client._transport._pool.connections  # type: ignore[attr-defined]
+    [connection] = link._pool._client._transport._pool.connections  # type: ignore[attr-defined]
     stream = connection._connection._network_stream
     assert stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -214,7 +215,7 @@ async def test_those_who_wait_for_a_connection_do_not_wait_in_httpcores_queue(se
     async with asyncio.timeout(5):
         while len(server.heads) + server.connections < 2:  # noqa: ASYNC110 (what is waited for comes over a socket)
             await asyncio.sleep(0.005)
-    assert len(link._pool.client._transport._pool._requests) == 2  # type: ignore[attr-defined]
+    assert len(link._pool._client._transport._pool._requests) == 2  # type: ignore[attr-defined]
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)

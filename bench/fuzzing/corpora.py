@@ -1,0 +1,189 @@
+"""Valid inputs of every reader that is fuzzed, the same each time: what the damaged ones are made from."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from PIL import Image
+
+from firstline_core.contract_notes import AuditNote
+from firstline_core.errors import RequestError
+from firstline_core.protocol import envelope
+from firstline_core.protocol.enrolment import (
+    SECRET_BYTES,
+    format_join_token,
+    format_secret,
+)
+from firstline_core.protocol.http_errors import error_body
+from firstline_core.protocol.oip import Encoded, encode_request, encode_response
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import (
+    DATATYPES,
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    RequestedOutput,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+    Wait,
+)
+
+CHECKOUT = Path(__file__).parents[2]
+ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+TOPICS = Topics("press-7")
+
+
+def _tensors() -> tuple[Tensor, ...]:
+    """One of each datatype, two rows."""
+    rng = np.random.default_rng(0)
+    found = []
+    for name, dtype in DATATYPES.items():
+        array: Any = np.empty((2, 2), dtype)
+        if dtype.kind == "O":
+            array = np.array([b"one", b"\xff\x00"], np.object_)
+        else:
+            array[:] = rng.integers(0, 2, (2, 2))
+        found.append(Tensor(name.lower(), array))
+    return tuple(found)
+
+
+def _png() -> bytes:
+    with io.BytesIO() as file:
+        Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "PNG")
+        return file.getvalue()
+
+
+NOTE = AuditNote(predicted=3, propensity=0.1, floor=0.05, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
+REQUESTS = (
+    InferRequest("digits", (Tensor("image", np.array([_png()], np.object_)),), ID),
+    InferRequest("digits", (Tensor("x", np.zeros((2, 4), np.float32)),), ID, binary_output=True, audit=NOTE),
+    InferRequest(
+        *("digits", _tensors(), ID, "7", "mine"),
+        outputs=(RequestedOutput("probabilities", True), RequestedOutput("other", None)),
+        route=Route.CLOUD,
+        privacy=Privacy.LOCAL_ONLY,
+        wait=Wait.FIRST,
+        deadline_s=2.5,
+        full_model_digest="b" * 64,
+        alarm="c" * 64,
+    ),
+)
+ANSWER = Answer(
+    request_id=ID,
+    status=Status.PROVISIONAL,
+    certified=True,
+    durable=True,
+    tier=Tier.EDGE,
+    reason=Reason.LINK_DOWN,
+    confidence=0.5,
+    model_digest="d" * 64,
+    attempts=(Attempt(Tier.CLOUD, "link_down", 3.5),),
+)
+RESPONSES = (
+    InferResponse("digits", "3", (Tensor("probabilities", np.full((1, 10), 0.1, np.float32)),), answer=ANSWER),
+    InferResponse("digits", "3", _tensors(), id="mine", answer=ANSWER),
+    InferResponse("other", "", (Tensor("y", np.zeros((2, 2), np.int64)),)),
+)
+
+
+def _bodies() -> list[Encoded]:
+    requests = [encode_request(REQUESTS[0], binary=True), encode_request(REQUESTS[2], binary=True)]
+    requests += [encode_request(REQUESTS[1], binary=binary) for binary in (True, False)]
+    asked = [InferRequest("digits", (), ID, binary_output=binary) for binary in (True, False)]
+    return requests + [encode_response(asked[0], response) for response in RESPONSES] + [
+        encode_response(asked[1], response) for response in (RESPONSES[0], RESPONSES[2])
+    ]  # fmt: skip
+
+
+BODIES = _bodies()
+
+
+PUBLICATIONS = [
+    envelope.request_publication(
+        request,
+        topic=TOPICS.request("digits"),
+        response_topic=TOPICS.response,
+        correlation_data=b"1234",
+        now_s=0.0,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )
+    for request in REQUESTS
+] + [
+    *(envelope.response_publication(REQUESTS[1], response, topic=TOPICS.response) for response in RESPONSES),
+    envelope.error_publication(RequestError("No."), topic=TOPICS.response, correlation_data=b"1"),
+]
+
+
+def _manifests() -> list[bytes]:
+    paths = [CHECKOUT / "models/digits/bundle/manifest.json"]
+    paths += sorted((CHECKOUT / "tests/unit/core").glob("manifest_format_*.json"))
+    # Without the line breaks for people: damage should meet what is said.
+    return [json.dumps(json.loads(path.read_bytes()), separators=(",", ":")).encode() for path in paths]
+
+
+MANIFESTS = _manifests()
+
+
+def _images() -> list[bytes]:
+    found = [_png()]
+    rng = np.random.default_rng(1)
+    for mode, kind, options in (
+        ("RGB", "JPEG", {}),
+        ("L", "JPEG", {"progressive": True}),
+        (
+            "CMYK",
+            "JPEG",
+            {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\1\x01\x1a\0\5\0\0\0\1\0\0\0\x1a\0\0\0\0\0\0\0\1\0\0\0\1"},
+        ),
+        ("P", "PNG", {}),
+        ("RGBA", "PNG", {}),
+        ("I;16", "PNG", {}),
+        ("1", "PNG", {}),
+    ):
+        with io.BytesIO() as file:
+            pixels = rng.integers(0, 256, (9, 9, 3), np.uint8)
+            Image.fromarray(pixels).convert("L" if mode == "I;16" else mode).convert(mode).save(file, kind, **options)
+            found.append(file.getvalue())
+    return found
+
+
+IMAGES = _images()
+
+
+SMALL = [
+    format_join_token(format_secret(bytes(SECRET_BYTES)), bytes(32)).encode(),
+    error_body(RequestError("No.", retry_after_s=3.0)),
+    b'id: 1\ndata: {"a":1}\n\n:\n\nid: 2\ndata: {}\n\n',
+    (CHECKOUT / "models/digits/bundle/full.onnx").read_bytes()[:4000],
+]
+
+
+def _certificates() -> list[bytes]:
+    """A request for a certificate, and a certificate, DER; the same each time."""
+    key, name = (
+        ec.derive_private_key(7, ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "press-7")]),
+    )
+    asked = x509.CertificateSigningRequestBuilder().subject_name(name)
+    begins = datetime(2026, 1, 1, tzinfo=UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(5).not_valid_before(begins).not_valid_after(begins + timedelta(days=90))
+    return [one.sign(key, SHA256(), ecdsa_deterministic=True).public_bytes(Encoding.DER) for one in (asked, made)]
+
+
+CERTIFICATES = _certificates()

@@ -1,0 +1,233 @@
+"""HTTP/1.1 connections to one gateway: kept alive, replaced where they went stale, with each byte counted.
+
+What is asked over them stands in `http.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from firstline_core.errors import (
+    ConfigError,
+    LinkDownError,
+    LinkError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RemoteTimeoutError,
+)
+from firstline_core.protocol.http import headers_for, read_body
+from firstline_core.protocol.oip import Encoded, Limits
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.links.base import LinkBusyError
+from firstline_edge.links.traffic import count
+
+NAME = "http"
+
+Reply = tuple[int, Mapping[str, str], bytes]
+"""Status, headers and body."""
+
+# httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
+# timeout is a link that is down; anything that is merely late is late.
+_FOREIGN: tuple[tuple[type[Exception], type[LinkError]], ...] = (
+    (httpx.ConnectTimeout, LinkDownError),
+    (httpx.TimeoutException, RemoteTimeoutError),
+    (httpx.NetworkError, LinkDownError),
+    (httpx.ProxyError, LinkDownError),
+    (httpx.HTTPError, ProtocolError),
+    (httpx.InvalidURL, ProtocolError),
+    (httpx.StreamError, ProtocolError),
+)
+# What a server that closed an idle connection, just as we used it, looks like.
+_STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError)
+_STALE_RETRIES = 2
+_FIRST_LINE_BYTES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLinkSettings:
+    """How to reach the gateway.
+
+    Args:
+        url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
+        token: the device's bearer token, "" for none.
+        token_file: where to look for another one once the gateway refuses this one, "" for nowhere.
+        ca_file: authorities that may sign the gateway's certificate; None for the usual ones.
+        credentials: this device's own instead, where it has joined.
+        proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
+        connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
+            after a second (RFC 6298), below the usual deadline, so that another link still has time.
+        connections: kept at most.
+    """
+
+    url: str
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: Path | None = None
+    credentials: Credentials | None = field(default=None, repr=False)
+    proxy: str | None = None
+    connect_timeout_s: float = 1.5
+    connections: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent."""
+
+    method: str
+    path: str
+    encoded: Encoded | None = None
+
+
+class HttpPool:
+    """Some connections, and a seat for each: whoever waits for one waits here.
+
+    httpcore looks at all that wait in its own queue whenever one of them comes or goes: at a thousand, for seconds.
+
+    Args:
+        settings: how to reach the gateway.
+        connections: kept at most.
+        tls: see `tls_context`; one for all pools, because loading the authorities takes 50 ms.
+        limits: of what is read.
+
+    Raises:
+        ConfigError: a URL that cannot be used.
+    """
+
+    def __init__(
+        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | bool, limits: Limits
+    ) -> None:
+        self._settings = settings
+        self._connections = connections
+        self._limits = limits
+        self._base = _base_of(settings.url)
+        # TCP_NODELAY is httpcore's own default.
+        self._client = httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity", "User-Agent": "firstline-edge"},
+            verify=tls,
+            proxy=settings.proxy,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        )
+        self._seats = asyncio.Semaphore(connections)
+
+    async def exchange(self, call: Call, token: str, timeout_s: float) -> Reply:
+        """Sends it, once more on a fresh connection where a kept one had been closed, and reads the answer.
+
+        Raises:
+            LinkBusyError: no connection became free in time; nothing was sent.
+            LinkError: there was no answer, or none that is HTTP.
+        """
+        steps: list[str] = []
+        try:
+            # httpx limits each read; only this limits them all together.
+            async with asyncio.timeout(timeout_s), self._seats:
+                for _ in range(_STALE_RETRIES):
+                    steps.clear()
+                    try:
+                        return await self._send(call, token, timeout_s, steps)
+                    except _STALE:
+                        # A kept connection that the server had closed: try again, on the way to a fresh one. The
+                        # request's id makes that safe, should it have been heard after all.
+                        if any(step.endswith("connect_tcp.started") for step in steps):
+                            raise
+                return await self._send(call, token, timeout_s, steps)
+        except TimeoutError as error:
+            if not steps:
+                raise LinkBusyError(
+                    f"All {self._connections} connections to {self._settings.url} were busy for {timeout_s:.3g} s."
+                ) from error
+            raise RemoteTimeoutError(f"{self._settings.url} did not answer within {timeout_s:.3g} s.") from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise _translated(error, self._settings.url) from error
+        except PayloadTooLargeError as error:
+            raise ProtocolError(f"{self._settings.url} answered with too much. {error.message}") from error
+
+    async def _send(self, call: Call, token: str, timeout_s: float, steps: list[str]) -> Reply:
+        async def trace(event: str, _info: object) -> None:
+            steps.append(event)  # the first one comes when there is a seat
+
+        # Where the whole is shorter than the time to connect, what ran out is the whole.
+        connect_s = self._settings.connect_timeout_s
+        headers = {} if call.encoded is None else dict(headers_for(call.encoded))
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
+        request = self._client.build_request(
+            call.method,
+            self._base + call.path,
+            content=None if call.encoded is None else call.encoded.body,
+            headers=headers,
+            timeout=timeout,
+            extensions={"trace": trace},
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        finally:
+            # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
+            if call.encoded is not None and any(step.endswith("send_request_headers.complete") for step in steps):
+                count(NAME, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
+        async with contextlib.aclosing(response):
+            heard = dict(response.headers)
+            if self._settings.credentials is not None and "date" in heard:
+                self._settings.credentials.heard_date(heard["date"])
+            try:
+                body = await read_body(response.aiter_raw(), heard, self._limits)
+            finally:
+                if call.encoded is not None:
+                    received = _head_bytes(response.headers.raw) + response.num_bytes_downloaded
+                    count(NAME, received=received)
+            return response.status_code, heard, body
+
+    async def drain(self) -> None:
+        """Closes once what is under way has ended; nothing new may begin."""
+        for _ in range(self._connections):
+            await self._seats.acquire()
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
+    """Whom to believe, and who this device is; False where there is nothing to verify.
+
+    Raises:
+        ConfigError: authorities that cannot be read.
+    """
+    if settings.credentials is not None:
+        return settings.credentials.context
+    if settings.ca_file is None and not settings.url.startswith("https:"):
+        return False
+    try:
+        if settings.ca_file is None:
+            return httpx.create_ssl_context(trust_env=False)
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error
+
+
+def _base_of(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"The gateway's URL {url!r} is not one: {error}.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or any(c.isspace() for c in url):
+        raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
+    return url.rstrip("/")
+
+
+def _translated(error: Exception, url: str) -> LinkError:
+    kind = next(ours for theirs, ours in _FOREIGN if isinstance(error, theirs))
+    return kind(f"{url}: {str(error) or type(error).__name__}.")
+
+
+def _head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of headers on the wire, with an average first line."""
+    return _FIRST_LINE_BYTES + sum(len(name) + len(value) + 4 for name, value in headers)
