@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -36,6 +37,10 @@ def picture() -> bytes:
         return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
 
 
+async def can_promise(agent: EdgeAgent) -> bool:
+    return not agent.parts.outbox.problem
+
+
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
     assert response.answer is not None
     return response.answer.status, response.answer.reason, response.answer.durable
@@ -50,17 +55,13 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
-
-        async def can_promise() -> bool:
-            return not agent.parts.outbox.problem
-
         assert summary(await agent.infer_file("digits", picture())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
         messages = [found["message"] for found in agent.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 
         disk.free()
         await clock.advance(61)
-        await until(can_promise)  # a thread opens it
+        await until(partial(can_promise, agent))  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
         assert agent.parts.outbox.depth == 2  # the promise from before is still there
@@ -183,5 +184,5 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
         assert held == []
         disk.free()
         await clock.advance(61)
-        await until(lambda: not agent.parts.outbox.problem)  # a thread opens it
+        await until(partial(can_promise, agent))  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
