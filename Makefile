@@ -4,9 +4,10 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Most of the suite waits for processes that it started; a file's tests share those, so they stay together. In the
-# folders' order, chaos and e2e first: by the number of their tests, which is xdist's order, the longest files come last.
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Half of the suite waits for processes that it started, so that three keep two cores at work; a file's tests share those
+# processes, and stay together. In the folders' order, chaos and e2e first: by the number of tests, which is xdist's, the
+# longest files come last.
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 SEED ?= 1
 
