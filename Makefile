@@ -171,6 +171,8 @@ clean: ## remove the environments, the caches and what was built
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
+# The tests start hundreds of processes, also where PYTHONDONTWRITEBYTECODE keeps them from compiling what they import.
+.venv/test.stamp: export UV_COMPILE_BYTECODE := 1
 # The development lock holds all that the demo needs, in the same versions.
 .venv/test.stamp: requirements/dev.lock pyproject.toml .venv/uv.stamp
 	$(call install,.venv,$<)
