@@ -126,7 +126,7 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
 
-stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
+stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; minutes)
 	$(BIN)/python bench/stampede.py
 
 idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (two minutes)
