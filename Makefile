@@ -36,7 +36,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line overload fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -143,6 +143,9 @@ soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, th
 
 overload: .venv/test.stamp ## ten times more requests than the gateway can answer: goodput, deadlines, recovery, fairness (minutes)
 	$(BIN)/python bench/overload.py
+
+admission: .venv/test.stamp ## whom to let in: the predicted wait beside AIMD and a latency gradient (simulated; a minute)
+	PYTHONPATH=tests $(BIN)/python bench/admission.py
 
 deliveries: .venv/test.stamp ## what it costs the gateway to answer each delivery once, beside a bare fsync
 	$(BIN)/python bench/deliveries.py
