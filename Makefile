@@ -4,9 +4,10 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Most of the suite waits for processes that it started; a file's tests share those, so they stay together. In the
-# folders' order, chaos and e2e first: by the number of their tests, which is xdist's order, the longest files come last.
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Half of the suite waits for processes that it started, so that three keep two cores at work; a file's tests share those
+# processes, and stay together. In the folders' order, chaos and e2e first: by the number of tests, which is xdist's, the
+# longest files come last.
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 SEED ?= 1
 
@@ -173,6 +174,8 @@ clean: ## remove the environments, the caches and what was built
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
+# The tests start hundreds of processes, also where PYTHONDONTWRITEBYTECODE keeps them from compiling what they import.
+.venv/test.stamp: export UV_COMPILE_BYTECODE := 1
 # The development lock holds all that the demo needs, in the same versions.
 .venv/test.stamp: requirements/dev.lock pyproject.toml .venv/uv.stamp
 	$(call install,.venv,$<)

@@ -106,10 +106,10 @@ async def test_a_database_that_says_nothing_keeps_nobody_waiting(postgresql: Pos
         async with line(url) as (gateway, client):
             read(await post(client, delivery(0)))
             await network.become(Network(stalled=True))
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(15):
                 reply = await post(client, delivery(1))
             assert reply.json()["code"] == "store_unavailable"
-            async with asyncio.timeout(2):  # left alone for now
+            async with asyncio.timeout(4):  # left alone for now
                 assert (await post(client, delivery(2))).status_code == 503
             read(await post(client, replace(delivery(3), promised=False)))
             await network.become(FINE)
