@@ -4,8 +4,10 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Most of the suite waits for processes that it started; a file's tests share those, so they stay together.
-PARALLEL ?= -n 2 --dist loadfile
+# Half of the suite waits for processes that it started, so that three keep two cores at work; a file's tests share those
+# processes, and stay together. In the folders' order, chaos and e2e first: by the number of tests, which is xdist's, the
+# longest files come last.
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 SEED ?= 1
 
@@ -34,7 +36,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries wear timing line overload fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries wear timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -124,7 +126,7 @@ timing: .venv/test.stamp ## how well a link's time is predicted, how soon a chan
 line: .venv/test.stamp mosquitto ## round trips, corrections, promises, start and memory on this machine (a minute)
 	$(BIN)/python bench/line.py
 
-stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; a minute)
+stampede: .venv/test.stamp ## what a gateway sees when it comes back and 1,000 devices waited (simulated; minutes)
 	$(BIN)/python bench/stampede.py
 
 idle: .venv/test.stamp mosquitto ## what an agent sends that nobody asks, in bytes a day over HTTP and MQTT (two minutes)
@@ -141,6 +143,9 @@ soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, th
 
 overload: .venv/test.stamp ## ten times more requests than the gateway can answer: goodput, deadlines, recovery, fairness (minutes)
 	$(BIN)/python bench/overload.py
+
+admission: .venv/test.stamp ## whom to let in: the predicted wait beside AIMD and a latency gradient (simulated; a minute)
+	PYTHONPATH=tests $(BIN)/python bench/admission.py
 
 deliveries: .venv/test.stamp ## what it costs the gateway to answer each delivery once, beside a bare fsync
 	$(BIN)/python bench/deliveries.py
@@ -172,6 +177,8 @@ clean: ## remove the environments, the caches and what was built
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	touch $@
 
+# The tests start hundreds of processes, also where PYTHONDONTWRITEBYTECODE keeps them from compiling what they import.
+.venv/test.stamp: export UV_COMPILE_BYTECODE := 1
 # The development lock holds all that the demo needs, in the same versions.
 .venv/test.stamp: requirements/dev.lock pyproject.toml .venv/uv.stamp
 	$(call install,.venv,$<)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
 
+from firstline_core.telemetry import logs
 from firstline_gateway.settings import Store
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ def _logging_as_it_was() -> Iterator[None]:
     """A command that a test runs within this process sets up logging to that test's own stderr, closed after it."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    levels = {logger: logger.level for logger in map(logging.getLogger, logs._TALKATIVE)}
     yield
     root.handlers, root.level = handlers, level
+    for logger, before in levels.items():
+        logger.setLevel(before)
 
 
 @pytest.fixture

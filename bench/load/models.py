@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -93,14 +93,27 @@ def _write_bundle(folder: Path, nodes: list[Any], weights: dict[str, Any]) -> Pa
     return path
 
 
-def rows_per_s(folder: Path, seconds: float) -> float:
-    """What a bundle's model alone gives on one core, a row at a time."""
+class Alone(NamedTuple):
+    """A model alone on one core, a row at a time.
+
+    Attributes:
+        slow_ratio: what the slowest half of a percent of rows took at least, over the median: this machine's own doing.
+    """
+
+    rows_per_s: float
+    slow_ratio: float
+
+
+def rows_alone(folder: Path, seconds: float) -> Alone:
+    """What a bundle's model alone gives."""
     session, row = _session(folder / "full.onnx"), np.zeros((1, FEATURES), np.float32)
-    started_s, rows = time.perf_counter(), 0
-    while time.perf_counter() - started_s < seconds:
+    times_s: list[float] = []
+    while sum(times_s) < seconds:
+        started_s = time.perf_counter()
         session.run(None, {"x": row})
-        rows += 1
-    return rows / (time.perf_counter() - started_s)
+        times_s.append(time.perf_counter() - started_s)
+    middle_s, slow_s = np.quantile(times_s, [0.5, 0.995])
+    return Alone(len(times_s) / sum(times_s), float(slow_s / middle_s))
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:

@@ -1,3 +1,32 @@
-"""The cloud gateway: runs the full models for devices and applications, over HTTP and MQTT."""
+"""The cloud gateway: runs the full models for devices and applications, over HTTP and MQTT.
+
+One request, from the outside in
+    api/            HTTP: the Open Inference Protocol, the short way in, the operators' routes
+    mqtt            the same requests over MQTT, shared with other gateways
+    principals      who asks, as the transports name them
+    dataplane       one request, whichever transport brought it: resolve, check, batch, answer
+    deliveries/     requests that keep a device's promise, each of which takes effect once
+    scheduling/     who comes in, and who runs when
+    executors/      where batches run
+    journal         one log line and one count for each request
+
+What it knows
+    repository      the models served, by name and version
+    contracts/      whether each bundle's contract still holds, by the audits of all devices
+    identity/       who may call: certificates, enrolment, revocation, API keys
+    broker/         the files of a Mosquitto, and how revoked devices leave it
+    store/          the database that all of this is kept in
+    backup/         the database and the certificate authority in one file
+
+The process
+    commands/       the commands of `firstline-gateway`, beside `run`, `check` and `status`
+    settings        what can be set, section by section
+    settings_load   from one TOML file, variables and flags
+    settings_check  do they make sense together?
+    cores           how many this process may use
+    gateway         all parts, put together from the settings
+    server          the HTTP server: binds, announces itself, ends without dropping a request
+    metrics         what is counted beside the requests
+"""
 
 __version__ = "0.1.0"

@@ -28,6 +28,7 @@ from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 from firstline_gateway.store.database import open_database
+from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
 
 # A batch whose clients have left may run as long, before the process ends with it.
@@ -83,6 +84,7 @@ class Gateway:
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
+        service = ServiceClock(self.database, clock)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
         if settings.contracts.state_file:
             take_over(Path(settings.contracts.state_file), self.database)
@@ -93,8 +95,11 @@ class Gateway:
             settings.contracts,
             metrics=self.metrics,
             clock=clock,
+            service=service,
         )
-        self.deliveries = Deliveries(self.database, self.writer, settings.store, metrics=self.metrics, clock=clock)
+        self.deliveries = Deliveries(
+            self.database, self.writer, settings.store, metrics=self.metrics, clock=clock, service=service
+        )
         self.metrics.store(lambda: float(not self.writer.trouble))
         self.plane = GatewayDataPlane(
             repository,

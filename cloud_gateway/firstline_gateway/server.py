@@ -64,9 +64,11 @@ def url_of(bound: socket.socket, *, tls: bool = False) -> str:
 class Server(uvicorn.Server):
     """uvicorn with its signals left to us, and a moment from which it answers."""
 
-    def __init__(self, config: uvicorn.Config, newcomers: Newcomers) -> None:
+    def __init__(self, config: uvicorn.Config, newcomers: Newcomers, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self._newcomers = newcomers
+        self._tls = tls
+        self._doors: list[Door] = []
         self.up = asyncio.Event()
 
     @contextlib.contextmanager
@@ -74,8 +76,18 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._tls is None or sockets is None:
+            await super().startup(sockets)
+        else:
+            await self.lifespan.startup()  # there is none; it makes the state that connections are given
+            self._doors = [Door(each, self._protocol, self._tls, self._newcomers, backlog=_BACKLOG) for each in sockets]
+            self.servers = list(self._doors)  # type: ignore[arg-type]  # it closes them, and no more
+            self.started = True
         self.up.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets nobody new in, and reads what came by then before connections are closed.
@@ -88,6 +100,8 @@ class Server(uvicorn.Server):
         await _turns()
         await super().shutdown(sockets)
         self._newcomers.end()
+        for door in self._doors:
+            await door.wait_closed()
 
 
 async def _turns() -> None:
@@ -152,13 +166,12 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
 def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
     newcomers = Newcomers(newcomers_limit())
-    spoken = partial(
-        HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
-    )
-    tls = gateway.identity.tls
     config = uvicorn.Config(
         create_app(gateway),
-        http=spoken if tls is None else partial(_behind_door, spoken, tls.context, newcomers),  # type: ignore[arg-type]
+        # Whose constructor it calls for each connection.
+        http=partial(  # type: ignore[arg-type]
+            HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
+        ),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -171,11 +184,4 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
         timeout_keep_alive=int(keep_alive_s),
         timeout_graceful_shutdown=_CLOSE_S,
     )
-    return Server(config, newcomers)
-
-
-def _behind_door(
-    spoken: Callable[..., HttpProtocol], context: ssl.SSLContext, newcomers: Newcomers, **named: object
-) -> Door:
-    """What uvicorn calls for each connection."""
-    return Door(spoken(**named), context, newcomers)
+    return Server(config, newcomers, gateway.identity.tls.context if gateway.identity.tls is not None else None)

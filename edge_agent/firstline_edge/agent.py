@@ -113,22 +113,19 @@ class EdgeAgent:
         )
         return response
 
-    async def infer_file(
-        self, model: str, content: bytes, *, content_type: str = "", **preferences: str
-    ) -> InferResponse:
+    async def infer_file(self, model: str, content: bytes, **preferences: str) -> InferResponse:
         """Answers for an encoded image, or JSON, as it lies in a file.
 
         Args:
             model: the bundle's name.
             content: the file's bytes.
-            content_type: as over HTTP; only a multipart form is told apart.
             preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
         """
         request = short.request_from_file(
             model,
             self.short_metadata(model),
             content,
-            content_type,
+            "",  # no type: it is no multipart form
             preferences,
             now_s=self._clock.monotonic_s(),
             principal=LOCAL_PRINCIPAL,

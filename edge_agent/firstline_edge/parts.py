@@ -16,6 +16,7 @@ from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
 from firstline_edge import report, rows
@@ -103,7 +104,10 @@ async def open_parts(
         opened.callback(recorder.close)
         complaints, endings = Complaints(), Endings()
         outbox = PatientOutbox(
-            partial(open_outbox, settings, state, endings, clock), partial(count_promises, state.outbox_path), clock
+            partial(open_outbox, settings, state, endings, clock),
+            partial(count_promises, state.outbox_path),
+            partial(erase, state.outbox_path),
+            clock,
         )
         opened.callback(outbox.close)
         audits = AuditRoom(settings.audit, state, models, clock)

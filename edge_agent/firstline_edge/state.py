@@ -71,13 +71,13 @@ class StateDirectory:
         return samples_path(self.path)
 
     def takes_proof(self, told: str) -> bool:
-        """Whether the caller may write here: it has just left what it tells us in a file. Good for once.
+        """Whether the caller may write here: a link of its leads nowhere but to what it tells us. Good for once.
 
-        A wrong guess leaves the file to whom it belongs, who may ask in the same moment.
+        A wrong guess leaves the link to whom it belongs, who may ask in the same moment.
         """
         path = proof_path(self.path)
         try:
-            proof = path.read_bytes()
+            proof = os.fsencode(path.readlink())
         except OSError:
             return False
         if not proof or not hmac.compare_digest(proof, told.encode()):
@@ -131,6 +131,17 @@ def url_path(state_dir: Path) -> Path:
 def proof_path(state_dir: Path) -> Path:
     """Where a command shows that it may write in the agent's state directory, see `StateDirectory.takes_proof`."""
     return state_dir / "proof"
+
+
+def leave_proof(state_dir: Path, proof: str) -> None:
+    """Shows that one may write here, by a symbolic link: it stands in its inode, and needs no room on a full disk.
+
+    Raises:
+        OSError: one may not.
+    """
+    path = proof_path(state_dir)
+    path.unlink(missing_ok=True)
+    path.symlink_to(proof)
 
 
 def is_in_use(state_dir: Path) -> bool:

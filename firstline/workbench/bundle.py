@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from firstline.workbench.checks import check_model, input_of
-from firstline.workbench.placing import put_in_place, refuse_overwriting
+from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.artefact import Artefact
@@ -64,9 +62,7 @@ def create_bundle(
     """
     check_spec(spec)
     refuse_overwriting(out, force)
-    staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
-    try:
-        staged.mkdir(parents=True)
+    with in_place(out) as staged:
         files = _Files(staged)
         manifest = _manifest(spec, files, options)
         bundle = _write(staged, manifest)
@@ -74,11 +70,6 @@ def create_bundle(
             check_model(bundle, model, source.file, options, warn)
         if choose_policy is not None:
             _write(staged, msgspec.structs.replace(manifest, policy=choose_policy(bundle)))
-        put_in_place(staged, out)
-    except OSError as error:
-        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return open_bundle(out)
 
 

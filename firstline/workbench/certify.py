@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.placing import put_in_place, refuse_overwriting
+from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.selection import ScoreName, Selection, select
 from firstline_core.bundle.certificate import Certificate, Contract, valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate as Proof
 from firstline_core.routing.certificate import Start, certify
@@ -178,9 +176,7 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
     manifest = bundle.manifest
     refuse_overwriting(out, force)
     certified = msgspec.structs.replace(with_certificate(manifest, found), version=manifest.version + 1)
-    staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
-    try:
-        staged.mkdir(parents=True)
+    with in_place(out) as staged:
         for artefact in manifest.artefacts:
             if (source := bundle.file(artefact)).is_file():
                 target = staged / artefact.file
@@ -188,9 +184,4 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
                 shutil.copyfile(source, target)
         (staged / MANIFEST_NAME).write_bytes(encode_manifest(certified))
         open_bundle(staged)
-        put_in_place(staged, out)
-    except OSError as error:
-        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return open_bundle(out)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
@@ -21,7 +24,25 @@ def refuse_overwriting(out: Path, force: bool) -> None:
         raise ConfigError(f"The bundle {out} exists; name another folder with --out, or replace it with --force.")
 
 
-def put_in_place(staged: Path, out: Path) -> None:
+@contextmanager
+def in_place(out: Path) -> Iterator[Path]:
+    """A folder to make a bundle in, which becomes `out` once all is made; of one that failed nothing is left.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    staged = out.parent / f".{out.name}.{secrets.token_hex(4)}"
+    try:
+        staged.mkdir(parents=True)
+        yield staged
+        _put(staged, out)
+    except OSError as error:
+        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _put(staged: Path, out: Path) -> None:
     """Puts the folder in place; a bundle that was there goes only once the new one stands."""
     if not out.exists():
         staged.rename(out)

@@ -29,7 +29,7 @@ from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
 from chaos.soak import soak
-from chaos.storage import cut_power, flip_bits
+from chaos.storage import cut_gateway_power, cut_power, flip_bits
 
 _TARGET = "chaos"
 _BENCH = Path(__file__).parents[2] / "bench"
@@ -46,7 +46,7 @@ class Effort:
         offline: requests without a link.
         drained: promises of which the real rate is measured.
         soak_s: of steady load.
-        recordings: of an outbox at work, whose power is cut before each change.
+        recordings: of an outbox at work, whose power is cut before each change; half as many of a gateway's store.
         flip_every_bytes: of its files, in which one bit is flipped.
         fail_every: changes, of which one fails.
     """
@@ -188,20 +188,24 @@ def soaking(effort: Effort, seed: int) -> list[Figure]:
     return found
 
 
-def _flat(name: str, more: float) -> Figure:
-    return Figure(name, round(more, 2), "", "at most 1", more <= 1)
+def _flat(name: str, more: int) -> Figure:
+    return Figure(name, more, "", "at most 1", more <= 1)
 
 
 def storage(effort: Effort, seed: int) -> list[Figure]:
-    """The disk below an outbox."""
+    """The disk below an outbox and a gateway's store."""
     with quick_folder() as folder:
         cuts = asyncio.run(cut_power(folder, seed, effort.recordings, lambda done: say("storage", done)))
+        of_gateway = cut_gateway_power(folder, seed, effort.recordings // 2, lambda done: say("storage", done))
         flips = asyncio.run(flip_bits(folder, seed, effort.flip_every_bytes))
     say("storage", f"{flips.flips} bits flipped")
     errors = errors_at(first=1, step=effort.fail_every)
     return [
         Figure("power cuts, one before each change of the files", cuts.cuts, ""),
         Figure("acknowledged and lost, or there twice", 0, "", "0", True),
+        Figure("gateway's store: power cuts, one before each change of its files", of_gateway.cuts, ""),
+        Figure("gateway's store: acknowledged before them", of_gateway.acknowledged, ""),
+        Figure("gateway's store: acknowledged and lost, there twice, or not opened", 0, "", "0", True),
         Figure("bits flipped in the database and its log, one at a time", flips.flips, ""),
         Figure("flips that cost a record, which was told", flips.lost, ""),
         Figure("records lost by one flip, at most", flips.most_lost, "", "1", flips.most_lost <= 1),
@@ -246,8 +250,14 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], list[str]]] = {
-    "overload": lambda full, _seed: ["overload.py", "--seconds", "10" if full else "3"],
-    "stampede": lambda _full, seed: ["stampede.py", "--seed", str(seed)],
+    "overload": lambda full, _seed: [
+        "overload.py",
+        "--seconds",
+        "10" if full else "3",
+        "--repeats",
+        "3" if full else "1",
+    ],
+    "stampede": lambda full, seed: ["stampede.py", "--seed", str(seed), "--seeds", "5" if full else "1"],
     "fuzz": lambda full, seed: ["fuzz.py", "--inputs", "1000000" if full else "100000", "--seed", str(seed)],
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""

@@ -44,7 +44,8 @@ class Soaked:
     Args:
         slope_bytes_hour: of its resident memory, by least squares.
         bound_bytes_hour: the same, at most, with 97.5 % confidence, as far as the samples are independent.
-        descriptors, threads: how many more there were in the last quarter than after the warm-up, in the mean.
+        descriptors, threads: how many more there were at the fewest, in the last quarter than in the first after the
+            warm-up: what is in use comes and goes with what else the machine does, what was lost stays.
         written_bytes: to its disk, for each request.
         end_s: from SIGTERM to its end.
     """
@@ -53,8 +54,8 @@ class Soaked:
     slope_bytes_hour: float
     bound_bytes_hour: float
     rss_bytes: int
-    descriptors: float
-    threads: float
+    descriptors: int
+    threads: int
     written_bytes: float
     end_s: float
     requests: int
@@ -134,8 +135,8 @@ def _soaked(tier: str, samples: list[Sample], requests: int, failures: int, end_
     quarter = max(1, len(steady) // 4)
     slope, bound = slope_of([one.at_s / 3600 for one in steady], [one.rss_bytes for one in steady])
 
-    def growth(values: list[int]) -> float:
-        return sum(values[-quarter:]) / quarter - sum(values[:quarter]) / quarter
+    def growth(values: list[int]) -> int:
+        return min(values[-quarter:]) - min(values[:quarter])
 
     share = (steady[-1].at_s - steady[0].at_s) / samples[-1].at_s
     return Soaked(

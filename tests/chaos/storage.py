@@ -1,6 +1,6 @@
-"""Power cuts, flipped bits and failing disks under an outbox, many of them.
+"""Power cuts, flipped bits and failing disks under an outbox, and power cuts under a gateway's store; many of them.
 
-A recording of an outbox at work differs from run to run, by how its threads meet; the cuts made of it do not. Where one
+A recording of either at work differs from run to run, by how its threads meet; the cuts made of it do not. Where one
 fails, the recording is kept, with the point and the seed that repeat it.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from support import store_faults
 from support.outbox_faults import Kept, check_crash, filled, recorded
 
 _STEPS = 5  # rounds of promises in each of a recording's three parts
@@ -48,11 +49,32 @@ async def cut_power(folder: Path, seed: int, recordings: int, told: Callable[[st
             try:
                 await check_crash(recording, point, of_this, folder / "crash")
             except BaseException:
-                kept = shutil.copy(folder / f"state{number}.recording", Path.cwd() / "failed.recording")
-                print(f"{kept}: cut before change {point} with seed {of_this}", file=sys.stderr)
+                _keep(folder / f"state{number}.recording", point, of_this)
                 raise
             done += 1
         told(f"{done} power cuts")
+    return Cuts(done, acknowledged)
+
+
+def cut_gateway_power(folder: Path, seed: int, recordings: int, told: Callable[[str], None]) -> Cuts:
+    """As `cut_power`, of a gateway's SQLite store: deliveries, audits, keys and devices.
+
+    Raises:
+        AssertionError: something acknowledged was lost or counts twice, or the store does not open.
+    """
+    rng, done, acknowledged = random.Random(f"{seed} gateway"), 0, 0
+    for number in range(recordings):
+        recording = store_faults.recorded(folder / f"store{number}", rng.randrange(1 << 30), _STEPS)
+        acknowledged += len(recording.marks)
+        for point in recording.points():
+            of_this = rng.randrange(1 << 30)
+            try:
+                store_faults.check_crash(recording, point, of_this, folder / "crash")
+            except BaseException:
+                _keep(folder / f"store{number}.recording", point, of_this)
+                raise
+            done += 1
+        told(f"{done} power cuts of a gateway's store")
     return Cuts(done, acknowledged)
 
 
@@ -78,3 +100,8 @@ async def flip_bits(folder: Path, seed: int, every_bytes: int) -> Flips:
                 cost, _ = await copy.check(lost_most=1)
                 flips, lost, most = flips + 1, lost + cost, max(most, cost)
     return Flips(flips, lost, most)
+
+
+def _keep(recording: Path, point: int, seed: int) -> None:
+    kept = shutil.copy(recording, Path.cwd() / "failed.recording")
+    print(f"{kept}: cut before change {point} with seed {seed}", file=sys.stderr)

@@ -23,6 +23,7 @@ from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
 from firstline_gateway.scheduling.shares import Shares
+from firstline_gateway.store.service import ServiceClock
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -39,7 +40,9 @@ def test_a_hundred_seeds_hold() -> None:
 
 def test_every_seed_has_an_outage_a_restart_and_a_clock_jump() -> None:
     for plan in map(draw, range(100)):
-        assert plan.weather.off and plan.restarts and plan.jumps and len(plan.asks) > 80
+        assert plan.weather.off and plan.restarts and len(plan.asks) > 80
+        assert plan.jumps and plan.gateway_jumps
+        assert all(repeat.at_s[-1] > plan.quiet_from_s for repeat in plan.repeats)
         assert all(end <= plan.quiet_from_s for _, end in plan.weather.off)
 
 
@@ -140,6 +143,11 @@ def gives_up_on_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinkChain, "infer", broken)
 
 
+def goes_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gateway remembers grows old by a clock that is set."""
+    monkeypatch.setattr(ServiceClock, "now_s", lambda self: self._clock.wall_s())
+
+
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
@@ -153,6 +161,7 @@ def gives_up_on_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
         (lets_the_outbox_grow, "the outbox"),
         (lets_the_gateways_queue_grow, "wait at the gateway"),
         (gives_up_on_a_dead_link, "ZeroDivisionError"),
+        (goes_by_the_wall_clock, "audits count|audits the gateway knows|took effect twice at the gateway"),
     ],
     ids=lambda given: given.__name__ if callable(given) else "",
 )

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import httpx
 from support.agent import edge_settings, until
-from support.deliveries import answered, counted, picture
+from support.deliveries import answered, counted, picture, promise
 from support.gateway import DIGITS, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_core.types import InferRequest, Route, Status, Tier, Wait
+from firstline_core.types import InferRequest, Route, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
@@ -55,14 +55,6 @@ def lose(folder: Path) -> None:
     for lost in folder.iterdir():
         if lost.name != "gateway.toml":
             shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
-
-
-async def promise(agent: EdgeAgent, seed: int) -> str:
-    asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
-    answer = (await agent.infer(asked)).answer
-    assert answer is not None
-    assert answer.durable
-    return answer.request_id
 
 
 async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:

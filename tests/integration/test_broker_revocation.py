@@ -61,7 +61,7 @@ class Room:
             broker.files,
             authorities=lambda: Authorities(broker.issuer.authority),
             version=lambda: self.version,
-            revoked=lambda _now_s: list(self.certificates),
+            revoked=lambda: list(self.certificates),
             devices=lambda: set(self.devices),
             refresh_s=0.1,
             clock=SYSTEM_CLOCK,

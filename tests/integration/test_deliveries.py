@@ -18,12 +18,11 @@ from chaos.proxy import FINE, ChaosProxy, Network
 from support.agent import edge_settings, until
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
-from support.deliveries import answered, counted, delivery, picture, post, read, same
+from support.deliveries import answered, counted, delivery, picture, post, promise, read, same
 from support.gateway import DIGITS, serving
 from support.mqtt_device import device_at
 
-from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, Status, Wait
+from firstline_core.types import InferRequest, Status
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.settings_load import load
@@ -40,15 +39,6 @@ async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gatew
     gateway = open_gateway(load(None, overrides=gateway_settings(url, **overrides)))
     async with serving(gateway) as address:
         yield gateway, address
-
-
-async def promise(agent: EdgeAgent, seed: int) -> str:
-    """Has the device promise a correction; its id."""
-    asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
-    answer = (await agent.infer(asked)).answer
-    assert answer is not None
-    assert answer.durable
-    return answer.request_id
 
 
 async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:

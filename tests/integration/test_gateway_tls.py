@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -97,6 +98,22 @@ async def test_who_never_ends_the_handshake_costs_nobody_else_anything(
                 assert (await newcomer.get(DEVICES_PATH)).status_code == 200
         for one in silent:
             one.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with site(tmp_path) as at:
+            shake = partial(asyncio.to_thread, shown_by, at.url, at.authority.pem)
+            shaking = asyncio.gather(*(shake() for _ in range(30)))
+            while not shaking.done():
+                time.sleep(0.004)  # noqa: ASYNC251 (a busy loop: connection and hello come in one turn)
+                await asyncio.sleep(0)
+            assert len(await shaking) == 30
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

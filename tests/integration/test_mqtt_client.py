@@ -122,7 +122,7 @@ async def test_after_a_cut_it_returns_with_its_subscriptions(mosquitto: Broker) 
         started_s = time.perf_counter()
         with pytest.raises(errors.LinkDownError, match="Not connected"):
             await client.publish(Publication("a/b", b""))
-        assert time.perf_counter() - started_s < 0.01
+        assert time.perf_counter() - started_s < 1  # and not what a connection may take
         mosquitto.start()
         await client.connect(5)
         await client.publish(Publication("a/b", b"again"))
@@ -361,7 +361,7 @@ async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto
             pass
         async with connected(settings(mosquitto), will=will) as client:
             assert client._connection is not None
-            client._connection._socket.shutdown(socket.SHUT_RDWR)
+            client._connection._socket.raw.shutdown(socket.SHUT_RDWR)
             await until(lambda: len(got) == 1)
     assert got[0].payload == b"offline"
 

@@ -263,7 +263,7 @@ async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path
     def refused() -> Outbox:
         raise CapacityError("The disk is full.")
 
-    outbox = PatientOutbox(refused, partial(count_promises, path), SimulatedClock())
+    outbox = PatientOutbox(refused, partial(count_promises, path), lambda: None, SimulatedClock())
     assert outbox.depth == 6
     assert outbox.size_bytes > 6 * 512
     # What may be damaged in the log is not taken over by looking.

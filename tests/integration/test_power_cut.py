@@ -1,4 +1,7 @@
-"""Power cuts under the outbox: whatever was acknowledged is there afterwards, once. `make chaos` cuts more often."""
+"""Power cuts under the outbox and the gateway's store: whatever was acknowledged is there afterwards, once.
+
+`make chaos` cuts more often.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import store_faults
 from support.agent import DIGITS
 from support.faulty_disk import Recording, quick_folder, run_on
 from support.outbox_faults import check_crash, recorded
@@ -35,6 +39,17 @@ async def test_nothing_acknowledged_is_lost_by_a_power_cut(recording: Recording,
     assert len(recording.marks) > 20
     for point in [*points[:30], *sorted(rng.sample(points[30:], 120)), points[-1]]:
         await check_crash(recording, point, rng.randrange(1 << 30), disk / "crash")
+
+
+def test_a_gateways_store_loses_nothing_acknowledged_by_a_power_cut(disk: Path) -> None:
+    at_work, rng = store_faults.recorded(disk / "store", seed=1, steps=4), random.Random(7)
+    points = at_work.points()
+    first = next(number for number, mark in at_work.marks if mark.startswith("delivered"))
+    before = [point for point in points if point <= first]
+    after = [point for point in points if point > first]
+    assert len(at_work.marks) > 20
+    for point in [*rng.sample(before, 10), *sorted(rng.sample(after, 80)), points[-1]]:
+        store_faults.check_crash(at_work, point, rng.randrange(1 << 30), disk / "crash")
 
 
 # Files that are replaced, a log that changes files, and a copy of a bundle: all that is not in a database.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,7 @@ from chaos.proxy import FINE, ChaosProxy, Network
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.databases import PostgreSql
 from support.deliveries import counted, delivery, post, read, same
+from support.faulty_disk import quick_folder, run_on
 from support.gateway import DIGITS, serving
 from support.identities import csr
 
@@ -104,10 +106,10 @@ async def test_a_database_that_says_nothing_keeps_nobody_waiting(postgresql: Pos
         async with line(url) as (gateway, client):
             read(await post(client, delivery(0)))
             await network.become(Network(stalled=True))
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(15):
                 reply = await post(client, delivery(1))
             assert reply.json()["code"] == "store_unavailable"
-            async with asyncio.timeout(2):  # left alone for now
+            async with asyncio.timeout(4):  # left alone for now
                 assert (await post(client, delivery(2))).status_code == 503
             read(await post(client, replace(delivery(3), promised=False)))
             await network.become(FINE)
@@ -149,6 +151,69 @@ async def test_a_disk_may_be_full_and_have_room_again(small_disk: Path) -> None:
         (small_disk / "filler").unlink()
         await recovers(gateway, client, 1000)
         assert same(first, read(await post(client, before)))
+
+
+# A disk that turns read-only under a gateway, as ext4 does after an error, and is well again.
+_READ_ONLY = """
+import asyncio, errno, json, sys
+from dataclasses import replace
+import httpx
+from support.deliveries import delivery, post, read, same
+from support.faulty_disk import fail
+from support.gateway import DIGITS, serving
+from firstline_core.telemetry.logs import configure
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings_load import load
+
+async def main():
+    url = f"sqlite:///{sys.argv[1]}/gateway.db"
+    gateway = open_gateway(load(None, overrides={"auth.mode": "off", "models.directory": str(DIGITS), "store.url": url,
+                                                 "identity.directory": f"{sys.argv[1]}/identity"}))
+    async with serving(gateway) as address, httpx.AsyncClient(base_url=address, timeout=20) as client:
+        first, second = delivery(0), delivery(1)
+        before = read(await post(client, first))
+        await client.post("/firstline/v1/devices", json={"devices": ["cam"]})
+        fail(1, errno.EROFS, times=-1)
+        refused = [await post(client, second)]
+        refused.append(await client.post("/firstline/v1/devices", json={"devices": ["yard"]}))
+        live = read(await post(client, replace(second, promised=False)))
+        shown = (await client.get("/firstline/v1/store")).json()
+        await asyncio.sleep(1.1)  # after which the store is asked again
+        again = await post(client, first)
+        fail(-1, 0)
+        async with asyncio.timeout(20):
+            while (reply := await post(client, second)).status_code == 503:
+                await asyncio.sleep(0.1)
+        print(json.dumps({
+            "refused": [(one.status_code, one.json()["error"]) for one in refused],
+            "shown": shown,
+            "repeated": again.status_code == 200 and same(read(again), before),
+            "recovered": same(read(reply), read(await post(client, second))),
+        }))
+
+sys.stderr = sys.stdout  # what is logged
+configure()
+asyncio.run(main())
+"""
+
+
+def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
+    with quick_folder() as folder:
+        root = folder / "disk"
+        root.mkdir()
+        said, _ = run_on(root, _READ_ONLY, record=False)
+    *logged, told = said.splitlines()
+    found = json.loads(told)
+    assert [status for status, _ in found["refused"]] == [503, 503]
+    for _, sentence in found["refused"]:
+        assert "refuses: " in sentence
+        assert sentence.endswith("Is it away, full or read-only?")
+    assert not found["shown"]["up"]
+    assert "read-only?" in found["shown"]["problem"]
+    assert found["repeated"], "what was answered can still be read"
+    assert found["recovered"]
+    assert "Traceback" not in said
+    assert sum("store refuses" in line for line in logged) == 1, said
 
 
 async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(

@@ -20,6 +20,7 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.settings import Contracts
+from firstline_gateway.store.service import ServiceClock
 
 IDS = [f"01890a5d-ac96-774b-bcce-b302099a80{number:02d}" for number in range(12)]
 SETTINGS = Contracts(audits_per_device_hour=4)
@@ -57,7 +58,13 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
 
         def opened(kept: Kept) -> ContractMonitor:
             return ContractMonitor(
-                kept.database, kept.writer, repository, SETTINGS, metrics=GatewayMetrics(), clock=clock
+                kept.database,
+                kept.writer,
+                repository,
+                SETTINGS,
+                metrics=GatewayMetrics(),
+                clock=clock,
+                service=ServiceClock(kept.database, clock),
             )
 
         kept = Kept(sqlite_store(Path(folder, "restarted")))

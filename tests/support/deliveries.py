@@ -10,7 +10,8 @@ import numpy as np
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.protocol.http import HEADER_LENGTH
-from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
+from firstline_edge.agent import EdgeAgent
 from firstline_gateway.gateway import Gateway
 
 
@@ -22,6 +23,15 @@ def picture(seed: int) -> Tensor:
 def delivery(seed: int) -> InferRequest:
     """A promise's request, as an outbox sends it."""
     return InferRequest("digits", (picture(seed),), new_request_id(), version="1", promised=True, binary_output=True)
+
+
+async def promise(agent: EdgeAgent, seed: int) -> str:
+    """Has the device promise a correction; its id."""
+    asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
+    answer = (await agent.infer(asked)).answer
+    assert answer is not None
+    assert answer.durable
+    return answer.request_id
 
 
 async def post(client: httpx.AsyncClient, request: InferRequest, url: str = "") -> httpx.Response:

@@ -7,16 +7,28 @@ waited longest loses its connection: an honest client asks within a moment, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import socket
 import ssl
+from collections.abc import Callable
+from typing import Protocol
 
 from firstline_core.telemetry.logs import logger
 
 HANDSHAKE_TIMEOUT_S = 10.0
 NEWCOMERS_LIMIT = 4096
 _DESCRIPTORS_WANTED = 65_536
+_ACCEPTED_AT_ONCE = 64
+_RETRY_S = 1.0
 
 log = logger(__name__)
+
+
+class Endable(Protocol):
+    """A connection that can be ended at once; a transport is one."""
+
+    def abort(self) -> None: ...
 
 
 class Newcomers:
@@ -28,18 +40,15 @@ class Newcomers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[asyncio.Protocol, asyncio.Transport] = {}  # oldest first
+        self._waiting: dict[object, Endable] = {}  # oldest first
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def enter(self, who: asyncio.Protocol, transport: asyncio.Transport) -> None:
+    def enter(self, who: object, connection: Endable) -> None:
         """Somebody has connected; the oldest makes room."""
-        self._waiting[who] = transport
+        self._waiting[who] = connection
         if len(self._waiting) > self._limit:
             self._waiting.pop(next(iter(self._waiting))).abort()
 
-    def leave(self, who: asyncio.Protocol) -> None:
+    def leave(self, who: object) -> None:
         """It has asked, or is gone."""
         self._waiting.pop(who, None)
 
@@ -49,54 +58,93 @@ class Newcomers:
             self._waiting.popitem()[1].abort()
 
 
-class Door(asyncio.Protocol):
-    """Makes the TLS handshake of one connection, and hands it over.
+class _Accepted:
+    """A socket whose transport nobody has yet, for it is made with the handshake."""
+
+    def __init__(self, taken: socket.socket) -> None:
+        self._taken = taken
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):  # gone already
+            self._taken.shutdown(socket.SHUT_RDWR)
+
+
+class Door:
+    """Takes connections, and makes their TLS handshakes; what uvicorn has of a server.
+
+    By hand, for a server of asyncio's or uvloop's says nothing of a connection before its handshake has ended.
 
     Args:
-        behind: takes the connection once it is private; its `connection_made` is given TLS's transport.
+        bound: a socket that listens from now on.
+        backlog: the most connections that wait to be taken.
+        behind: makes what takes a connection once it is private.
         context: the server's.
-        newcomers: where it counts until it has asked.
+        newcomers: where each counts from its first moment on.
     """
 
-    def __init__(self, behind: asyncio.Protocol, context: ssl.SSLContext, newcomers: Newcomers) -> None:
+    def __init__(
+        self,
+        bound: socket.socket,
+        behind: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext,
+        newcomers: Newcomers,
+        *,
+        backlog: int,
+    ) -> None:
+        self._listening = bound
         self._behind = behind
         self._context = context
         self._newcomers = newcomers
-        self._early = b""
-        self._handed_over = False
-        self._lost = False
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        bound.setblocking(False)
+        bound.listen(backlog)
+        self._open()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._newcomers.enter(self._behind, transport)
-        self._shaking = asyncio.get_running_loop().create_task(self._shake(transport))
+    def close(self) -> None:
+        """Lets nobody new in; calling it twice is harmless."""
+        if self._listening.fileno() < 0:
+            return
+        self._loop.remove_reader(self._listening.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
+        self._listening.close()
 
-    def data_received(self, data: bytes) -> None:
-        """What came in one flight with the end of the handshake."""
-        self._early += data
+    async def wait_closed(self) -> None:
+        """Returns once no handshake is under way."""
+        await asyncio.gather(*self._shaking, return_exceptions=True)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
-        self._newcomers.leave(self._behind)
-        if self._handed_over:  # it was on its way here already
-            self._behind.connection_lost(exc)
+    def _open(self) -> None:
+        self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    async def _shake(self, transport: asyncio.Transport) -> None:
-        loop = asyncio.get_running_loop()
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                taken, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor, no memory
+                log.error("cannot take a connection", error=error.strerror)
+                self._loop.remove_reader(self._listening.fileno())
+                self._retry = self._loop.call_later(_RETRY_S, self._open)
+                return
+            taken.setblocking(False)
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # see `server.bind`
+            shaking = self._loop.create_task(self._shake(taken))
+            self._shaking.add(shaking)
+            shaking.add_done_callback(self._shaking.discard)
+
+    async def _shake(self, taken: socket.socket) -> None:
+        behind = self._behind()
+        self._newcomers.enter(behind, _Accepted(taken))
         try:
-            private = await loop.start_tls(
-                transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            await self._loop.connect_accepted_socket(
+                lambda: behind, taken, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
             )
         except OSError as error:  # ssl.SSLError is one
             log.debug("no TLS handshake", error=str(error))
-            self._newcomers.leave(self._behind)
-            return
-        if private is None or self._lost:
-            return
-        self._handed_over = True
-        private.set_protocol(self._behind)
-        self._behind.connection_made(private)
-        if self._early and not private.is_closing():
-            self._behind.data_received(self._early)
+            self._newcomers.leave(behind)
 
 
 def newcomers_limit() -> int:

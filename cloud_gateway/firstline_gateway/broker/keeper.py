@@ -31,7 +31,7 @@ class BrokerKeeper:
         folder: the broker's.
         authorities: asked anew each time; blocks.
         version: of what the gateway knows; another one whenever a device or a certificate has changed.
-        revoked: certificates that would still be valid at a wall time.
+        revoked: certificates that are refused.
         devices: the names of revoked devices.
         refresh_s: how often the version is looked at.
         clock: what certificates are dated by.
@@ -43,7 +43,7 @@ class BrokerKeeper:
         *,
         authorities: Callable[[], Authorities],
         version: Callable[[], int],
-        revoked: Callable[[float], Iterable[Revoked]],
+        revoked: Callable[[], Iterable[Revoked]],
         devices: Callable[[], Iterable[str]],
         refresh_s: float,
         clock: Clock,
@@ -65,7 +65,7 @@ class BrokerKeeper:
             ConfigError: the folder cannot be written.
         """
         now_s = self._clock.wall_s()
-        refused = self._folder.refresh(self._authorities(), self._revoked(now_s), self._devices(), now_s)
+        refused = self._folder.refresh(self._authorities(), self._revoked(), self._devices(), now_s)
         self._standing |= refused
         return refused
 

@@ -53,7 +53,7 @@ def _write(arguments: argparse.Namespace) -> int:
         database.close()
     folder.refresh(
         AuthorityFolder(Path(found.identity.directory), SYSTEM_CLOCK).open(),
-        known.revoked(now_s),
+        known.revoked(),
         known.revoked_devices,
         now_s,
     )

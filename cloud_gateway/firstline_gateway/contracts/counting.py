@@ -46,19 +46,28 @@ class Counted:
     alarmed_devices: int | None
 
 
-def count(connection: Connection, one: Audit, settings: Contracts, now_s: float) -> Counted | Skipped:
-    """Counts an audit; `now_s` is wall time."""
+def count(
+    connection: Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
+) -> Counted | Skipped:
+    """Counts an audit.
+
+    Args:
+        connection: of the caller's transaction.
+        one: the audit.
+        settings: how many count.
+        service_s: the store's own time, by which an audit is a repeat, one too many, or too soon after another.
+        now_s: wall time, to be shown.
+    """
     if store.counted(connection, one.device, one.request_id):
         return Skipped.REPEATED
-    # Up to now: a clock that was ahead and set back must not use up a device's share for as long.
-    if store.counted_between(connection, one.device, now_s - HOUR_S, now_s) >= settings.audits_per_device_hour:
+    if store.counted_since(connection, one.device, service_s - HOUR_S) >= settings.audits_per_device_hour:
         return Skipped.DEVICE_LIMIT
     pool = store.locked(connection, one.key)
     if pool is None:
         pool = opened(one.key, now_s)
-    elif 0 <= now_s - pool.last_s < settings.audit_spacing_s:
+    elif service_s - pool.last_service_s < settings.audit_spacing_s:
         return Skipped.SPACING
-    after = counted(pool, one.note, float(one.disagrees), now_s=now_s, delta=settings.delta)
+    after = counted(pool, one.note, float(one.disagrees), now_s=now_s, service_s=service_s, delta=settings.delta)
     if not store.put(connection, after, one.device, one.request_id, disagrees=one.disagrees):
         return Skipped.REPEATED
     alarms = after.alarmed_s is not None and pool.alarmed_s is None

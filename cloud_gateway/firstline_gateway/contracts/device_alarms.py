@@ -42,37 +42,50 @@ class DeviceAlarms:
 
     def __init__(self) -> None:
         self._alarms: OrderedDict[tuple[ModelKey, str], DeviceAlarm] = OrderedDict()
+        self._heard_s: dict[tuple[ModelKey, str], float] = {}
 
-    def hear(self, model: ModelKey, device: str, edge_digest: str, now_s: float) -> None:
+    def hear(self, model: ModelKey, device: str, edge_digest: str, now_s: float, *, heard_s: float) -> None:
         """Takes up what a request says.
 
         Args:
             model: that it asks for.
             device: who asks.
             edge_digest: of the variant whose promise the device's own audits broke; "" where it says none.
-            now_s: wall time.
+            now_s: wall time, to be shown.
+            heard_s: monotonic time, by which alarms are forgotten.
         """
         key = (model, device)
         known = self._alarms.get(key)
         if edge_digest:
             again = known is not None and known.ended_s is None and known.edge_digest == edge_digest
             since_s = known.since_s if known is not None and again else now_s
-            self._alarms[key] = DeviceAlarm(model, device, edge_digest, since_s, now_s)
-            self._alarms.move_to_end(key)
+            self._note(DeviceAlarm(model, device, edge_digest, since_s, now_s), heard_s)
             if not again:
                 log.error("a device's own audits broke its contract", **_facts(self._alarms[key]))
             while len(self._alarms) > _REMEMBERED:
-                self._alarms.popitem(last=False)
+                self._forget_first()
         elif known is not None and known.ended_s is None:
-            self._alarms[key] = replace(known, last_s=now_s, ended_s=now_s)
-            self._alarms.move_to_end(key)
+            self._note(replace(known, last_s=now_s, ended_s=now_s), heard_s)
             log.warning("a device's own alarm ended", **_facts(self._alarms[key]))
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
-        """Those under way, then those that ended within the last day; of each the latest to begin first."""
-        while self._alarms and next(iter(self._alarms.values())).last_s <= now_s - _DAY_S:
-            self._alarms.popitem(last=False)
+        """Those under way, then those that ended within the last day; of each the latest to begin first.
+
+        Args:
+            now_s: monotonic time.
+        """
+        while self._alarms and self._heard_s[next(iter(self._alarms))] <= now_s - _DAY_S:
+            self._forget_first()
         return sorted(self._alarms.values(), key=_order)
+
+    def _note(self, alarm: DeviceAlarm, heard_s: float) -> None:
+        key = (alarm.model, alarm.device)
+        self._alarms[key], self._heard_s[key] = alarm, heard_s
+        self._alarms.move_to_end(key)
+
+    def _forget_first(self) -> None:
+        key, _ = self._alarms.popitem(last=False)
+        del self._heard_s[key]
 
 
 def _order(alarm: DeviceAlarm) -> tuple[bool, float, str]:

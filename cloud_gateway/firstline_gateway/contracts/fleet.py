@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from firstline_gateway.contracts.pool import PoolKey, model_of
@@ -18,19 +19,27 @@ class Fleet:
         self._variants: dict[ModelKey, dict[str, str]] = {}  # the edge variant of each device that audits
         self._auditing: dict[ModelKey, dict[str, set[str]]] = {}  # the devices that ever did, by edge variant
 
-    def remember(self, contributed: Mapping[PoolKey, Sequence[Contribution]], *, wall_s: float, now_s: float) -> None:
-        """Takes up who audited before this process began, so that a quota is not divided among too few."""
+    def remember(
+        self, contributed: Mapping[PoolKey, Sequence[Contribution]], *, service_s: float, now_s: float
+    ) -> None:
+        """Takes up who audited before this process began, so that a quota is not divided among too few.
+
+        Args:
+            contributed: who audited, by promise.
+            service_s: the store's own time: who asked in its last hour is of the hour, however long nothing ran since.
+            now_s: monotonic time.
+        """
         latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}
         for key, contributions in contributed.items():
             devices = latest.setdefault(model_of(key), {})
             for one in contributions:
-                devices[one.device] = max(devices.get(one.device, (0.0, "")), (one.last_s, key.edge_digest))
+                devices[one.device] = max(devices.get(one.device, (-math.inf, "")), (one.service_s, key.edge_digest))
                 self.audits(model_of(key), one.device, key.edge_digest)
         for model, devices in latest.items():
             self._variants[model] = {device: digest for device, (_, digest) in devices.items()}
             seen = self._seen[model] = Seen()
-            for device, (last_s, _) in sorted(devices.items(), key=lambda item: item[1]):
-                seen.see(device, now_s - max(0.0, wall_s - last_s))
+            for device, (latest_s, _) in sorted(devices.items(), key=lambda item: item[1]):
+                seen.see(device, now_s - max(0.0, service_s - latest_s))
             seen.count(now_s)
 
     def asks(self, model: ModelKey, device: str, now_s: float) -> None:

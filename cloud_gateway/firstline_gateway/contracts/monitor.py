@@ -35,6 +35,7 @@ from firstline_gateway.principals import ANYBODY, device_of
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Contracts
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
 
 log = logger(__name__)
@@ -54,7 +55,8 @@ class ContractMonitor:
         repository: what is served.
         settings: what counts, what alarms, and what an alarm may cost.
         metrics: gains the audits.
-        clock: for ages and dates.
+        clock: for the fleet's hour, and dates.
+        service: by which audits are repeats, too many or too close.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ContractMonitor:
         *,
         metrics: GatewayMetrics,
         clock: Clock,
+        service: ServiceClock,
     ) -> None:
         self._database = database
         self._writer = writer
@@ -73,6 +76,7 @@ class ContractMonitor:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._service = service
         with database.reading() as connection:
             self._pools = {pool.key: pool for pool in store.pools(connection)}
             self._quotas = store.quotas(connection)
@@ -84,7 +88,7 @@ class ContractMonitor:
         self._device_alarms = DeviceAlarms()
         self._promising: dict[ModelKey, bool] = {}  # whether audits can test anything of a version
         self._note_alarms()
-        self._fleet.remember(contributed, wall_s=clock.wall_s(), now_s=clock.monotonic_s())
+        self._fleet.remember(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
         metrics.contracts(self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
@@ -128,7 +132,7 @@ class ContractMonitor:
 
     def device_alarms(self) -> list[DeviceAlarm]:
         """What devices' own audits broke, as they told within the last day, those under way first."""
-        return self._device_alarms.listed(self._clock.wall_s())
+        return self._device_alarms.listed(self._clock.monotonic_s())
 
     def quotas(self) -> dict[ModelKey, float]:
         """What operators set, in escalations per hour of all devices together."""
@@ -172,7 +176,9 @@ class ContractMonitor:
         if device is None:
             return
         if request.alarm or device != ANYBODY:  # of whom nobody knows whether it is the one that alarmed
-            self._device_alarms.hear(model, device, request.alarm, self._clock.wall_s())
+            self._device_alarms.hear(
+                model, device, request.alarm, self._clock.wall_s(), heard_s=self._clock.monotonic_s()
+            )
         if note is None or self._closed:
             return
         key = promise_of(served.manifest, note)
@@ -224,7 +230,9 @@ class ContractMonitor:
 
         try:
             counting = self._writer.submit_then(
-                lambda connection: count(connection, one, self._settings, self._clock.wall_s()),
+                lambda connection: count(
+                    connection, one, self._settings, service_s=self._service.now_s(), now_s=self._clock.wall_s()
+                ),
                 lambda outcome: self._note(one, outcome),
             )
         except CapacityError as error:

@@ -43,6 +43,7 @@ class Pool:
         lost_weight: sum of the disagreements' weights.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which no later audit takes back; None while there is none.
+        last_service_s: when the latest audit was counted, in seconds of the store's service.
     """
 
     key: PoolKey
@@ -53,6 +54,7 @@ class Pool:
     weight: float = 0.0
     lost_weight: float = 0.0
     alarmed_s: float | None = None
+    last_service_s: float = 0.0
 
     @property
     def risk(self) -> float | None:
@@ -73,14 +75,15 @@ def opened(key: PoolKey, now_s: float) -> Pool:
     return Pool(key, audit.begin(key.epsilon), now_s, now_s)
 
 
-def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
+def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, service_s: float, delta: float) -> Pool:
     """The pool after one more audit.
 
     Args:
         pool: after the audits before.
         note: of the audit; its epsilon is the pool's.
         loss: 1 where the full model disagrees, 0 where it agrees.
-        now_s: wall time.
+        now_s: wall time, to be shown.
+        service_s: seconds of the store's service.
         delta: the level of the alarm.
     """
     state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
@@ -92,6 +95,7 @@ def counted(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: fl
         pool,
         state=state,
         last_s=now_s,
+        last_service_s=service_s,
         disagreements=pool.disagreements + (loss > 0),
         weight=pool.weight + weight,
         lost_weight=pool.lost_weight + weight * loss,

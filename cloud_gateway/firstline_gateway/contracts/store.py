@@ -1,4 +1,4 @@
-"""What is kept of contracts: pools, the audits of the last day, and quotas, within a caller's transaction.
+"""What is kept of contracts: pools, the audits of the last day of service, and quotas, within a caller's transaction.
 
 An audit is one transaction, so that a test and the ids that it counted never part. Replicas that share a database
 share its pools: whoever counts holds the pool's row, so that the audits of all are one sequence, each counted once.
@@ -27,12 +27,13 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One device's share of a pool; `last_s` is the wall time of its latest audit."""
+    """One device's share of a pool; its latest audit was at `last_s` of wall time, and `service_s` of service."""
 
     device: str
     audits: int
     disagreements: int
     last_s: float
+    service_s: float
 
 
 def pools(connection: Connection) -> list[Pool]:
@@ -62,7 +63,7 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
     """By device, those with most disagreements first; all of them without a limit."""
     table = CONTRIBUTIONS.c
     query = (
-        select(table.device, table.audits, table.disagreements, table.last_s)
+        select(table.device, table.audits, table.disagreements, table.last_s, table.service_s)
         .where(table.pool == text_of(key))
         .order_by(table.disagreements.desc(), table.audits.desc(), table.device)
         .limit(limit)
@@ -77,16 +78,14 @@ def devices(connection: Connection) -> dict[PoolKey, int]:
 
 
 def counted(connection: Connection, device: str, request_id: str) -> bool:
-    """Whether this request was counted within the last day."""
+    """Whether this request was counted within the last day of service."""
     query = select(1).where(AUDITS.c.device == device, AUDITS.c.request_id == request_id)
     return connection.execute(query).first() is not None
 
 
-def counted_between(connection: Connection, device: str, since_s: float, until_s: float) -> int:
-    """How many audits of a device were counted from one wall time to another."""
-    query = select(func.count()).where(
-        AUDITS.c.device == device, AUDITS.c.counted_s > since_s, AUDITS.c.counted_s <= until_s
-    )
+def counted_since(connection: Connection, device: str, service_s: float) -> int:
+    """How many audits of a device were counted after a time of service."""
+    query = select(func.count()).where(AUDITS.c.device == device, AUDITS.c.service_s > service_s)
     return int(connection.execute(query).scalar_one())
 
 
@@ -96,13 +95,18 @@ def put(connection: Connection, pool: Pool, device: str, request_id: str, *, dis
     Returns:
         False, and nothing is changed, where another transaction counted the request.
     """
-    one = {"device": device, "request_id": request_id, "counted_s": pool.last_s}
+    one = {"device": device, "request_id": request_id, "service_s": pool.last_service_s}
     added = insert(connection, AUDITS).values(one).on_conflict_do_nothing().returning(AUDITS.c.device)
     if connection.execute(added).first() is None:
         return False
     replace_pool(connection, pool)
     share = insert(connection, CONTRIBUTIONS).values(
-        pool=text_of(pool.key), device=device, audits=1, disagreements=int(disagrees), last_s=pool.last_s
+        pool=text_of(pool.key),
+        device=device,
+        audits=1,
+        disagreements=int(disagrees),
+        last_s=pool.last_s,
+        service_s=pool.last_service_s,
     )
     connection.execute(
         share.on_conflict_do_update(
@@ -111,10 +115,11 @@ def put(connection: Connection, pool: Pool, device: str, request_id: str, *, dis
                 "audits": CONTRIBUTIONS.c.audits + 1,
                 "disagreements": CONTRIBUTIONS.c.disagreements + share.excluded.disagreements,
                 "last_s": share.excluded.last_s,
+                "service_s": share.excluded.service_s,
             },
         )
     )
-    connection.execute(delete(AUDITS).where(AUDITS.c.counted_s < pool.last_s - _DAY_S))
+    connection.execute(delete(AUDITS).where(AUDITS.c.service_s < pool.last_service_s - _DAY_S))
     return True
 
 

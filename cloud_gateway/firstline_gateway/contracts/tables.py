@@ -1,4 +1,7 @@
-"""Contracts' tables: pools, who contributed, the audits of the last day, and quotas."""
+"""Contracts' tables: pools, who contributed, the audits of the last day of service, and quotas.
+
+`last_s` is wall time, to be shown; `service_s` is the store's own clock, by which things grow old (`store/service.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ CONTRIBUTIONS = Table(
     Column("audits", BigInteger, nullable=False),
     Column("disagreements", BigInteger, nullable=False),
     Column("last_s", Double, nullable=False),
+    Column("service_s", Double, nullable=False, server_default="0"),
 )
 
 AUDITS = Table(
@@ -28,9 +32,9 @@ AUDITS = Table(
     METADATA,
     Column("device", Text, primary_key=True),
     Column("request_id", Text, primary_key=True),
-    Column("counted_s", Double, nullable=False),
-    Index(None, "counted_s"),
-    Index(None, "device", "counted_s"),
+    Column("service_s", Double, nullable=False),
+    Index(None, "service_s"),
+    Index(None, "device", "service_s"),
 )
 
 QUOTAS = Table(

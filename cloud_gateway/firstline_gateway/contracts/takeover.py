@@ -18,7 +18,9 @@ from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.contracts.quota import HOUR_S
 from firstline_gateway.contracts.tables import AUDITS, CONTRIBUTIONS, QUOTAS
+from firstline_gateway.store import service
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.statements import insert
 
@@ -90,6 +92,13 @@ def _read(path: Path) -> _Kept:
 
 
 def _write(connection: Connection, kept: _Kept) -> None:
+    now_s = service.read(connection)
+
+    def aged(times_s: Sequence[float]) -> list[float]:
+        """The service times of what has these wall times: apart as they were, and none too old to be known."""
+        newest_s = max(times_s, default=0.0)
+        return [now_s - min(newest_s - time_s, HOUR_S) for time_s in times_s]
+
     for pool in kept.pools:
         known = store.locked(connection, pool.key)
         if known is not None and _rank(known) >= _rank(pool):
@@ -97,8 +106,11 @@ def _write(connection: Connection, kept: _Kept) -> None:
         store.replace_pool(connection, pool)
         key = store.text_of(pool.key)
         connection.execute(delete(CONTRIBUTIONS).where(CONTRIBUTIONS.c.pool == key))
-        _add(connection, CONTRIBUTIONS, [row for row in kept.contributions if row[0] == key])
-    _add(connection, AUDITS, kept.audits)
+        contributions = [row for row in kept.contributions if row[0] == key]
+        ages = aged([row[-1] for row in contributions])
+        _add(connection, CONTRIBUTIONS, [(*row, age) for row, age in zip(contributions, ages, strict=True)])
+    ages = aged([row[-1] for row in kept.audits])
+    _add(connection, AUDITS, [(*row[:-1], age) for row, age in zip(kept.audits, ages, strict=True)])
     _add(connection, QUOTAS, kept.quotas)
 
 

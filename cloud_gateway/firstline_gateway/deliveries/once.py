@@ -3,9 +3,9 @@
 A device repeats what it got no answer to: the answer may be lost, this process may have died after the commit, or
 another replica may be at work on the same request. Whoever commits first has answered; the others give its answer.
 
-Deliveries age by the store's own clock, which counts the seconds that gateways were in service and no others: a wall
-clock that jumps neither forgets what a device may still repeat nor keeps what is old. Their number is bounded by the
-order in which they came. Live escalations leave no record.
+Deliveries age by seconds of service (`store/service.py`): a wall clock that jumps neither forgets what a device may
+still repeat nor keeps what is old. Their number is bounded by the order in which they came. Live escalations leave no
+record.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from firstline_gateway.principals import device_of
 from firstline_gateway.settings import Store
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
+from firstline_gateway.store.service import ServiceClock, advance
 from firstline_gateway.store.writer import GroupWriter
 
 # After a refusal the store is left alone, and no model runs for what could not be kept.
@@ -45,24 +46,28 @@ class Deliveries:
         settings: how many are kept, and for how long.
         metrics: gains what became of each.
         clock: its monotonic time.
-
-    Raises:
-        StoreUnavailableError: the store refuses.
+        service: by which they age.
     """
 
     def __init__(
-        self, database: Database, writer: GroupWriter, settings: Store, *, metrics: GatewayMetrics, clock: Clock
+        self,
+        database: Database,
+        writer: GroupWriter,
+        settings: Store,
+        *,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        service: ServiceClock,
     ) -> None:
         self._writer = writer
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._service = service
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
         self._rests_until_s = 0.0
         self._refusal = ""
         self._readers = Readers(database)
-        with database.begin() as connection:
-            self._started_s = clock.monotonic_s() - records.advance(connection, 0.0, settings.deliveries_age_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads that read; False where the database held one for longer than that."""
@@ -100,18 +105,14 @@ class Deliveries:
         Returns:
             Nothing; or StoreUnavailableError: nothing was forgotten.
         """
+        here_s = self._service.now_s()
 
-        def adjust(service_s: float) -> None:
-            self._started_s = min(self._started_s, self._clock.monotonic_s() - service_s)
+        def forward(connection: Connection) -> float:
+            now_s = advance(connection, here_s)
+            records.forget(connection, now_s - self._settings.deliveries_age_s)
+            return now_s
 
-        now_s, age_s = self._service_s, self._settings.deliveries_age_s
-        return asyncio.wrap_future(
-            self._writer.submit_then(lambda connection: records.advance(connection, now_s, age_s), adjust)
-        )
-
-    @property
-    def _service_s(self) -> float:
-        return self._clock.monotonic_s() - self._started_s
+        return asyncio.wrap_future(self._writer.submit_then(forward, self._service.take_up))
 
     async def _answer(self, key: DeliveryKey, content: bytes, run: Run) -> InferResponse:
         found = await self._find(key)
@@ -150,7 +151,7 @@ class Deliveries:
         return await self._ask(lambda: self._readers.ask(lambda connection: records.find(connection, key)))
 
     async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
-        service_s, limit = self._service_s, self._settings.deliveries_limit
+        service_s, limit = self._service.now_s(), self._settings.deliveries_limit
 
         def put(connection: Connection) -> Record | None:
             return records.put(connection, key, record, service_s=service_s, limit=limit)

@@ -6,13 +6,13 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select
 
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.deliveries.tables import DELIVERIES, SERVICE_CLOCK
+from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.store.statements import insert
 
 log = logger(__name__)
@@ -117,19 +117,6 @@ def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: 
     return None
 
 
-def advance(connection: Connection, service_s: float, age_s: float) -> float:
-    """Brings the store's clock forward, and forgets the deliveries that are older than `age_s` by it.
-
-    Args:
-        connection: of the caller's transaction.
-        service_s: what this process takes the clock for.
-        age_s: how long a delivery is kept.
-
-    Returns:
-        What the clock says: another replica may have brought it further.
-    """
-    clock = SERVICE_CLOCK.c.seconds
-    connection.execute(update(SERVICE_CLOCK).where(clock < service_s).values(seconds=service_s))
-    now_s = float(connection.execute(select(clock)).scalar_one())
-    connection.execute(delete(DELIVERIES).where(DELIVERIES.c.service_s < now_s - age_s))
-    return now_s
+def forget(connection: Connection, before_s: float) -> None:
+    """Forgets the deliveries that were answered before a time of service."""
+    connection.execute(delete(DELIVERIES).where(DELIVERIES.c.service_s < before_s))

@@ -1,4 +1,4 @@
-"""The deliveries that were answered, and the clock by which they age."""
+"""The deliveries that were answered."""
 
 from __future__ import annotations
 
@@ -19,11 +19,3 @@ DELIVERIES = Table(
     UniqueConstraint("device", "request_id"),
     Index(None, "service_s"),
 )
-
-SERVICE_CLOCK = Table(
-    "service_clock",
-    METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("seconds", Double, nullable=False),
-)
-"""One row, of id 1."""

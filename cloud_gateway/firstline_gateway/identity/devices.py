@@ -181,11 +181,11 @@ class Devices:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
         now_s = self._clock.wall_s()
-        before_s = now_s - self._settings.renew_grace_days * _DAY_S - REMEMBERED_S
+        kept_s = self._settings.renew_grace_days * _DAY_S + REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
             renewed = enrolment.renew(on, device, presented.serial, issue, now_s)
-            enrolment.forget_expired(on, before_s)
+            enrolment.forget_expired(on, now_s, kept_s)
             return renewed
 
         certificate = await self._write(renew)
@@ -223,7 +223,7 @@ class Devices:
         if not self._folder.exists:
             return
         now_s = self._clock.wall_s()
-        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.known.revoked(now_s)]
+        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.known.revoked()]
         try:
             authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, now_s)
         except ConfigError as error:

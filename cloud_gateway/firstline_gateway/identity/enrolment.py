@@ -14,6 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from firstline_core.protocol.enrolment import DeviceState
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
+from firstline_gateway.store import service
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +194,20 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
     ]
 
 
-def forget_expired(connection: Connection, before_s: float) -> None:
-    """Deletes certificates that ended before a wall time, and join tokens that did; after another change."""
-    connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.not_after_s < before_s))
-    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < before_s))
+def forget_expired(connection: Connection, now_s: float, kept_s: float) -> None:
+    """Deletes certificates and join tokens that ended long ago; after another change.
+
+    Args:
+        connection: within a transaction.
+        now_s: the wall time.
+        kept_s: how long after its end each is kept; a certificate by seconds of service too.
+    """
+    ended = (
+        CERTIFICATES.c.not_after_s < now_s - kept_s,
+        CERTIFICATES.c.kept_service_s < service.read(connection) - kept_s,
+    )
+    connection.execute(delete(CERTIFICATES).where(*ended))
+    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s - kept_s))
 
 
 def _revoke_certificates(connection: Connection, device: str, version: int, now_s: float) -> None:
@@ -210,6 +221,11 @@ def _revoke_certificates(connection: Connection, device: str, version: int, now_
 def _keep(connection: Connection, device: str, issued: Issued, version: int, now_s: float) -> None:
     connection.execute(
         insert(CERTIFICATES).values(
-            serial=issued.serial, device=device, issued_s=now_s, not_after_s=issued.not_after_s, changed=version
+            serial=issued.serial,
+            device=device,
+            issued_s=now_s,
+            not_after_s=issued.not_after_s,
+            kept_service_s=service.read(connection) + issued.not_after_s - now_s,
+            changed=version,
         )
     )

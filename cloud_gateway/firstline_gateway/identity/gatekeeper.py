@@ -192,7 +192,7 @@ class Gatekeeper:
             try:
                 async with self._lock:
                     await self._refresh()
-                self.known.forget(self._clock.wall_s() - self._grace_s - REMEMBERED_S)
+                self.known.forget(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
             except FirstlineError as error:
                 if error.message != trouble:
                     log.error("revocations not taken over", error=error.message)

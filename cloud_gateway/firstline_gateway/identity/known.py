@@ -9,18 +9,20 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select
 
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, VERSION
+from firstline_gateway.store import service
 
 _INDEX_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One that a device was given; times are seconds since 1970."""
+    """One that a device was given; times are seconds since 1970, but for `kept_service_s`, which is of service."""
 
     serial: str
     device: str
     not_after_s: float
     revoked_s: float | None
+    kept_service_s: float
 
 
 class Revoked(NamedTuple):
@@ -54,9 +56,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is new in the store since a version of it."""
+    """What is new in the store since a version of it, and the seconds of its service."""
 
     version: int
+    service_s: float
     devices: list[Any] = field(default_factory=list)
     certificates: list[Any] = field(default_factory=list)
     api_keys: list[Any] = field(default_factory=list)
@@ -65,13 +68,14 @@ class Changes:
 def read_changes(connection: Connection, since: int) -> Changes:
     """What changed after version `since`; 0 is before everything."""
     version = connection.execute(select(VERSION.c.version)).scalar_one()
+    service_s = service.read(connection)
     if version == since:
-        return Changes(version)
+        return Changes(version, service_s)
 
     def changed(table: Any) -> list[Any]:
         return list(connection.execute(select(table).where(table.c.changed > since)))
 
-    return Changes(version, changed(DEVICES), changed(CERTIFICATES), changed(API_KEYS))
+    return Changes(version, service_s, changed(DEVICES), changed(CERTIFICATES), changed(API_KEYS))
 
 
 class Known:
@@ -79,6 +83,7 @@ class Known:
 
     def __init__(self) -> None:
         self.version = 0
+        self._service_s = 0.0
         self._revoked_devices: set[str] = set()
         self._certificates: dict[str, Certificate] = {}
         self._keys: dict[str, ApiKey] = {}
@@ -101,12 +106,12 @@ class Known:
         """Devices that were revoked, and have not enrolled again since."""
         return frozenset(self._revoked_devices)
 
-    def revoked(self, now_s: float) -> list[Revoked]:
-        """The revoked certificates that would otherwise still be valid."""
+    def revoked(self) -> list[Revoked]:
+        """The revoked certificates that are not forgotten: by whose clock the others are over is not for us to say."""
         return [
             Revoked(one.serial, one.revoked_s, one.device)
             for one in self._certificates.values()
-            if one.revoked_s is not None and one.not_after_s > now_s
+            if one.revoked_s is not None
         ]
 
     def key(self, sha256: str) -> ApiKey | None:
@@ -128,7 +133,9 @@ class Known:
             before = self._certificates.get(row.serial)
             if row.revoked_s is not None and (before is None or before.revoked_s is None):
                 revoked.append(row.serial)
-            self._certificates[row.serial] = Certificate(row.serial, row.device, row.not_after_s, row.revoked_s)
+            self._certificates[row.serial] = Certificate(
+                row.serial, row.device, row.not_after_s, row.revoked_s, row.kept_service_s
+            )
         for row in changes.api_keys:
             if row.revoked_s is not None:
                 self._keys.pop(row.sha256[:_INDEX_CHARACTERS], None)
@@ -137,8 +144,13 @@ class Known:
                     row.sha256, row.name, row.kind, frozenset(row.scopes.split()), row.expires_s, row.requests_per_s
                 )
         self.version = max(self.version, changes.version)
+        self._service_s = max(self._service_s, changes.service_s)
         return revoked
 
-    def forget(self, before_s: float) -> None:
-        """Drops certificates that ended before a wall time."""
-        self._certificates = {serial: one for serial, one in self._certificates.items() if one.not_after_s >= before_s}
+    def forget(self, now_s: float, kept_s: float) -> None:
+        """Drops certificates that ended more than `kept_s` ago, by wall time and by seconds of service."""
+        self._certificates = {
+            serial: one
+            for serial, one in self._certificates.items()
+            if one.not_after_s >= now_s - kept_s or one.kept_service_s >= self._service_s - kept_s
+        }

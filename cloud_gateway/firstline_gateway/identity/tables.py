@@ -2,7 +2,9 @@
 
 Every change of a row that requests are judged by gets the next number of `identity_version`: whoever keeps these rows
 in memory asks for those above the number that it has seen. Rows are marked as revoked, not deleted, so that no change
-is missed; what has expired is deleted long after nobody accepts it.
+is missed; what has expired is deleted long after nobody accepts it. A certificate is judged by wall time, but not
+forgotten by it alone: it is kept until gateways were in service for as long as it was made for (`kept_service_s`), so
+that a clock that was far ahead costs no device its place.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ CERTIFICATES = Table(
     Column("not_after_s", Double, nullable=False, index=True),
     Column("revoked_s", Double),
     Column("changed", BigInteger, nullable=False, index=True),
+    Column("kept_service_s", Double, nullable=False, server_default="0"),
     Index("ix_certificates_device", "device", "not_after_s"),
 )
 

@@ -1,1 +1,11 @@
-"""Who runs when: admission (may it come in?), the order of what waits, and the batches that are made of it."""
+"""Who runs when.
+
+A request, from its coming to its answer
+    admission       may it come in?
+    shares          how much of the room one client, and one level of priority, may take
+    margin          time kept free for what no prediction knows of
+    waiting         what was let in, in the order in which it is to run
+    batches         what runs next: which first, and which others with it
+    batch_times     how long batches of a model take, learned
+    batcher         comings and goings: lets in, starts batches, hands out answers
+"""

@@ -78,7 +78,7 @@ class Batcher:
     @property
     def wait_s(self) -> float:
         """How long a request without a deadline that came now would wait, as far as is known."""
-        return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().seconds) / self._executor.slots
+        return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
@@ -95,7 +95,7 @@ class Batcher:
             raise _expired()
         idle = len(self._running) < self._executor.slots and not self._queue
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
-        self._queue.add(item, item.seconds / self._executor.slots)
+        self._queue.add(item, item.work_s / self._executor.slots)
         self._start_batches()
         if request.deadline_s is not None:
             item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
@@ -135,7 +135,7 @@ class Batcher:
                 self._queue,
                 self._admission.times,
                 now_s=now_s,
-                margin_s=self._admission.margin_s,
+                margin_s=self._admission.margin.seconds,
                 max_rows=self._bounds.batch_rows,
             )
             for item in hopeless:

@@ -122,7 +122,7 @@ def _may_pass(filled: _Filled, by_due: list[Waiting], times: BatchTimes, margin_
     if any(0 <= item.spare_s < times.seconds(filled.rows) + margin_s for item in left):
         return False
     for item in left:
-        item.foreseen_s += sum(each.seconds for each in filled.batch if each.due_s > item.due_s)
+        item.foreseen_s += sum(each.work_s for each in filled.batch if each.due_s > item.due_s)
     return True
 
 

@@ -31,9 +31,9 @@ class Waiting:
 
     Args:
         level: of priority; lower goes first where that makes nobody late.
-        due_s: its place in the order.
+        due_s: its place in the order; see above.
         latest_s: when it must be done, because it was let in with that word.
-        seconds: of one slot, as its share of a batch.
+        work_s: seconds of one slot that it takes, as its share of a batch.
         alone_s: seconds that a batch of it alone takes.
         foreseen_s: when it would be done, as far as was known last.
     """
@@ -44,7 +44,7 @@ class Waiting:
     size_bytes: int
     due_s: float
     latest_s: float
-    seconds: float
+    work_s: float
     alone_s: float
     foreseen_s: float
     answered: asyncio.Future[Probabilities]
@@ -58,17 +58,17 @@ class Waiting:
 
 @dataclass(slots=True)
 class Tally:
-    """How much of something waits; `seconds` are of one slot."""
+    """How much of something waits."""
 
     requests: int = 0
     rows: int = 0
-    seconds: float = 0.0
+    work_s: float = 0.0
     size_bytes: int = 0
 
     def count(self, item: Waiting, sign: int) -> None:
         self.requests += sign
         self.rows += sign * item.request.rows
-        self.seconds += sign * item.seconds
+        self.work_s += sign * item.work_s
         self.size_bytes += sign * item.size_bytes
 
 
@@ -99,14 +99,14 @@ class Queue:
             Seconds of work before it, and by how much those behind it can be put off (infinite where there are none).
         """
         skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
-        behind_s, spare_s = 0.0 if skipped is None else self.of(skipped).seconds, float("inf")
+        behind_s, spare_s = 0.0 if skipped is None else self.of(skipped).work_s, float("inf")
         for item in reversed(self._items):  # most newcomers are due last
             if item.due_s <= due_s:
                 break
             if item.level != skipped:
-                behind_s += item.seconds
+                behind_s += item.work_s
                 spare_s = min(spare_s, item.spare_s)
-        return max(0.0, self.of().seconds - behind_s), spare_s
+        return max(0.0, self.of().work_s - behind_s), spare_s
 
     def add(self, item: Waiting, delay_s: float) -> None:
         """Puts it into its place; those behind it are done `delay_s` later."""
@@ -130,7 +130,7 @@ class Queue:
         for whose in (None, item.key, client_of(item.request), item.level):
             tally = self._tallies[whose]
             tally.count(item, -1)
-            if not tally.requests:  # rounding errors of `seconds` go with it
+            if not tally.requests:  # rounding errors of `work_s` go with it
                 del self._tallies[whose]
         return True
 

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.secrets_file import read_secret
+from firstline_core.storage.files import sync_folder
 from firstline_gateway import settings
 from firstline_gateway.store.migrate import upgrade
 
@@ -173,7 +174,10 @@ def _engine(found: settings.Store) -> Engine:
 def _sqlite(url: URL) -> Engine:
     path = Path(url.database or "")
     try:
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in missing:  # SQLite syncs the names in the file's own folder, and none above it
+            sync_folder(folder.parent)
         # SQLite gives its journal the file's mode and owner.
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         try:

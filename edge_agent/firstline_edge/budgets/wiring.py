@@ -22,7 +22,6 @@ def open_spending(
     *,
     link_names: Sequence[str],
     links: Callable[[], Sequence[str]],
-    sensors: Sensors | None = None,
 ) -> Spending | None:
     """Spending as it was left, or None where nothing is limited and nothing decides by price.
 
@@ -32,7 +31,6 @@ def open_spending(
         clock: budgets are of hours and days by the wall.
         link_names: of the links, in the order of the settings.
         links: names of those that a request would try now, in that order.
-        sensors: of battery and heat; None for this machine's.
     """
     budgets = budgets_of(settings.budget)
     if not budgets and settings.policy.kind != "value":
@@ -50,7 +48,7 @@ def open_spending(
         file=file,
         around_bytes=books.around_bytes,
         links=links,
-        sense=(sensors or Sensors(costs.heat_limit_c)).read,
+        sense=Sensors(costs.heat_limit_c).read,
         metered_factor=costs.metered_factor,
     )
 

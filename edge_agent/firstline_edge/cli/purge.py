@@ -10,14 +10,13 @@ import httpx
 
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.http_errors import error_from
-from firstline_core.storage.files import write_whole
 from firstline_edge import purge
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.settings_load import load
-from firstline_edge.state import StateDirectory, proof_path
+from firstline_edge.state import StateDirectory, leave_proof, proof_path
 from firstline_edge.tokens import first_token
 
 _TIMEOUT_S = 600.0  # a slow card, and much to overwrite
@@ -55,7 +54,7 @@ def _erase(settings: EdgeSettings, places: list[str]) -> None:
         return
     token = first_token(settings.api.token_file, "api.token_file")
     proof = secrets.token_urlsafe(32)
-    write_whole(proof_path(settings.state_dir), proof.encode())
+    leave_proof(settings.state_dir, proof)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         reply = httpx.post(

@@ -45,6 +45,10 @@ class Ages:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._born_s
 
+    def ids(self) -> set[str]:
+        """Of all promises."""
+        return set(self._born_s)
+
     def start(self, request_id: str) -> None:
         """Made now, if it is not known."""
         self._born_s.setdefault(request_id, self._clock.monotonic_s())

@@ -3,18 +3,14 @@
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
 under the same request id; nothing here polls. What a caller waits for (`wait=first`) is sent as soon as it is
-promised, beside those that wait for their turn.
-
-What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
-room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
-still goes after what did not, for it may be what made the link look broken.
+promised (`express.py`), beside those that wait for their turn (`order.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +26,7 @@ from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
 from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
+from firstline_edge.outbox.order import Order
 from firstline_edge.outbox.pace import Pace, PaceSettings
 from firstline_edge.outbox.store import Outbox
 
@@ -130,15 +127,20 @@ class Delivery:
             timeout_s=settings.timeout_s,
             refusals=settings.refusals,
         )
-        self._retries = retries if retries is not None else RetryBudget(clock)
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
-        patience = {"base_s": settings.backoff_s, "max_s": settings.backoff_max_s}
-        # By request id, and by name and version of a model.
-        self._items: Backoffs[str] = Backoffs(clock, rng, **patience)
-        self._models: Backoffs[tuple[str, str]] = Backoffs(clock, rng, **patience)
-        self._itself: Backoffs[None] = Backoffs(clock, rng, **patience)
+        self._itself: Backoffs[None] = Backoffs(clock, rng, base_s=settings.backoff_s, max_s=settings.backoff_max_s)
+        self._order = Order(
+            outbox,
+            retries if retries is not None else RetryBudget(clock),
+            clock,
+            rng,
+            at_once=settings.concurrency,
+            late_s=settings.late_s,
+            backoff_s=settings.backoff_s,
+            backoff_max_s=settings.backoff_max_s,
+        )
         self._pace = Pace(clock, rng, settings.pace)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._express = Express(self._deliver, settings.concurrency)
@@ -155,7 +157,7 @@ class Delivery:
         """
         answer, model = item.provisional.answer, (item.request.model, item.request.version)
         waited_for = answer is not None and answer.reason is Reason.REQUESTED
-        if waited_for and self._chain.available and model not in self._models.failing():
+        if waited_for and self._chain.available and not self._order.is_failing(model):
             self._express.send(item)
 
     async def _keep_working(self) -> None:
@@ -185,8 +187,7 @@ class Delivery:
             return
         if self._chain.recoveries != self._recoveries:
             self._recoveries = self._chain.recoveries
-            self._items.release()
-            self._models.release()
+            self._order.release()
             self._pace.begin()
             await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
         if not self._chain.available:
@@ -195,20 +196,16 @@ class Delivery:
         if (pause_s := self._pace.wait_s) > 0:
             await self._wait(retry_in_s=pause_s)
             return
-        items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
-        retry_wait_s = self._retries.wait_s
-        passed_by = {*items_waiting, *self._express.lately}
-        found = await self._choose(passed_by, models_waiting, over_budget=retry_wait_s > 0)
+        found, others_in_s = await self._order.next(self._express.lately)
         items = self._express.left_alone(found)
         if not items:
-            waits_s = filter(None, (*items_waiting.values(), *models_waiting.values(), retry_wait_s))
-            await self._wait(arrival, min(waits_s, default=self._max_age_s))
+            await self._wait(arrival, min(others_in_s, self._max_age_s))
             return
         chosen: list[OutboxItem] = []
         for item in items:
             if self._pace.wait_s > 0:
                 break
-            if not self._is_early(item) and self._may_ask(item):
+            if self._order.may_ask(item):
                 self._pace.sent()
                 chosen.append(item)
         await self._send(chosen)
@@ -224,36 +221,7 @@ class Delivery:
         if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
             self._pace.refused()  # once, however many went together; a model that fails is not made well by waiting
         for model, errors in failures.items():
-            waits_s = [error.retry_after_s or 0.0 for error in errors if error is not None]
-            if len(waits_s) == len(errors):
-                self._models.failed(model, max(waits_s))
-            else:
-                self._models.succeeded(model)
-
-    async def _choose(
-        self, items_waiting: Collection[str], models_waiting: Collection[tuple[str, str]], *, over_budget: bool
-    ) -> list[OutboxItem]:
-        """A few to send, of those that need not wait: first what never failed, last what failed by itself.
-
-        While nothing may be asked again, nothing is read that would have to be: there may be thousands.
-        """
-        items_failing, models_failing = self._items.failing(), self._models.failing()
-        spared = items_failing.union(items_waiting)
-        choices: list[tuple[Collection[str], Collection[tuple[str, str]]]] = []
-        if items_failing or models_failing:
-            choices = [(spared, models_failing), (spared, models_waiting)]
-        if not over_budget or not choices:
-            choices.append((items_waiting, models_waiting))
-        for besides, besides_models in choices:
-            found = await self._outbox.pending(
-                self._settings.concurrency,
-                besides=besides,
-                besides_models=besides_models,
-                besides_asked=over_budget,
-            )
-            if found:
-                return found
-        return []
+            self._order.note(model, errors)
 
     async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
         """Until a link comes back, a promise expires, a new one arrives, or something may be tried again."""
@@ -267,23 +235,6 @@ class Delivery:
             waits.append(arrival.wait())
         await first_of(*waits)
 
-    def _is_early(self, item: OutboxItem) -> bool:
-        """Whether the gateway is still to be left alone with the request that this promise stands for."""
-        request_id, answer = item.request.request_id, item.provisional.answer
-        late = answer is not None and answer.reason is Reason.DEADLINE and item.asked
-        if not late or request_id in self._items:
-            return False
-        wait_s = self._rng.uniform(0, self._settings.late_s) - self._outbox.age_s(item)
-        if wait_s <= 0:
-            return False
-        self._items.hold(request_id, wait_s)
-        return True
-
-    def _may_ask(self, item: OutboxItem) -> bool:
-        """Whether the budget allows to ask what was asked in vain before; if not, no such item is looked up for now."""
-        again = item.asked or item.request.request_id in self._items.failing()
-        return not again or self._retries.may_retry()
-
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Ends one promise; or makes it wait, and says why."""
         request_id, began_s = item.request.request_id, self._clock.monotonic_s()
@@ -293,7 +244,7 @@ class Delivery:
             await self._end(item, final, cause)
         except FirstlineError as error:
             self._tell(item, error)
-            self._items.failed(request_id, error.retry_after_s or 0.0)
+            self._order.failed(request_id, error)
             return error
         finally:
             self._express.under_way.discard(request_id)
@@ -310,6 +261,6 @@ class Delivery:
     async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
-        self._items.succeeded(request_id)
+        self._order.ended(request_id)
         self._corrector.forget(request_id)
         self._on_correction(final, cause)

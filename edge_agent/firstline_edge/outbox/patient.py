@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 from firstline_core.clock import Clock
@@ -23,6 +24,7 @@ class PatientOutbox:
     Args:
         make: opens the outbox.
         count: promises and their bytes in an outbox that cannot be opened.
+        clear: erases the files of an outbox that cannot be opened.
         clock: for when to try again.
 
     Attributes:
@@ -33,9 +35,17 @@ class PatientOutbox:
         ConfigError: a newer version wrote it.
     """
 
-    def __init__(self, make: Callable[[], Outbox], count: Callable[[], tuple[int, int]], clock: Clock) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Outbox],
+        count: Callable[[], tuple[int, int]],
+        clear: Callable[[], object],
+        clock: Clock,
+    ) -> None:
         self._make = make
         self._count = count
+        self._clear = clear
+        self._opening = threading.Lock()
         self._counted = (0, 0)
         self._clock = clock
         self._outbox: Outbox | None = None
@@ -96,11 +106,13 @@ class PatientOutbox:
         await self._now().forget_old()
 
     async def purge(self) -> None:
-        """See `Outbox.purge`.
+        """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
 
         Raises:
-            CapacityError: there is no outbox now; or what that raises.
+            OSError, CapacityError: the disk refuses.
         """
+        if self._outbox is None and await asyncio.to_thread(self._begin_anew):
+            return
         await self._now().purge()
 
     def close(self) -> None:
@@ -114,7 +126,22 @@ class PatientOutbox:
             raise CapacityError(self.problem, retry_after_s=_RETRY_S)
         return self._outbox
 
+    def _begin_anew(self) -> bool:
+        """Whether there was nothing open, so that its files were erased."""
+        with self._opening:
+            if self._outbox is not None:  # meanwhile
+                return False
+            self._clear()
+            self._counted = (0, 0)
+        self._try()
+        return True
+
     def _try(self) -> None:
+        with self._opening:
+            if self._outbox is None:
+                self._open()
+
+    def _open(self) -> None:
         try:
             outbox = self._make()
         except CapacityError as error:

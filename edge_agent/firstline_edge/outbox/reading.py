@@ -42,6 +42,7 @@ class Reading:
         self._seal = seal
         self.connection = open_reader(path)
         self.unreadable: set[str] = set()
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
 
     async def items(
@@ -109,6 +110,8 @@ class Reading:
         return found, lost
 
     def close(self) -> None:
+        """Ends after what is being read; calling it twice is harmless."""
+        self._closed = True
         self._thread.shutdown(wait=True)
         self.connection.close()
 
@@ -117,6 +120,8 @@ class Reading:
         self.unreadable.add(request_id)
 
     async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        if self._closed:
+            raise CapacityError("The outbox is closed.")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, query, self.connection)
         except sqlite3.Error as error:

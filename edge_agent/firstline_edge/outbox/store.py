@@ -32,7 +32,7 @@ from firstline_edge.outbox.item import (
 )
 from firstline_edge.outbox.reading import Reading
 from firstline_edge.outbox.replacement import open_or_replace
-from firstline_edge.outbox.writer import GroupWriter, Totals
+from firstline_edge.outbox.writer import GroupWriter, Totals, is_full
 from firstline_edge.settings import OutboxSection
 
 __all__ = ["Outbox", "OutboxItem"]
@@ -60,6 +60,9 @@ class Outbox:
         CapacityError: the disk refuses.
     """
 
+    _reading: Reading
+    _writer: GroupWriter
+
     def __init__(
         self,
         path: Path,
@@ -82,17 +85,8 @@ class Outbox:
         self._to_announce = asyncio.Event()
         self._to_announce.set()  # what an earlier process left
         self._ages = Ages(clock)
-        with contextlib.ExitStack() as undo:
-            opened = open_or_replace(path, seal)
-            self._damage = opened.damage
-            undo.callback(opened.connection.close)
-            try:
-                self._reading = undo.enter_context(contextlib.closing(Reading(path, seal)))
-                totals = self._learn(opened.connection)
-            except sqlite3.Error as error:
-                raise CapacityError(f"The outbox {path} cannot be read: {error}. Is the disk failing?") from error
-            undo.pop_all()
-        self._writer = writer(opened.connection, totals, self._note_depth)
+        self._make_writer = writer
+        self._open()
 
     @property
     def depth(self) -> int:
@@ -279,10 +273,15 @@ class Outbox:
             totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
             return ended
 
-        for request_id in await self._writer.run(forget):
-            self._ages.forget(request_id)
-            self._endings.tell(request_id, None)
-        await self._writer.compact()
+        try:
+            for request_id in await self._writer.run(forget):
+                self._ages.forget(request_id)
+                self._endings.tell(request_id, None)
+            await self._writer.compact()
+        except CapacityError as error:
+            if not (is_full(error.__cause__) or self._writer.ended):  # a disk without room has none for zeros either
+                raise
+            await self._begin_anew()
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
         self._reading.unreadable.clear()
@@ -303,6 +302,38 @@ class Outbox:
         """Ends after what was put before is on the disk; the file can then be opened again."""
         self._writer.close()
         self._reading.close()
+
+    def _open(self) -> None:
+        with contextlib.ExitStack() as undo:
+            opened = open_or_replace(self._path, self._seal)
+            self._damage = opened.damage
+            undo.callback(opened.connection.close)
+            try:
+                self._reading = undo.enter_context(contextlib.closing(Reading(self._path, self._seal)))
+                totals = self._learn(opened.connection)
+            except sqlite3.Error as error:
+                raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
+            undo.pop_all()
+        self._writer = self._make_writer(opened.connection, totals, self._note_depth)
+
+    async def _begin_anew(self) -> None:
+        """Erases the files and makes new ones, for which those left room; until then the outbox refuses.
+
+        Raises:
+            OSError, CapacityError: the disk refuses; what was not erased is there yet.
+        """
+        self._writer.end()
+        await asyncio.to_thread(self._writer.close)
+        await asyncio.to_thread(self._reading.close)
+        try:
+            await asyncio.to_thread(erase, self._path)
+        finally:
+            ended = self._ages.ids()
+            self._damage = "Its files were erased, and there was no room for new ones: free space, and purge again."
+            await asyncio.to_thread(self._open)
+            self._note_depth()
+            for request_id in ended.difference(self._ages.ids()):
+                self._endings.tell(request_id, None)
 
     async def _readable(
         self, query: Callable[[sqlite3.Connection], list[tuple[StoredItem, float]]]

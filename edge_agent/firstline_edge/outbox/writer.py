@@ -59,6 +59,11 @@ class GroupWriter:
         self._thread.start()
 
     @property
+    def ended(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._closing
+
+    @property
     def totals(self) -> Totals:
         """As of the last commit."""
         return self._totals
@@ -88,10 +93,15 @@ class GroupWriter:
         """
         await self.run(_compact_after)
 
+    def end(self) -> None:
+        """Takes nothing more; called on the event loop, as `submit` is, so that nothing is queued behind the end."""
+        if not self._closing:
+            self._closing = True
+            self._queue.put(None)
+
     def close(self) -> None:
         """Ends the thread, after it has written what was queued before."""
-        self._closing = True
-        self._queue.put(None)
+        self.end()
         self._thread.join()
 
     def _run(self) -> None:
@@ -191,6 +201,12 @@ def _compact(connection: sqlite3.Connection) -> None:
         busy = connection.execute(statement).fetchone()
         if busy is not None and busy[0]:
             raise sqlite3.OperationalError("somebody reads it, so that its log cannot be emptied")
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether it was for want of room that SQLite refused."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.Error) and code is not None and code & 0xFF == sqlite3.SQLITE_FULL
 
 
 def _refusal(cause: Exception) -> CapacityError:

@@ -1,15 +1,14 @@
 """One MQTT 5 connection, from CONNECT to its loss. The only file that imports paho; nothing of it leaves here.
 
-paho is driven by the event loop itself (`add_reader`), not by a thread of its own: no lock, no hop between threads
-on the way of an answer. Each connection is a fresh paho client, so nothing of a lost one is sent again behind the
-caller's back: a publication that was not acknowledged fails, and whoever sent it decides.
+paho is driven by the event loop, not by a thread of its own: see `mqtt_socket.py`. Each connection is a fresh paho
+client, so nothing of a lost one is sent again behind the caller's back: a publication that was not acknowledged fails,
+and whoever sent it decides.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import struct
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeErr
 from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, publish_parts
+from firstline_core.protocol.mqtt_socket import WatchedSocket
 from firstline_core.protocol.mqtt_tls import disagreement, tls_context
 from firstline_core.telemetry.logs import logger
 
@@ -92,7 +92,11 @@ class Connection:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._maximum_packet_bytes: int | None = None
-        self._socket: Any = None
+        self._socket = WatchedSocket(
+            settings.keepalive_s,
+            _NOT_MQTT,
+            lambda error: self._lose(f"the broker sent what is not MQTT 5: {error!r}"),
+        )
         self._closed = False
         self._misc: asyncio.Task[None] | None = None
         self.lost: asyncio.Future[str] = self._loop.create_future()
@@ -209,9 +213,7 @@ class Connection:
         self._lose("closed by us")
         if self._misc is not None:
             self._misc.cancel()
-        if (left := self._socket) is not None:
-            self._forget_socket(None, None, left)
-            left.close()
+        self._socket.close()
 
     def _connect_properties(self) -> Properties:
         properties = _empty_properties(PacketTypes.CONNECT)
@@ -239,10 +241,10 @@ class Connection:
         if will is not None:
             properties = _properties_of(will, PacketTypes.WILLMESSAGE)
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
-        client.on_socket_open = self._on_socket_open
-        client.on_socket_close = self._forget_socket
-        client.on_socket_register_write = self._on_register_write
-        client.on_socket_unregister_write = self._on_unregister_write
+        client.on_socket_open = self._socket.opened
+        client.on_socket_close = self._socket.closing
+        client.on_socket_register_write = self._socket.wants_write
+        client.on_socket_unregister_write = self._socket.wants_no_write
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = lambda _c, _u, mid, code, _p: self._settle(mid, code)
@@ -251,54 +253,7 @@ class Connection:
         client.on_message = self._on_paho_message
         return client
 
-    # paho's calls. `connect` runs in a thread, so what it triggers is handed over to the loop.
-
-    def _on_socket_open(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
-        if isinstance(opened, socket.socket):
-            # Nagle's algorithm holds a small packet back until the last one is acknowledged: 40 ms a round trip.
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                # A cut cable is noticed by what stays unacknowledged, not after a quarter of an hour.
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._settings.keepalive_s * 1000)
-
-        self._socket = opened
-        self._loop.call_soon_threadsafe(self._watch, opened)
-
-    def _watch(self, opened: Any) -> None:
-        if self._closed:  # given up while the thread was still connecting
-            self._forget_socket(None, None, opened)
-            opened.close()
-        elif self._socket is opened:
-            self._loop.add_reader(opened, self._on_readable)
-
-    def _on_readable(self) -> None:
-        try:
-            self._paho.loop_read()
-            # TLS may have decrypted more than paho read; the descriptor will not tell of it.
-            while self._socket is not None and getattr(self._socket, "pending", int)() > 0:
-                self._paho.loop_read()
-        except _NOT_MQTT as error:
-            self._lose(f"the broker sent what is not MQTT 5: {error!r}")
-
-    def _on_register_write(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
-        # Most packets fit the socket's buffer, so try first and ask to be called back only where one did not.
-        self._loop.call_soon_threadsafe(self._flush, opened)
-
-    def _flush(self, opened: Any) -> None:
-        if self._socket is opened and not self._closed:
-            self._paho.loop_write()
-            if self._socket is opened and self._paho.want_write():
-                self._loop.add_writer(opened, self._paho.loop_write)
-
-    def _on_unregister_write(self, _client: paho.Client, _userdata: object, opened: Any) -> None:
-        if opened.fileno() >= 0:
-            self._loop.remove_writer(opened)
-
-    def _forget_socket(self, _client: object, _userdata: object, opened: Any) -> None:
-        self._socket = None
-        if opened.fileno() >= 0:
-            self._loop.remove_reader(opened)
-            self._loop.remove_writer(opened)
+    # What paho tells.
 
     def _on_connect(
         self, _client: paho.Client, _userdata: object, _flags: object, code: ReasonCode, properties: Properties | None

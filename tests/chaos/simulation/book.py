@@ -79,6 +79,7 @@ class Book:
         self._epoch = 0
         self._starts_s: list[float] = []
         self._effects: dict[str, object] = {}
+        self._audits: set[str] = set()
         self._trace = hashlib.blake2b(digest_size=16)
         self._now_s, self._still = 0.0, 0
         self.found: Violation | None = None
@@ -196,6 +197,22 @@ class Book:
         effect = answer.attempts, response.output(PROBABILITIES).tobytes()
         known = self._effects.setdefault(answer.request_id, effect)
         self.holds(known == effect, "{} took effect twice at the gateway", answer.request_id)
+
+    def repeated(self, request: InferRequest) -> None:
+        """The other device got an answer."""
+        self.note("repeated", request.request_id)
+        if request.audit is not None:
+            self._audits.add(request.request_id)
+
+    def counted_audits(self, counted: tuple[Collection[str], int]) -> None:
+        """The end: whatever the gateway's clocks said, each audit counts, and once.
+
+        Args:
+            counted: the ids that the gateway knows as counted, and how many count in its tests.
+        """
+        known, count = counted
+        self.holds(self._audits == set(known), "of {} audits the gateway knows {}", len(self._audits), len(known))
+        self.holds(count == len(self._audits), "{} audits count {} times", len(self._audits), count)
 
     def committed(self, connection: sqlite3.Connection) -> None:
         (items,) = connection.execute("SELECT count(*) FROM items").fetchone()

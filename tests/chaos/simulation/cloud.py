@@ -19,7 +19,9 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.contracts.tables import AUDITS
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
@@ -29,12 +31,14 @@ from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
 from firstline_gateway.store.database import open_database
+from firstline_gateway.store.service import ServiceClock
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
 
 _QUEUE_S = 10.0
 _MAX_BATCH_ROWS = 8
+_REFRESH_S = 15.0
 
 
 class SimulatedExecutor:
@@ -105,6 +109,7 @@ class Cloud:
         settings = Store(url=f"sqlite:///{self._file}")
         database = open_database(settings)
         writer = StoreWriter(database, self._plan.fsync_s)
+        service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
             database,
             writer,
@@ -112,8 +117,11 @@ class Cloud:
             Contracts(),
             metrics=GatewayMetrics(),
             clock=self._clock,
+            service=service,
         )
-        deliveries = Deliveries(database, writer, settings, metrics=self._metrics, clock=self._clock)
+        self._deliveries = deliveries = Deliveries(
+            database, writer, settings, metrics=self._metrics, clock=self._clock, service=service
+        )
         self._plane = GatewayDataPlane(
             self._repository,
             batcher,
@@ -124,6 +132,13 @@ class Cloud:
             limits=DEFAULT_LIMITS,
         )
         self._executor, self._batcher, self._database, self._writer = executor, batcher, database, writer
+
+    async def refresh(self, until_s: float) -> None:
+        """As `Gateway._refresh`: brings the store's own clock forward, and has it forget."""
+        while self._clock.monotonic_s() < until_s:
+            await self._clock.sleep(_REFRESH_S)
+            if self._plane is not None:
+                self._deliveries.advance().add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     async def kill(self) -> None:
         """What runs is never answered, and who asks is refused; harmless where it is dead already."""
@@ -180,6 +195,12 @@ class Cloud:
         """The ids of all deliveries that were answered."""
         with self._database.reading() as connection:
             return set(connection.execute(select(DELIVERIES.c.request_id)).scalars())
+
+    def audits(self) -> tuple[set[str], int]:
+        """The ids of those that are known as counted, and how many count in the pools."""
+        with self._database.reading() as connection:
+            known = set(connection.execute(select(AUDITS.c.request_id)).scalars())
+            return known, sum(pool.state.audits for pool in store.pools(connection))
 
     def _ended(self, work: asyncio.Task[InferResponse]) -> None:
         self._tasks.discard(work)

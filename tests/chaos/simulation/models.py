@@ -21,7 +21,7 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
 from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, AuditNote, InferRequest, Tensor
 from firstline_edge.models import EdgeModel, HeldModel
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.repository import Repository, ServedModel
@@ -96,6 +96,30 @@ def held(row_ms: float, clock: Clock) -> list[HeldModel]:
         )
 
     return [HeldModel(Bundle(Path(), manifest), edge_of(manifest)) for manifest in MANIFESTS.values()]
+
+
+def repeated(value: float, request_id: str, promised: bool) -> InferRequest:
+    """What another device asks of the certified model: to keep a promise, or to audit the answer that it kept."""
+    manifest = MANIFESTS[CERTIFIED]
+    certificate = valid_certificate(manifest, manifest.edge[0])
+    assert certificate is not None and certificate.audit_epsilon is not None
+    values = np.array([[value]], np.float32)
+    note = AuditNote(
+        predicted=int(np.argmax(full_says(values[:, 0])[0])),  # an alarm would be another story
+        propensity=0.1,
+        floor=0.1,
+        epsilon=certificate.audit_epsilon,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    return InferRequest(
+        CERTIFIED,
+        (Tensor(INPUT, values),),
+        request_id,
+        principal="device:d2",
+        promised=promised,
+        audit=None if promised else note,
+    )
 
 
 def served() -> Repository:

@@ -42,10 +42,25 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The device's wall clock is set; nothing tells the agent."""
+    """A tier's wall clock is set; nothing tells it."""
 
     at_s: float
     by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A request of another device, sent again and again, as where answers are lost; the last time nothing goes wrong.
+
+    Args:
+        value: the edge model's probability.
+        promised: it keeps a promise; otherwise it audits a kept answer.
+        at_s: when it is sent, of which the last is after `Plan.quiet_from_s`.
+    """
+
+    value: float
+    promised: bool
+    at_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,9 @@ class Plan:
 
     Args:
         weather: of the link, outages and stalls included.
+        jumps: of the device's wall clock.
+        gateway_jumps: of the gateway's.
+        repeats: what another device asks the gateway, over a link that is always there.
         mutes: (from, to) in seconds: the local broker, where corrections are announced, is away.
         fsync_s: of the device's disk.
         row_ms: of the edge model; above 1 it runs in a thread, and may be hedged.
@@ -69,6 +87,8 @@ class Plan:
     weather: Weather
     restarts: tuple[Restart, ...]
     jumps: tuple[Jump, ...]
+    gateway_jumps: tuple[Jump, ...]
+    repeats: tuple[Repeat, ...]
     mutes: tuple[tuple[float, float], ...]
     fsync_s: float
     row_ms: float
@@ -104,12 +124,19 @@ def draw(seed: int) -> Plan:
         Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * _DAY_S, -3600.0, -1.0, 1.0, 3600.0, 2 * _DAY_S)))
         for _ in range(rng.randint(1, 3))
     ]
+    others = random.Random(f"{seed} gateway")
+    gateway_jumps = [
+        Jump(others.uniform(20.0, 225.0), others.choice((-57 * 365 * _DAY_S, -300.0, 300.0, 2 * _DAY_S, 30 * _DAY_S)))
+        for _ in range(others.randint(1, 3))
+    ]
     return Plan(
         seed=seed,
         asks=asks,
         weather=weather,
         restarts=tuple(sorted(restarts, key=lambda restart: restart.at_s)),
         jumps=tuple(jumps),
+        gateway_jumps=tuple(sorted(gateway_jumps, key=lambda jump: jump.at_s)),
+        repeats=tuple(_repeat(others, number) for number in range(6)),
         mutes=tuple(_stretch(rng, 0.0, 220.0, 15.0) for _ in range(rng.randint(0, 2))),
         fsync_s=rng.choice((0.0005, 0.005, 0.04)),
         row_ms=rng.choice((0.1, 0.1, 30.0)),
@@ -120,6 +147,11 @@ def draw(seed: int) -> Plan:
         outbox_items=rng.choice((8, 1000)),
         max_age_s=rng.choice((40.0, _DAY_S, _DAY_S)),
     )
+
+
+def _repeat(rng: random.Random, number: int) -> Repeat:
+    times = (*sorted(rng.uniform(0.0, 230.0) for _ in range(2)), rng.uniform(_QUIET_FROM_S + 1.0, LENGTH_S - 30.0))
+    return Repeat(rng.randint(800_001, 999_999) / 1e6, number % 2 == 0, times)
 
 
 def _stretch(rng: random.Random, earliest_s: float, latest_s: float, mean_s: float) -> tuple[float, float]:

@@ -23,8 +23,9 @@ from simulation.simulated_time import LoopClock, SimulatedLoop, simulate
 from chaos.simulation.book import Book, Violation
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.device import Device
-from chaos.simulation.models import INPUT
-from chaos.simulation.plan import LENGTH_S, Ask, Plan, Restart, draw
+from chaos.simulation.models import INPUT, repeated
+from chaos.simulation.plan import LENGTH_S, Ask, Jump, Plan, Repeat, Restart, draw
+from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, Tensor
 
 _MEMORY = Path("/dev/shm")
@@ -61,11 +62,11 @@ class _Simulation:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
-        self._clock = LoopClock()
+        self._clock, self._gateway_clock = LoopClock(), LoopClock()
         self._book = Book(plan, self._clock)
         # One for each tier: how long one waits must not change what the other does.
         tiers = [random.Random(f"{plan.seed} {tier}") for tier in ("device", "cloud")]
-        self._cloud = Cloud(plan, folder, self._clock, tiers[1], self._book)
+        self._cloud = Cloud(plan, folder, self._gateway_clock, tiers[1], self._book)
         self._device = Device(plan, folder, self._clock, tiers[0], cloud=self._cloud, book=self._book)
         self._ids = random.Random(f"{plan.seed} ids")
 
@@ -92,9 +93,14 @@ class _Simulation:
             for restart in self._plan.restarts:
                 tasks.create_task(self._restart(restart))
             tasks.create_task(self._traffic())
-            tasks.create_task(self._jumps())
+            tasks.create_task(self._jumps(self._plan.jumps, self._clock))
+            tasks.create_task(self._jumps(self._plan.gateway_jumps, self._gateway_clock))
+            tasks.create_task(self._cloud.refresh(LENGTH_S))
+            for repeat in self._plan.repeats:
+                tasks.create_task(self._repeat(repeat))
             tasks.create_task(self._recovery())
         await self._drained()
+        self._book.counted_audits(self._cloud.audits())
         await self._book.close(self._device.outbox, self._cloud.recorded())
         return Outcome(
             self._plan.seed, self._book.trace, self._book.steps, self._clock.monotonic_s(), self._book.counts
@@ -153,10 +159,26 @@ class _Simulation:
         else:
             self._cloud.start()
 
-    async def _jumps(self) -> None:
-        for jump in sorted(self._plan.jumps, key=lambda jump: jump.at_s):
+    async def _jumps(self, jumps: Iterable[Jump], clock: LoopClock) -> None:
+        for jump in sorted(jumps, key=lambda jump: jump.at_s):
             await self._until(jump.at_s)
-            self._clock.wall_ahead_s += jump.by_s
+            clock.wall_ahead_s += jump.by_s
+
+    async def _repeat(self, repeat: Repeat) -> None:
+        """Asked as often as it is planned; answered the last time at the latest."""
+        request = repeated(repeat.value, str(UUID(int=self._ids.getrandbits(128), version=4)), repeat.promised)
+        for when_s in repeat.at_s:
+            await self._until(when_s)
+            while True:
+                try:
+                    await self._cloud.answer(request)
+                except FirstlineError:
+                    if when_s != repeat.at_s[-1]:
+                        break
+                    await self._clock.sleep(1.0)
+                else:
+                    self._book.repeated(request)
+                    break
 
     async def _recovery(self) -> None:
         """The breaker's, once nothing goes wrong any more."""

@@ -12,6 +12,8 @@ MAPPED = (
     "firstline_core.routing",
     "firstline_edge",
     "firstline_edge.budgets",
+    "firstline_gateway",
+    "firstline_gateway.scheduling",
     "firstline.workbench",
 )
 

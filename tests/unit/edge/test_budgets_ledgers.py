@@ -39,7 +39,8 @@ def test_damage_is_told_and_set_aside_and_the_books_begin_anew(tmp_path: Path) -
         if file.loss:
             assert books == Books()
             assert path.with_name("spending.json.damaged").read_bytes() == damaged
-            file.write(b"{}")
+            if not bit % 8:  # an fsync
+                file.write(b"{}")
             assert file.problem == file.loss
             found += 1
         else:

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import random
+import resource
 import shutil
 import sqlite3
 import stat
@@ -16,6 +17,7 @@ from typing import Any
 import diskcache
 import pytest
 
+from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
 from firstline_edge.disk_cache import BytesDisk, DiskCache, ForeignEntryError
@@ -256,3 +258,58 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
     found = other.get(KEY)
     assert found is not None and found[0] == b"again"
     other.close()
+
+
+def rows_on_disk(directory: Path) -> int:
+    """What another process would find: what was committed."""
+    connection = sqlite3.connect(directory / "cache.db")
+    found: int = connection.execute("SELECT count(*) FROM Cache").fetchone()[0]
+    connection.close()
+    return found
+
+
+def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path) -> None:
+    cache, keys = opened(directory), [number.to_bytes(32) for number in range(64)]
+    for number, key in enumerate(keys):
+        cache.put(key, b"v%d" % number)
+    assert rows_on_disk(directory) == 1  # the first went alone
+    assert all(cache.get(key) is not None for key in keys)
+    cache.put(b"n" * 32, b"the 64th of its group")
+    assert rows_on_disk(directory) == 65
+    cache.put(KEY, b"v")
+    cache.close()
+    assert rows_on_disk(directory) == 66
+
+
+def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
+    clock = SimulatedClock()
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=600, clock=clock)
+    cache.put(KEY, b"alone")
+    cache.put(b"a" * 32, b"waits")
+    clock._now_s += 59
+    cache.put(b"b" * 32, b"waits")
+    assert rows_on_disk(directory) == 1
+    clock._now_s += 1
+    cache.put(b"c" * 32, b"is the next after a minute")
+    assert rows_on_disk(directory) == 4
+    cache.close()
+
+
+def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"kept")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((directory / "cache.db-wal").stat().st_size, limits[1]))
+    try:
+        for number in range(64):
+            cache.put(number.to_bytes(32), b"refused")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "The disk refuses the result cache" in cache.problem
+    assert [cache.get(number.to_bytes(32)) for number in range(64)] == [None] * 64
+    found = cache.get(KEY)
+    assert found is not None and found[0] == b"kept"
+    cache.put(b"n" * 32, b"taken again")
+    assert cache.problem == ""
+    assert rows_on_disk(directory) == 2
+    cache.close()

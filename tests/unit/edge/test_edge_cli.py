@@ -7,10 +7,12 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,15 @@ def config(tmp_path: Path) -> Path:
         f'[agent]\nstate_dir = "state"\n[models]\ndirectories = ["{DIGITS}"]\n[api]\nport = {free_port()}\n'
     )
     return file
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    """`run` takes them before anything else, and ours is no process that ends with it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -26,9 +26,11 @@ from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, ServedModel, load_repository
 from firstline_gateway.settings import Contracts, Store
+from firstline_gateway.store.service import ServiceClock
 
 THREE = np.eye(10, dtype=np.float32)[[3]]
 SETTINGS = Contracts(escalations_per_hour=600)
+NOW_S, DAY_S = 1_800_000_000.0, 86_400.0
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,7 @@ class Bench:
     def open(self) -> None:
         self.metrics = GatewayMetrics()
         self.kept = Kept(self.store)
+        self.service = ServiceClock(self.kept.database, self.clock)
         self.monitor = ContractMonitor(
             self.kept.database,
             self.kept.writer,
@@ -60,7 +63,11 @@ class Bench:
             self.settings,
             metrics=self.metrics,
             clock=self.clock,
+            service=self.service,
         )
+
+    def set_wall_clock(self, wall_s: float) -> None:
+        self.clock._wall_offset_s = wall_s - self.clock.monotonic_s()
 
     def close(self) -> None:
         self.monitor.close()
@@ -296,6 +303,40 @@ def test_a_request_counts_once(bench: Bench) -> None:
     assert bench.skipped(Skipped.REPEATED) == 19
     bench.answer(replace(request, principal="device:yard"))  # an id is a device's own
     assert bench.counted() == 2
+
+
+@pytest.mark.parametrize("wall_s", [0.0, NOW_S - DAY_S, NOW_S + DAY_S, NOW_S + 57 * 365 * DAY_S])
+def test_a_request_counts_once_whatever_the_wall_clock_says(bench: Bench, wall_s: float) -> None:
+    """Set to a day ahead or to 1970 and right again, with other audits and restarts in between."""
+    request = request_from("cam", note_of(bench.served(), 4))
+    bench.answer(request)
+    for now_s in (wall_s, NOW_S + 10):
+        bench.set_wall_clock(now_s)
+        bench.audit("yard")
+        bench.answer(request)
+        bench.close()
+        bench.open()
+        bench.answer(request)
+    assert bench.counted() == 3
+    assert bench.skipped(Skipped.REPEATED) == 1
+    assert bench.monitor.devices_last_hour(ModelKey("digits", 1)) == 2, "who asked before the restart shares a quota"
+
+
+async def test_a_jump_gives_no_device_more_of_an_hour_and_no_pool_closer_audits(
+    store_settings: Store, repository: Repository
+) -> None:
+    bench = Bench(store_settings, repository, Contracts(audits_per_device_hour=5, audit_spacing_s=10))
+    for number in range(9):
+        bench.set_wall_clock(NOW_S + (-1) ** number * number * DAY_S)
+        bench.audit("cam")
+    assert bench.counted() == 1
+    assert bench.skipped(Skipped.SPACING) == 8
+    for number in range(9):
+        bench.set_wall_clock(NOW_S + (-1) ** number * number * DAY_S)
+        await bench.clock.advance(10)
+        bench.audit("cam")
+    assert bench.counted() == 5
+    bench.close()
 
 
 async def test_a_device_has_its_share_of_an_hour(store_settings: Store, repository: Repository) -> None:

@@ -33,6 +33,7 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
+from firstline_gateway.store.service import ServiceClock
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ class Bench:
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
         batcher = Batcher(self.executor, clock=self.clock, bounds=bounds)
         self.kept = Kept(sqlite_store(folder))
+        service = ServiceClock(self.kept.database, self.clock)
         self.contracts = ContractMonitor(
             self.kept.database,
             self.kept.writer,
@@ -55,9 +57,15 @@ class Bench:
             Settings().contracts,
             metrics=self.metrics,
             clock=self.clock,
+            service=service,
         )
         self.deliveries = Deliveries(
-            self.kept.database, self.kept.writer, Settings().store, metrics=self.metrics, clock=self.clock
+            self.kept.database,
+            self.kept.writer,
+            Settings().store,
+            metrics=self.metrics,
+            clock=self.clock,
+            service=service,
         )
         self.plane = GatewayDataPlane(
             repository,

@@ -21,6 +21,7 @@ from firstline_gateway.deliveries.records import ANSWER_LIMIT_BYTES, content_of
 from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.settings import Store
+from firstline_gateway.store.service import ServiceClock
 
 
 def answer_to(request: InferRequest, columns: int = 2) -> InferResponse:
@@ -39,7 +40,14 @@ class Replica:
     def __init__(self, settings: Store, clock: SimulatedClock) -> None:
         self.kept = Kept(settings)
         self.metrics = GatewayMetrics()
-        self.deliveries = Deliveries(self.kept.database, self.kept.writer, settings, metrics=self.metrics, clock=clock)
+        self.deliveries = Deliveries(
+            self.kept.database,
+            self.kept.writer,
+            settings,
+            metrics=self.metrics,
+            clock=clock,
+            service=ServiceClock(self.kept.database, clock),
+        )
         self.runs: list[str] = []
         self.columns = 2
         self.gate: asyncio.Event | None = None

@@ -15,6 +15,7 @@ from firstline_gateway.identity.enrolment import Enrolled, Issued
 from firstline_gateway.identity.known import Known, read_changes
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings import Store
+from firstline_gateway.store import service
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1_800_000_000.0
@@ -106,7 +107,7 @@ def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Calla
     redeemed(database, invited(database, "a", "second"), issue, now_s=NOW_S + 5)
     with database.reading() as on:
         assert memory.apply(read_changes(on, memory.version)) == ["1"]
-    assert memory.revoked(NOW_S) == [("1", NOW_S + 5, "a")]
+    assert memory.revoked() == [("1", NOW_S + 5, "a")]
     assert not memory.is_revoked("a")
 
 
@@ -130,7 +131,7 @@ def test_renewal_leaves_the_present_certificate(database: Database, issue: Calla
         assert enrolment.renew(on, "a", "1", issue, NOW_S) == "pem a 2"
         assert enrolment.renew(on, "b", "1", issue, NOW_S) is None, "not its own"
         assert enrolment.renew(on, "a", "99", issue, NOW_S) is None
-    assert known(database).revoked(NOW_S) == []
+    assert known(database).revoked() == []
 
 
 def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, issue: Callable[[str], Issued]) -> None:
@@ -170,12 +171,32 @@ def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Calla
 def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     with database.begin() as on:
-        enrolment.forget_expired(on, NOW_S + 91 * DAY_S)
+        service.advance(on, 91 * DAY_S)
+        enrolment.forget_expired(on, NOW_S + 91 * DAY_S, DAY_S / 2)
     with database.reading() as on:
         assert on.execute(select(CERTIFICATES)).all() == on.execute(select(JOIN_TOKENS)).all() == []
-    memory = Known()
-    memory.forget(NOW_S)
-    assert known(database, memory).certificate("1") is None
+
+
+@pytest.mark.parametrize(("wall_s", "service_s"), [(NOW_S + 1e9, 90 * DAY_S), (0.0, 1e9), (NOW_S + 90 * DAY_S, 1e9)])
+def test_a_certificate_is_forgotten_by_no_wall_clock_alone(
+    database: Database, issue: Callable[[str], Issued], wall_s: float, service_s: float
+) -> None:
+    redeemed(database, invited(database, "a", "first"), issue)
+    with database.begin() as on:
+        assert enrolment.revoke(on, "a", NOW_S)
+    memory = known(database)
+    with database.begin() as on:
+        service.advance(on, service_s)
+        enrolment.forget_expired(on, wall_s, DAY_S)
+    for one in (known(database, memory), known(database)):
+        one.forget(wall_s, DAY_S)
+        assert one.certificate("1") is not None
+        assert [revoked.serial for revoked in one.revoked()] == ["1"], "the broker refuses it as before"
+    with database.begin() as on:
+        service.advance(on, 1e9)
+        enrolment.forget_expired(on, NOW_S + 92 * DAY_S, DAY_S)
+    known(database, memory).forget(NOW_S + 92 * DAY_S, DAY_S)
+    assert memory.certificate("1") is known(database).certificate("1") is None
 
 
 def test_changes_that_meet_wait_their_turn(database: Database) -> None:
@@ -193,7 +214,7 @@ def test_changes_that_meet_wait_their_turn(database: Database) -> None:
             redeemed(database, sha256, issue)
             with database.begin() as on:
                 enrolment.renew(on, name, "1", issue, NOW_S)
-                enrolment.forget_expired(on, NOW_S)
+                enrolment.forget_expired(on, NOW_S, 0.0)
             with database.begin() as on:
                 enrolment.revoke(on, name, NOW_S)
 

@@ -26,7 +26,9 @@ from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 
-DIGITS = Path(__file__).parents[3] / "models" / "digits"
+pytestmark = pytest.mark.timeout(330)  # whoever asks first waits for the recipe
+
+DIGITS = Path(__file__).parents[2] / "models" / "digits"
 EDGE = {
     "edge_onnx": "edge.onnx",
     "edge_tflite_float": "edge.tflite",
