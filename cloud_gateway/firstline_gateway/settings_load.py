@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import replace
 
@@ -106,12 +106,16 @@ def _store_url(base: Path, url: str) -> str:
             raise ConfigError(f'store.url {url!a} names no file; write it as "{_SQLITE}gateway.db".')
         return _SQLITE + _below(base, path)
     if not url.startswith(_POSTGRESQL):
-        raise ConfigError(f'store.url {url!a} is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
+        # not quoted: there may be a password in it
+        raise ConfigError(f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
     try:
-        password = urlsplit(url).password
-    except ValueError as error:
-        raise ConfigError(f"store.url is no URL: {error}.") from error
-    if password is not None:
+        parts = urlsplit(url)
+        named = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    except ValueError:  # its message would quote it too
+        raise ConfigError(
+            f'store.url is no URL; write it as "{_POSTGRESQL}USER@HOST/DATABASE", the password in store.password_file.'
+        ) from None
+    if parts.password is not None or any("password" in name for name in named):
         raise ConfigError("store.url has a password in it; put it into a file, and name that as store.password_file.")
     return url
 

@@ -1,0 +1,295 @@
+"""Both tiers at log level debug, with every secret that they have, while things go wrong: nothing is quoted anywhere.
+
+The secrets: the passwords of both at the broker, PostgreSQL's, the key of what is encrypted, the device's private key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from support.broker import Broker, free_port
+from support.databases import PostgreSql
+from support.gateway import DIGITS
+
+from firstline_core.protocol.enrolment import DEVICES_PATH
+
+STORE_PASSWORD = "Zw3-store-of-tuesday"
+GATEWAY_PASSWORD = "Qx8-gateway-of-monday"
+DEVICE_PASSWORD = "Vb5-press-of-friday"
+WRONG_PASSWORD = "Kj1-nobody-of-sunday"
+KEY = "4f1d9c27" * 8
+ENVIRON = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+
+pytestmark = pytest.mark.mosquitto
+
+
+def _secret_file(file: Path, text: str) -> Path:
+    file.touch(mode=0o600)
+    file.write_text(text + "\n")
+    return file
+
+
+@dataclass
+class Site:
+    """Processes of both tiers; `said` is all that they and commands printed."""
+
+    folder: Path
+    postgresql: PostgreSql
+    broker: Broker
+    secret_files: set[Path] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def secrets(self) -> list[bytes]:
+        """In each form in which somebody could use them."""
+        pem = (self.folder / "state" / "identity" / "device.pem").read_bytes()
+        key = load_pem_private_key(pem, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        number = key.private_numbers().private_value.to_bytes(32, "big")
+        encryption = bytes.fromhex(KEY)
+        body = b"".join(pem.partition(b"-----END")[0].splitlines()[1:])  # 48 characters of it are every key's
+        found = [*(one.encode() for one in (STORE_PASSWORD, GATEWAY_PASSWORD, DEVICE_PASSWORD, WRONG_PASSWORD, KEY))]
+        found += [encryption, base64.b64encode(encryption), number, number.hex().encode(), body[50:90]]
+        return [*found, KEY[:16].upper().encode(), str(encryption)[2:-1].encode()]
+
+    def command(self, tier: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", tier, *map(str, arguments)],
+            cwd=self.folder,
+            env=ENVIRON,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.said.append(done.stdout + done.stderr)
+        return done
+
+    @contextmanager
+    def process(self, tier: str, config: Path) -> Iterator[str]:
+        """Runs a tier until the block ends; its URL."""
+        log = (self.folder / f"{config.stem}.log").open("wb")
+        command = [sys.executable, "-m", tier, "run", "--config", str(config), "-o", "json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=ENVIRON, cwd=self.folder)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, Path(log.name).read_text()
+            self.pids.append(process.pid)
+            yield json.loads(line)["url"]
+        finally:
+            self.look_at_processes()
+            process.terminate()
+            self.said.append(process.communicate(timeout=30)[0])
+            log.close()
+
+    def look_at_processes(self) -> None:
+        """Notes the command line and the environment of what runs, and of its children."""
+        for pid in self.pids:
+            for one in (pid, *descendants(pid)):
+                for name in ("cmdline", "environ"):
+                    try:
+                        self.said.append(Path(f"/proc/{one}/{name}").read_bytes().decode(errors="surrogateescape"))
+                    except OSError:  # it has ended
+                        continue
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    except OSError:
+        return []
+    return [one for child in children for one in (child, *descendants(child))]
+
+
+@pytest.fixture
+def site(tmp_path: Path, postgresql_installed: None) -> Iterator[Site]:
+    users = {"gateway": GATEWAY_PASSWORD, "press": DEVICE_PASSWORD}
+    with PostgreSql() as postgresql, ExitStack() as stack:
+        with psycopg.connect(postgresql.conninfo, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE keeper LOGIN PASSWORD '{STORE_PASSWORD}'".encode())
+            connection.execute(b"CREATE DATABASE kept OWNER keeper")
+            hba = postgresql._data / "pg_hba.conf"
+            hba.write_text(f"host all keeper 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+            connection.execute(b"SELECT pg_reload_conf()")
+        (tmp_path / "broker").mkdir()
+        broker = stack.enter_context(Broker(tmp_path / "broker", users=users))
+        found = Site(tmp_path, postgresql, broker)
+        folder = tmp_path / "secrets"
+        folder.mkdir(mode=0o700)
+        for name, text in (
+            *(("store", STORE_PASSWORD), ("gateway", GATEWAY_PASSWORD), ("press", DEVICE_PASSWORD)),
+            *(("wrong", WRONG_PASSWORD), ("key", KEY), ("torn-key", KEY[:-3])),
+        ):
+            found.secret_files.add(_secret_file(folder / name, text))
+        yield found
+
+
+def gateway_toml(site: Site, name: str = "gateway", *, store: str = "store", broker: str = "gateway") -> Path:
+    file = site.folder / f"{name}.toml"
+    secrets = site.folder / "secrets"
+    url = f"postgresql+psycopg://keeper@127.0.0.1:{site.postgresql.port}/kept"
+    file.write_text(
+        f'[api]\nport = 0\n[tls]\nenabled = true\nhosts = ["127.0.0.1"]\n[models]\ndirectory = "models"\n'
+        f'[store]\nurl = "{url}"\npassword_file = "{secrets / store}"\n'
+        f'[mqtt]\nenabled = true\nport = {site.broker.port}\nusername = "gateway"\n'
+        f'password_file = "{secrets / broker}"\n[log]\nlevel = "debug"\n'
+    )
+    return file
+
+
+def agent_toml(site: Site, url: str, name: str = "agent", *, broker: str = "press", key: str = "key") -> Path:
+    file = site.folder / f"{name}.toml"
+    secrets = site.folder / "secrets"
+    file.write_text(
+        f'[agent]\nstate_dir = "state"\n[api]\nport = 0\n[models]\ndirectories = ["{DIGITS}"]\n'
+        f'[encryption]\nkey_file = "{secrets / key}"\n[policy]\nmin_threshold = 1.0\n'
+        f'[[links]]\nkind = "http"\nurl = "{url}"\n'
+        f'[[links]]\nkind = "mqtt"\nhost = "127.0.0.1"\nport = {site.broker.port}\nusername = "press"\n'
+        f'password_file = "{secrets / broker}"\n[log]\nlevel = "debug"\n'
+    )
+    return file
+
+
+def ask(site: Site, url: str, route: str) -> int:
+    with zipfile.ZipFile(DIGITS.parent / "heldout" / "images.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".png"))
+        picture = archive.read(names[len(site.said) % len(names)])
+    headers = {"X-Firstline-Route": route}
+    reply = httpx.post(
+        f"{url}/firstline/v1/models/digits/infer", content=picture, headers=headers, timeout=30, trust_env=False
+    )
+    site.said.append(f"{reply.headers} {reply.text}")
+    return reply.status_code
+
+
+def told(site: Site, url: str, *paths: str, verify: Path | None = None) -> None:
+    context = ssl.create_default_context(cafile=verify) if verify is not None else True
+    for path in paths:
+        reply = httpx.get(f"{url}{path}", verify=context, timeout=30, trust_env=False)
+        site.said.append(f"{reply.headers} {reply.text}")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_nothing_quotes_a_secret_whatever_goes_wrong(site: Site) -> None:
+    shutil.copytree(DIGITS, site.folder / "models" / "digits")
+    gateway_config, authority = gateway_toml(site), site.folder / "identity" / "authorities.pem"
+    made = site.command("firstline_gateway", "key", "create", "ops", "--scope", "fleet", "--config", gateway_config)
+    fleet_key = made.stdout.strip()
+    assert made.returncode == 0, made.stderr
+    with site.process("firstline_gateway", gateway_config) as gateway_url:
+        context = ssl.create_default_context(cafile=authority)
+        headers = {"Authorization": f"Bearer {fleet_key}"}
+        invited = httpx.post(
+            f"{gateway_url}{DEVICES_PATH}",
+            json={"devices": ["press"]},
+            headers=headers,
+            verify=context,
+            trust_env=False,
+        )
+        token = invited.json()["invitations"][0]["token"]
+        site.secret_files.add(_secret_file(site.folder / "secrets" / "join", token))
+        joined = ("join", gateway_url, "--token-file", str(site.folder / "secrets" / "join"))
+        done = site.command("firstline_edge", *joined, "--set", f"agent.state_dir={site.folder / 'state'}")
+        assert done.returncode == 0, done.stderr
+
+        config = agent_toml(site, gateway_url)
+        log = site.folder / "agent.log"
+        with site.process("firstline_edge", config) as url:
+            assert ask(site, url, "cloud") == 200
+            until(lambda: "connected" in log.read_text())
+            told(site, url, "/firstline/v1/status", "/metrics")
+            told(site, gateway_url, "/firstline/v1/store", "/metrics", "/v2", verify=authority)
+            for arguments in (["status", "-o", "json"], ["doctor", "-o", "json"], ["purge"], ["explain", "nobody"]):
+                site.command("firstline_edge", *arguments, "--config", config)
+            site.postgresql.stop(kill=True)
+            told(site, gateway_url, "/firstline/v1/store", verify=authority)
+            until(lambda: "refuse" in (site.folder / "gateway.log").read_text())
+            site.broker.stop()
+            for route in ("auto", "cloud"):
+                assert ask(site, url, route) == 200
+            told(site, url, "/firstline/v1/status")
+            site.broker.start()
+            site.look_at_processes()
+
+        # An agent whose password is wrong, one whose key is torn, and one whose private key the disk has damaged.
+        with site.process("firstline_edge", agent_toml(site, gateway_url, "mistaken", broker="wrong")) as url:
+            until(lambda: "not authori" in (site.folder / "mistaken.log").read_text().lower())
+            ask(site, url, "cloud")
+            told(site, url, "/firstline/v1/status")
+            site.command("firstline_edge", "doctor", "--config", site.folder / "mistaken.toml")
+        with site.process("firstline_edge", agent_toml(site, gateway_url, "torn", key="torn-key")) as url:
+            assert ask(site, url, "auto") == 200
+            told(site, url, "/firstline/v1/status")
+        device = site.folder / "state" / "identity" / "device.pem"
+        pem = device.read_bytes()
+        device.write_bytes(pem.replace(b"PRIVATE KEY", b"PRIVATE KEX"))
+        with site.process("firstline_edge", agent_toml(site, gateway_url, "damaged")) as url:
+            told(site, url, "/firstline/v1/status")
+            site.command("firstline_edge", "doctor", "--config", site.folder / "damaged.toml")
+        device.write_bytes(pem)
+
+    # A gateway without its database, with a wrong password for it or for the broker, and with passwords in its URL.
+    refused = site.command("firstline_gateway", "run", "--config", gateway_config)
+    assert refused.returncode and "refuses" in refused.stderr
+    site.postgresql.start()
+    refused = site.command("firstline_gateway", "run", "--config", gateway_toml(site, "stranger", store="wrong"))
+    assert refused.returncode and "password authentication failed" in refused.stderr
+    with site.process("firstline_gateway", gateway_toml(site, "unknown", broker="wrong")):
+        until(lambda: "not authori" in (site.folder / "unknown.log").read_text().lower())
+    for url in (
+        f"postgresql+psycopg://keeper:{STORE_PASSWORD}@127.0.0.1/kept",
+        f"postgresql+psycopg://keeper@127.0.0.1/kept?password={STORE_PASSWORD}",
+        f"postgresql+psycopg://keeper@127.0.0.1:{free_port()}/kept?passfile=x&Password={STORE_PASSWORD}",
+        f"postgres://keeper:{STORE_PASSWORD}@127.0.0.1/kept",
+        f"postgresql+psycopg://keeper:{STORE_PASSWORD}@[127.0.0.1/kept",
+        f"postgresql+psycopg://keeper:{STORE_PASSWORD}@h\u2100/kept",
+    ):
+        file = site.folder / "url.toml"
+        file.write_text(f'[store]\nurl = "{url}"\n')
+        refused = site.command("firstline_gateway", "check", "--config", file)
+        assert refused.returncode == 2, refused.stderr
+        file.unlink()
+
+    secrets = site.secrets
+    for text in site.said:
+        said = text.encode(errors="surrogateescape")
+        for secret in secrets:
+            assert secret not in said, text[:2000]
+    assert len(site.said) > 40
+    read = 0
+    for path in sorted(site.folder.rglob("*")):
+        if path.is_file() and path not in site.secret_files and path != device:
+            content = path.read_bytes()
+            read += len(content)
+            for secret in secrets:
+                assert secret not in content, path
+    assert read > 100_000
+    debugged = [log for log in site.folder.glob("*.log") if '"debug"' in log.read_text() or "debug" in log.read_text()]
+    assert len(debugged) >= 2
