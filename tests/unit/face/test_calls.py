@@ -133,7 +133,9 @@ class TestInferFile:
             calls.infer_file("m", tmp_path / "scan.png", {})
 
     def test_wishes_travel_in_the_query(self) -> None:
-        call = calls.infer_file("m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3})
+        call = calls.infer_file(
+            "m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3}
+        )
         assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3"}
 
 
