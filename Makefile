@@ -36,7 +36,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries timing line overload admission fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries wear timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -149,6 +149,9 @@ admission: .venv/test.stamp ## whom to let in: the predicted wait beside AIMD an
 
 deliveries: .venv/test.stamp ## what it costs the gateway to answer each delivery once, beside a bare fsync
 	$(BIN)/python bench/deliveries.py
+
+wear: .venv/test.stamp ## what a request writes to the device's flash, by route (two minutes)
+	$(BIN)/python bench/wear.py
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py

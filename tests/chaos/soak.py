@@ -19,9 +19,10 @@ from chaos.nursery import Process
 from chaos.victims import MODEL, Tier, victims
 
 RATE = 20.0
+SMALL_CACHE = "[cache]\nmemory_limit_bytes = 262144\ndisk_limit_bytes = 1048576\n"
+"""Full before it is looked at."""
 _SAMPLE_S = 2.0
 _WARM_UP = 0.25  # share of the time whose samples say how it began, and not how it grows
-_CACHE = "[cache]\nmemory_limit_bytes = 262144\ndisk_limit_bytes = 1048576\n"  # full before it is looked at
 _ROUTES = ("", "", "?route=cloud", "?route=cloud&wait=first")
 
 
@@ -78,7 +79,7 @@ def sample(process: Process, began_s: float) -> Sample:
 async def soak(seconds: float, seed: int, tell: Callable[[float], None] = lambda share: None) -> list[Soaked]:
     """Both tiers over HTTP, at `RATE` requests a second: half stay on the device, a quarter promise a correction."""
     with tempfile.TemporaryDirectory(prefix="firstline-soak-", ignore_cleanup_errors=True) as folder:
-        async with victims(Path(folder), seed, mqtt=False, cache=_CACHE) as house:
+        async with victims(Path(folder), seed, mqtt=False, cache=SMALL_CACHE) as house:
             tiers = {"agent": house.agent, "gateway": house.gateway}
             for tier in (house.gateway, house.agent):
                 await tier.start()

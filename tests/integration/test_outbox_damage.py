@@ -16,9 +16,9 @@ from support.outbox_faults import Kept, filled, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
-from firstline_edge.outbox import replacement, salvage
+from firstline_edge.outbox import replacement, salvage, schema
 from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.outbox.schema import SCHEMA_VERSION, DamagedError, count_promises
+from firstline_edge.outbox.schema import PAGE_SIZES_BYTES, SCHEMA_VERSION, DamagedError, count_promises
 from firstline_edge.outbox.store import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
@@ -29,6 +29,14 @@ A_PAGE = 12
 def folder() -> Iterator[Path]:
     with quick_folder() as found:
         yield found
+
+
+@pytest.fixture(params=PAGE_SIZES_BYTES)
+def page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Outboxes are made with pages of this size."""
+    size_bytes: int = request.param
+    monkeypatch.setattr(schema, "PAGE_BYTES", size_bytes)
+    return size_bytes
 
 
 async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
@@ -43,20 +51,23 @@ async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray
     return copy
 
 
-def before_the_last_group(file: Path) -> int:
+def before_the_last_group(file: Path, page_bytes: int) -> int:
     """Bytes of a file before the last group of a log, whose damage cannot be told from a write that was torn."""
     if not file.name.endswith("-wal"):
         return file.stat().st_size
-    ends = [number for number, (_, is_last, _) in enumerate(salvage._frames(file, 0), start=1) if is_last]
-    return 32 + ends[-2] * (24 + 4096)
+    frames = enumerate(salvage._frames(file, 0, page_bytes), start=1)
+    ends = [number for number, (_, is_last, _) in frames if is_last]
+    return 32 + ends[-2] * (24 + page_bytes)
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_flipped_bit_costs_one_record_and_is_told(folder: Path, file: str, closed: bool) -> None:
+async def test_a_flipped_bit_costs_one_record_and_is_told(
+    folder: Path, file: str, closed: bool, page_bytes: int
+) -> None:
     rng = random.Random(11)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    size_bytes = before_the_last_group(kept.folder / file)
-    for _ in range(40):
+    size_bytes = before_the_last_group(kept.folder / file, page_bytes)
+    for _ in range(25):
 
         def flip(content: bytearray) -> None:
             bit = rng.randrange(8 * size_bytes)
@@ -81,24 +92,24 @@ async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_page_of_noise_costs_what_was_on_it(folder: Path, file: str, closed: bool) -> None:
+async def test_a_page_of_noise_costs_what_was_on_it(folder: Path, file: str, closed: bool, page_bytes: int) -> None:
     rng = random.Random(12)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    pages = (kept.folder / file).stat().st_size // 4096
-    for page in rng.sample(range(pages), 15):
+    pages = (kept.folder / file).stat().st_size // page_bytes
+    for page in rng.sample(range(pages), 12):
 
         def spoil(content: bytearray) -> None:
-            content[4096 * page : 4096 * (page + 1)] = rng.randbytes(4096)  # noqa: B023
+            content[page_bytes * page : page_bytes * (page + 1)] = rng.randbytes(page_bytes)  # noqa: B023
 
         await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=A_PAGE)
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
-async def test_what_is_before_the_cut_is_kept(folder: Path, file: str, closed: bool) -> None:
+async def test_what_is_before_the_cut_is_kept(folder: Path, file: str, closed: bool, page_bytes: int) -> None:
     rng = random.Random(13)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
     size_bytes = (kept.folder / file).stat().st_size
-    for left in [0, 1, 100, 512, 4096, 4097, *(rng.randrange(size_bytes) for _ in range(8))]:
+    for left in [0, 1, 100, 512, page_bytes, page_bytes + 1, *(rng.randrange(size_bytes) for _ in range(6))]:
 
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
@@ -119,6 +130,32 @@ async def test_a_first_start_that_was_cut_short_is_no_damage(folder: Path) -> No
         assert outbox.damage == ""
         outbox.close()
     assert [file.name for file in path.parent.iterdir()] == ["outbox.db"]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_behind_a_first_page_of_noise_everything_is_found(folder: Path, closed: bool, page_bytes: int) -> None:
+    kept = await filled(folder / "kept", random.Random(19), closed=closed, count=20)
+
+    def spoil(content: bytearray) -> None:
+        content[:page_bytes] = bytes(page_bytes)
+
+    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=0)
+    assert lost == 0
+    assert said
+
+
+async def test_an_outbox_keeps_the_size_of_its_pages(folder: Path, page_bytes: int) -> None:
+    path = folder / "outbox.db"
+    Outbox(path, clock=SimulatedClock()).close()
+    for other in PAGE_SIZES_BYTES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(schema, "PAGE_BYTES", other)
+            outbox = Outbox(path, clock=SimulatedClock())
+        await outbox.put(promise(20_000))
+        await outbox.purge()
+        outbox.close()
+        assert int.from_bytes(path.read_bytes()[16:18], "big") == page_bytes
+        assert outbox.damage == ""
 
 
 async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> None:

@@ -29,7 +29,7 @@ from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import ignore
-from firstline_edge.links.http_pool import NAME, Call, HttpLinkSettings, HttpPool, tls_context
+from firstline_edge.links.http_pool import Call, HttpLinkSettings, HttpPool, tls_context
 
 log = logger(__name__)
 
@@ -43,7 +43,7 @@ class HttpLink:
         ConfigError: a URL or certificate file that cannot be used.
     """
 
-    name = NAME
+    name = "http"
 
     def __init__(self, settings: HttpLinkSettings, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS):
         self._settings = settings
@@ -70,7 +70,7 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        call = Call("POST", f"{path}/infer", encoded)
+        call = Call("POST", f"{path}/infer", encoded, payer=self.name)
         sent_token = self._token
         status, headers, body = await self._pool.exchange(call, self._token, timeout_s)
         if status in _REFUSES_DEVICE and self._found_other_token(sent_token):

@@ -28,8 +28,6 @@ from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.traffic import count
 
-NAME = "http"
-
 Reply = tuple[int, Mapping[str, str], bytes]
 """Status, headers and body."""
 
@@ -78,11 +76,16 @@ class HttpLinkSettings:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is sent."""
+    """What is sent.
+
+    Args:
+        payer: name of the link whose bytes these are; "" for what nobody counts.
+    """
 
     method: str
     path: str
     encoded: Encoded | None = None
+    payer: str = ""
 
 
 class HttpPool:
@@ -171,8 +174,9 @@ class HttpPool:
             response = await self._client.send(request, stream=True)
         finally:
             # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
-            if call.encoded is not None and any(step.endswith("send_request_headers.complete") for step in steps):
-                count(NAME, sent=_head_bytes(request.headers.raw) + len(call.encoded.body))
+            if call.payer and any(step.endswith("send_request_headers.complete") for step in steps):
+                body_bytes = 0 if call.encoded is None else len(call.encoded.body)
+                count(call.payer, sent=_head_bytes(request.headers.raw) + body_bytes)
         async with contextlib.aclosing(response):
             heard = dict(response.headers)
             if self._settings.credentials is not None and "date" in heard:
@@ -180,9 +184,8 @@ class HttpPool:
             try:
                 body = await read_body(response.aiter_raw(), heard, self._limits)
             finally:
-                if call.encoded is not None:
-                    received = _head_bytes(response.headers.raw) + response.num_bytes_downloaded
-                    count(NAME, received=received)
+                if call.payer:
+                    count(call.payer, received=_head_bytes(response.headers.raw) + response.num_bytes_downloaded)
             return response.status_code, heard, body
 
     async def drain(self) -> None:

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from firstline_edge.outbox.schema import PAGE_SIZES_BYTES
+
 Row = tuple[Any, ...]
 
-PAGE_BYTES = 4096
 _TABLE_LEAF = 13
-_LEAF_HEAD_BYTES, _FREELIST_AT, _NUMBERS_PER_PAGE = 8, 32, PAGE_BYTES // 4
-_LOCAL_MOST = PAGE_BYTES - 35
-_LOCAL_LEAST = (PAGE_BYTES - 12) * 32 // 255 - 23
-_OVERFLOW_BYTES = PAGE_BYTES - 4
+_LEAF_HEAD_BYTES, _FREELIST_AT = 8, 32
 _RECORD_LIMIT_BYTES = 1 << 30
 _WAL_HEAD, _FRAME_HEAD = 32, 24
 _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
@@ -32,13 +30,14 @@ def rows(database: Path) -> Iterator[Row]:
     Raises:
         OSError: the disk refuses.
     """
-    with database.open("rb") as file:
-        pages = _Pages(file)
-        free = _free_pages(pages)
-        for number in range(2, pages.count + 1):
-            if number not in free:
-                yield from _leaf_rows(pages, number)
-        yield from _logged_rows(pages, database, after=0)
+    for page_bytes in page_sizes(database):
+        with database.open("rb") as file:
+            pages = _Pages(file, page_bytes)
+            free = _free_pages(pages)
+            for number in range(2, pages.count + 1):
+                if number not in free:
+                    yield from _leaf_rows(pages, number)
+            yield from _logged_rows(pages, database, after=0)
 
 
 def rows_beyond(database: Path, frames: int) -> Iterator[Row]:
@@ -48,7 +47,7 @@ def rows_beyond(database: Path, frames: int) -> Iterator[Row]:
         OSError: the disk refuses.
     """
     with database.open("rb") as file:
-        yield from _logged_rows(_Pages(file), database, after=frames)
+        yield from _logged_rows(_Pages(file, page_sizes(database)[0]), database, after=frames)
 
 
 def transactions_beyond(database: Path, frames: int) -> int:
@@ -57,22 +56,42 @@ def transactions_beyond(database: Path, frames: int) -> int:
     Raises:
         OSError: the disk refuses.
     """
-    return sum(is_last for _, is_last, _ in _frames(database.with_name(database.name + "-wal"), frames))
+    return sum(is_last for _, is_last, _ in _frames(_log_of(database), frames, page_sizes(database)[0]))
+
+
+def page_sizes(database: Path) -> tuple[int, ...]:
+    """How large its pages are, as its head says, or that of its log; all that they may be where both are damaged.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for file, begins, at, length in (
+        (database, b"SQLite format 3\0", 16, 2),
+        (_log_of(database), b"\x37\x7f\x06", 8, 4),
+    ):
+        if file.exists():
+            with file.open("rb") as opened:
+                head = opened.read(_WAL_HEAD)
+            said = int.from_bytes(head[at : at + length], "big")
+            if head.startswith(begins) and said in PAGE_SIZES_BYTES:
+                return (said,)
+    return PAGE_SIZES_BYTES
 
 
 class _Pages(Mapping[int, bytes]):
     """The database's pages by number, under those of the log so far."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, page_bytes: int) -> None:
         self._file = file
-        self.count = -(-file.seek(0, 2) // PAGE_BYTES)
+        self.page_bytes = page_bytes
+        self.count = -(-file.seek(0, 2) // page_bytes)
         self.newer: dict[int, bytes] = {}
 
     def __getitem__(self, number: int) -> bytes:
         if number in self.newer:
             return self.newer[number]
-        self._file.seek((number - 1) * PAGE_BYTES)
-        return self._file.read(PAGE_BYTES).ljust(PAGE_BYTES, b"\0")
+        self._file.seek((number - 1) * self.page_bytes)
+        return self._file.read(self.page_bytes).ljust(self.page_bytes, b"\0")
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(1, self.count + 1))
@@ -84,7 +103,7 @@ class _Pages(Mapping[int, bytes]):
 def _logged_rows(pages: _Pages, database: Path, after: int) -> Iterator[Row]:
     """Whole transactions are applied, for a record may lie on several of their pages."""
     changed = []
-    for number, is_last, page in _frames(database.with_name(database.name + "-wal"), after):
+    for number, is_last, page in _frames(_log_of(database), after, pages.page_bytes):
         pages.newer[number] = page
         changed.append(number)
         if is_last:
@@ -93,14 +112,19 @@ def _logged_rows(pages: _Pages, database: Path, after: int) -> Iterator[Row]:
             changed = []
 
 
-def _frames(log: Path, after: int) -> Iterator[tuple[int, bool, bytes]]:
+def _log_of(database: Path) -> Path:
+    return database.with_name(database.name + "-wal")
+
+
+def _frames(log: Path, after: int, page_bytes: int) -> Iterator[tuple[int, bool, bytes]]:
     """Page number, whether it ends a transaction, and the page; of the log's present round only."""
     if not log.exists():
         return
     with log.open("rb") as file:
         round_ = _round(file.read(_WAL_HEAD), file.read(_FRAME_HEAD))
-        file.seek(_WAL_HEAD + after * (_FRAME_HEAD + PAGE_BYTES))
-        while len(frame := file.read(_FRAME_HEAD + PAGE_BYTES)) == _FRAME_HEAD + PAGE_BYTES:
+        frame_bytes = _FRAME_HEAD + page_bytes
+        file.seek(_WAL_HEAD + after * frame_bytes)
+        while len(frame := file.read(frame_bytes)) == frame_bytes:
             number, size_pages = struct.unpack_from(">II", frame)
             if number > 0 and frame[8:16] == round_:
                 yield number, size_pages > 0, frame[_FRAME_HEAD:]
@@ -128,7 +152,7 @@ def _free_pages(pages: _Pages) -> set[int]:
     trunk = int.from_bytes(pages[1][_FREELIST_AT : _FREELIST_AT + 4], "big")
     while 1 < trunk <= pages.count and trunk not in found:
         found.add(trunk)
-        following, count, *leaves = struct.unpack(f">{_NUMBERS_PER_PAGE}I", pages[trunk])
+        following, count, *leaves = struct.unpack(f">{pages.page_bytes // 4}I", pages[trunk])
         found.update(leaves[:count])
         trunk = following
     return found
@@ -139,7 +163,7 @@ def _leaf_rows(pages: _Pages, number: int) -> Iterator[Row]:
     if page[0] != _TABLE_LEAF:
         return
     (count,) = struct.unpack_from(">H", page, 3)
-    for cell in range(min(count, (PAGE_BYTES - _LEAF_HEAD_BYTES) // 2)):
+    for cell in range(min(count, (pages.page_bytes - _LEAF_HEAD_BYTES) // 2)):
         (at,) = struct.unpack_from(">H", page, _LEAF_HEAD_BYTES + 2 * cell)
         try:
             yield _row(pages, page, at)
@@ -152,10 +176,12 @@ def _row(pages: _Pages, page: bytes, at: int) -> Row:
     row_id, at = _varint(page, at)
     if size_bytes > _RECORD_LIMIT_BYTES:
         raise ValueError("no record of ours is so large")
-    if size_bytes <= _LOCAL_MOST:
+    most = pages.page_bytes - 35
+    if size_bytes <= most:
         return (row_id, *_values(page[at : at + size_bytes])[1:])
-    local = _LOCAL_LEAST + (size_bytes - _LOCAL_LEAST) % _OVERFLOW_BYTES
-    local = local if local <= _LOCAL_MOST else _LOCAL_LEAST
+    least = (pages.page_bytes - 12) * 32 // 255 - 23
+    local = least + (size_bytes - least) % (pages.page_bytes - 4)
+    local = local if local <= most else least
     parts, got = [page[at : at + local]], local
     (following,) = struct.unpack_from(">I", page, at + local)
     while got < size_bytes:

@@ -59,6 +59,10 @@ _MIGRATIONS = (
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
+PAGE_BYTES = 1024
+"""A commit writes each page that it touches in full: a small promise touches many, and changes little of each."""
+PAGE_SIZES_BYTES = (PAGE_BYTES, 4096)
+"""Those of all outboxes that there are: earlier ones were made with the larger, and keep it."""
 
 _BUSY_TIMEOUT_S = 5.0
 _COUNT_TIMEOUT_S = 30.0
@@ -78,7 +82,8 @@ LEAST_BYTES = 512
 # What may stand in the head: page size, journal mode, reserved bytes and payload fractions, schema format, text
 # encoding; the last two are 0 until there is a table.
 _HEAD_FACTS = (
-    (0, (b"SQLite format 3\0\x10\0",)),
+    (0, (b"SQLite format 3\0",)),
+    (16, tuple(size_bytes.to_bytes(2, "big") for size_bytes in PAGE_SIZES_BYTES)),
     (18, (b"\x01\x01", b"\x02\x02")),
     (20, (b"\0\x40\x20\x20",)),
     (44, (b"\0\0\0\x04", b"\0\0\0\0")),
@@ -128,6 +133,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.OperationalError) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
     try:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is made now; another keeps its own
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # under WAL: each commit is fsynced
         connection.execute("PRAGMA secure_delete = FAST")  # zeros over what is deleted, where that costs no write

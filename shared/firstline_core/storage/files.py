@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from firstline_core.errors import IntegrityError
@@ -155,14 +155,29 @@ def _named(path: Path) -> list[Path]:
 
 
 def _zero(file: Path) -> int:
-    with file.open("r+b") as stream:
-        size_bytes = stream.seek(0, os.SEEK_END)
-        stream.seek(0)
-        for at in range(0, size_bytes, _CHUNK_BYTES):
-            stream.write(bytes(min(_CHUNK_BYTES, size_bytes - at)))
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Holes are left out: they hold nothing, and a full disk has no room to fill them."""
+    with file.open("r+b", buffering=0) as stream:
+        descriptor = stream.fileno()
+        size_bytes = os.fstat(descriptor).st_size
+        for at, end in _extents(descriptor, size_bytes):
+            while at < end:
+                at += os.pwrite(descriptor, bytes(min(_CHUNK_BYTES, end - at)), at)  # noqa: PLW2901
+        os.fsync(descriptor)
     return size_bytes
+
+
+def _extents(descriptor: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where a file has content (lseek(2)): all of it, where the file system does not say."""
+    end = 0
+    while end < size_bytes:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole follows
+                return
+            raise
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, end
 
 
 def _checksum(line: bytes) -> bytes:

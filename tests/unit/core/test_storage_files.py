@@ -99,6 +99,21 @@ def test_what_is_erased_is_overwritten_first(tmp_path: Path) -> None:
     assert erase(tmp_path / "never" / "there") == 0
 
 
+def test_holes_are_left_as_they_are_and_content_between_them_is_not(tmp_path: Path) -> None:
+    sparse, beside = tmp_path / "sparse", tmp_path / "beside"
+    with sparse.open("wb") as stream:
+        for at in (1 << 20, 3 << 20):
+            stream.seek(at)
+            stream.write(b"secret")
+        stream.truncate(5 << 20)
+    before_blocks = sparse.stat().st_blocks
+    beside.hardlink_to(sparse)
+    assert erase(sparse) == 5 << 20
+    assert not sparse.exists()
+    assert beside.read_bytes() == bytes(5 << 20)
+    assert beside.stat().st_blocks <= before_blocks
+
+
 def test_what_was_given_up_is_found_by_whoever_erases_next(tmp_path: Path) -> None:
     (log := tmp_path / "log").write_bytes(b"secret")
     (tmp_path / "log.1").write_bytes(b"secret too")

@@ -16,7 +16,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import promises
 from firstline_edge.outbox.item import pack_response
-from firstline_edge.outbox.schema import _MIGRATIONS, APPLICATION, SCHEMA_VERSION
+from firstline_edge.outbox.schema import _MIGRATIONS, APPLICATION, PAGE_BYTES, SCHEMA_VERSION
 from firstline_edge.outbox.store import Outbox, OutboxItem
 from firstline_edge.settings import OutboxSection
 
@@ -439,9 +439,12 @@ async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: Simu
     for _ in range(50):
         await outbox.put(item())
     outbox.close()
-    overwrite(path, 8192, b"\xa5" * 12288)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        roots = connection.execute("SELECT rootpage FROM sqlite_schema WHERE type = 'index'").fetchall()
+    for (root,) in roots:
+        overwrite(path, (root - 1) * PAGE_BYTES, b"\xa5" * PAGE_BYTES)
     again = Outbox(path, clock=clock)
-    assert again.depth == 50  # it was indexes that were hit, and rows are found without
+    assert again.depth == 50  # rows are found without indexes
     assert "50 promised corrections and 0 answers" in again.damage
     again.close()
     assert path.with_name("outbox.db.damaged").exists()
