@@ -208,7 +208,7 @@ def open_gateway(settings: Settings) -> Gateway:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
         if had_authority:
             log.warning(
-                "devices that have joined already are in another store: is store.url right, or is a backup to be restored?",
+                "devices that had joined are in another store: is store.url right, or is a backup to be restored?",
                 store=gateway.database.shown,
             )
     return gateway
