@@ -320,9 +320,10 @@ class Book:
         began_s = story.promised_s or story.asked_s
         age_s = self._clock.monotonic_s() - began_s
         last_start_s = max(self._starts_s, default=0.0)
-        set_ahead = any(began_s <= jump.at_s <= last_start_s and jump.by_s > 0 for jump in self._plan.jumps)
         # It was made before it was on the disk, and its caller was told after that.
         told_s = 3 * self._plan.fsync_s + 0.001
+        made_s = began_s - told_s
+        set_ahead = any(made_s <= jump.at_s <= last_start_s and jump.by_s > 0 for jump in self._plan.jumps)
         old = age_s >= self._plan.max_age_s - told_s or set_ahead
         self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)
 
