@@ -69,12 +69,16 @@ class GatewayDataPlane:
         return True
 
     def ready(self) -> bool:
-        """True while it serves at least one model and is not shutting down."""
-        return not self._draining and bool(self._repository.models)
+        """True while it could answer for at least one model, and is not shutting down."""
+        return not self._draining and any(not self._batcher.trouble(key) for key in self._repository.models)
 
     def model_ready(self, model: str, version: str) -> bool:
-        self._repository.resolve(model, version)
-        return self.ready()
+        served = self._repository.resolve(model, version)
+        return not self._draining and not self._batcher.trouble(served.key)
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
+        return self._batcher.trouble(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)

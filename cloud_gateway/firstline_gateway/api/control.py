@@ -96,12 +96,17 @@ async def answer(request: Request, request_id: str) -> Response:
 @metadata.post("/v2/repository/index", summary="Triton's list of models; the body is ignored and may be empty.")
 async def repository_index(request: Request) -> Response:
     gateway = gateway_of(request)
-    state = "READY" if gateway.plane.ready() else "UNAVAILABLE"
     return response_of(
         http.json_reply(
             [
-                {"name": served.key.name, "version": str(served.key.version), "state": state, "reason": ""}
+                {
+                    "name": name,
+                    "version": str(version),
+                    "state": "READY" if gateway.plane.model_ready(name, str(version)) else "UNAVAILABLE",
+                    "reason": gateway.plane.trouble(served.key),
+                }
                 for served in gateway.repository
+                for name, version in (served.key,)
             ]
         )
     )
