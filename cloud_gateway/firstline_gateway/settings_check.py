@@ -56,11 +56,17 @@ def _check_engine(found: Settings) -> None:
     for endpoint in found.oip.endpoints:
         if not _is_endpoint(endpoint):
             raise ConfigError(
-                f"oip.endpoints has {endpoint!a}; write a server as http://HOST:PORT or https://HOST:PORT, and its "
-                "token into oip.token_file."
+                f"oip.endpoints has {_without_user(endpoint)!a}; write a server as http://HOST:PORT or "
+                "https://HOST:PORT, and its token into oip.token_file."
             )
-    if len(set(found.oip.endpoints)) < len(found.oip.endpoints):
+    if len({endpoint.rstrip("/") for endpoint in found.oip.endpoints}) < len(found.oip.endpoints):
         raise ConfigError("oip.endpoints names a server twice; its failures would count for two.")
+
+
+def _without_user(url: str) -> str:
+    """There may be a password in it."""
+    scheme, _, rest = url.rpartition("//")
+    return f"{scheme}//...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _is_endpoint(url: str) -> bool:

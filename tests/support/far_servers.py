@@ -69,7 +69,7 @@ class FarGateway:
         finally:
             self.running -= 1
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.closed = True
 
     def _about(self, path: str) -> HttpReply:

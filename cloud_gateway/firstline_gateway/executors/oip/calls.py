@@ -54,7 +54,7 @@ class Transport(Protocol):
         """See `HttpClient.exchange`."""
         ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class Calls:
         self._timeout_s = timeout_s
         self._clock = clock
         self.hedges = self.retries = 0
+        self._tasks: set[asyncio.Task[Probabilities | _Failure]] = set()
 
     async def ask(self, work: Work) -> Probabilities:
         """The first answer of a server.
@@ -123,7 +124,11 @@ class Calls:
             endpoint = self._endpoints.choose(work.key, tried, free=free) if len(tried) < _MOST_SERVERS else None
             if endpoint is not None:
                 tried.append(endpoint)
-                asked[asyncio.create_task(self._attempt(endpoint, work))] = endpoint
+                endpoint.in_flight += 1
+                task = asyncio.create_task(self._attempt(endpoint, work))
+                self._tasks.add(task)
+                task.add_done_callback(lambda ended: self._end(endpoint, ended))
+                asked[task] = endpoint
             return endpoint is not None
 
         begin()
@@ -134,7 +139,10 @@ class Calls:
                 waited_for: set[asyncio.Future[object]] = {*asked} if slow is None else {*asked, slow}  # type: ignore[arg-type]
                 ended, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in asked if task in ended]:
-                    endpoint, found = asked.pop(task), task.result()
+                    endpoint = asked.pop(task)
+                    if task.cancelled():  # by `close`
+                        raise NotReadyError("This gateway is shutting down; send the request again.")
+                    found = task.result()
                     if not isinstance(found, _Failure):
                         return found
                     if not found.elsewhere:
@@ -150,6 +158,16 @@ class Calls:
                 future.cancel()
         raise self._refusal(work, failures)
 
+    async def close(self) -> None:
+        """Returns once nothing is under way; cuts it off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, endpoint: Endpoint, task: asyncio.Task[Probabilities | _Failure]) -> None:
+        self._tasks.discard(task)
+        endpoint.in_flight -= 1
+
     def _may_hedge(self, work: Work, tried: list[Endpoint]) -> bool:
         if self._late(work) or self._endpoints.choose(work.key, tried, free=True) is None:
             return False
@@ -163,7 +181,6 @@ class Calls:
         timeout_s = self._timeout_s
         if work.deadline_s is not None:
             timeout_s = min(timeout_s, max(0.0, work.deadline_s - began_s) + _GRACE_S)
-        endpoint.in_flight += 1
         rows = len(work.rows)
         try:
             encoded = work.model.encode(work.rows, work.deadline_s, began_s)
@@ -177,8 +194,6 @@ class Calls:
             raise
         except FirstlineError as error:
             return self._failed(endpoint, work.key, error)
-        finally:
-            endpoint.in_flight -= 1
         now_s = self._clock.monotonic_s()
         self._hedging.answered(work.key, rows, now_s - began_s, now_s)
         self._endpoints.outliers.succeeded(endpoint, now_s)
@@ -200,6 +215,8 @@ class Calls:
                 return _Failure(error, elsewhere=False)
             case CapacityError():
                 return _Failure(error, elsewhere=True)
+            case LinkDownError() if not endpoint.answers:
+                return _Failure(error, elsewhere=True)  # one event, however many requests were cut off by it
             case LinkDownError():
                 self._endpoints.lost(endpoint, f"{endpoint.url} is away: {error.message}.")
         was_ejected = self._endpoints.outliers.ejected(endpoint, now_s)

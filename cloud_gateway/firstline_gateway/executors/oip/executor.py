@@ -142,6 +142,7 @@ class OipExecutor:
             return {position: error for position, _ in group}
 
     async def close(self, timeout_s: float) -> bool:
+        """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
         await self._probing.close()
         try:
             async with asyncio.timeout(timeout_s):
@@ -149,11 +150,11 @@ class OipExecutor:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            return False
-        finally:
-            for transport in self._transports.values():
-                transport.close()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            pass
+        await self.calls.close()
+        for transport in self._transports.values():
+            await transport.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         return True
 
 

@@ -17,6 +17,10 @@ _QUANTILE = 0.95
 # Below so many observations the 95th percentile is the longest of a few.
 _LEAST_WEIGHT = 20.0
 _HALF_LIFE_COUNT = 200.0
+# Beyond what the percentile is known to (5 %), so that what always takes the same is not hedged.
+_BEYOND = 1.1
+# The slower answer's connection is closed; to make another one takes longer than less would bring.
+_LEAST_S = 0.002
 # Hedges saved up for one hiccup of one server.
 _BURST = 5.0
 
@@ -52,7 +56,8 @@ class Hedging:
         seconds = self._seconds.get((key, _size_of(rows)))
         if not self._share or seconds is None or seconds.weight(now_s) < _LEAST_WEIGHT:
             return None
-        return seconds.quantile(_QUANTILE)
+        usual_s = seconds.quantile(_QUANTILE)
+        return None if usual_s is None else max(_LEAST_S, _BEYOND * usual_s)
 
     def may(self, now_s: float) -> bool:
         """Whether a batch may be sent twice; counts it."""

@@ -30,8 +30,9 @@ class HttpReply(NamedTuple):
 class _Connection(asyncio.Protocol):
     """One connection, which carries one request at a time."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, all_open: set[_Connection]) -> None:
         self._limit_bytes = limit_bytes
+        self._all_open = all_open
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future[HttpReply] | None = None
         self._reset()
@@ -62,6 +63,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 (asyncio's for TCP and TLS)
         self._transport = transport
+        self._all_open.add(self)
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
@@ -71,6 +73,7 @@ class _Connection(asyncio.Protocol):
             self._fail(ProtocolError(f"it does not speak HTTP/1.1 ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._all_open.discard(self)
         self._fail(LinkDownError(f"it closed the connection ({exc or 'without an answer'})"))
 
     def _fail(self, error: LinkError) -> None:
@@ -127,6 +130,7 @@ class HttpClient:
             self._common += f"Authorization: Bearer {token}\r\n"
         self._limit_bytes = limit_bytes
         self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
 
     async def exchange(
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
@@ -156,10 +160,12 @@ class HttpClient:
         except TimeoutError as error:
             raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
 
-    def close(self) -> None:
-        """Closes what is idle; what is under way is closed with its request."""
-        while self._idle:
-            self._idle.pop().close()
+    async def close(self) -> None:
+        """Closes all connections; what is under way fails."""
+        for connection in tuple(self._open):
+            connection.close()
+        while self._open:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # asyncio closes the sockets in the next turn
 
     async def _send(self, connection: _Connection, request: list[bytes]) -> HttpReply:
         try:
@@ -185,7 +191,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._limit_bytes),
+                    lambda: _Connection(self._limit_bytes, self._open),
                     self._host,
                     self._port,
                     ssl=self._tls,

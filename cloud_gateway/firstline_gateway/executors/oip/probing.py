@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from firstline_core.clock import Clock
-from firstline_core.errors import LinkError
+from firstline_core.errors import LinkError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.executors.oip.calls import Transport
@@ -17,8 +17,10 @@ from firstline_gateway.executors.oip.http_client import HttpReply
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
 _TIMEOUT_S = 2.0
-# A probe may be lost by itself; nobody is given up for one.
+# A probe may be lost by itself; nobody is given up for one. Who takes connections and says nothing is more likely busy
+# than away, and would be missed most then.
 _FAILURES = 2
+_SILENCES = 5
 # How often a server that takes requests is asked which models it has.
 _MODELS_EVERY_S = 10.0
 _START_S = 5.0
@@ -62,24 +64,24 @@ class Probing:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _follow(self, endpoint: Endpoint, asked: asyncio.Event) -> None:
-        failures = 0
+        failures = 0.0
         models_at_s = float("-inf")
         while True:
             try:
-                before, now_s = endpoint.answers, self._clock.monotonic_s()
-                problem = await self._problem_of(endpoint)
-                failures = failures + 1 if problem else 0
+                before, known, now_s = endpoint.answers, endpoint.problem, self._clock.monotonic_s()
+                problem, weight = await self._problem_of(endpoint)
+                failures = failures + weight if problem else 0
                 if not problem:
                     if not before or now_s >= models_at_s:
                         await self._look_for_models(endpoint)
                         models_at_s = now_s + _MODELS_EVERY_S
                     endpoint.found()
-                elif failures >= _FAILURES or not before:
+                elif failures >= 1 or not before:
                     endpoint.lost(problem)
-                if endpoint.answers is not before:
-                    log.info("server answers", server=endpoint.url) if endpoint.answers else log.warning(
-                        "server does not answer", server=endpoint.url, problem=problem
-                    )
+                if endpoint.answers and not before:
+                    log.info("server answers", server=endpoint.url)
+                elif endpoint.problem != known:
+                    log.warning("server does not answer", server=endpoint.url, problem=endpoint.problem)
             except LinkError as error:  # it went away between two questions
                 endpoint.lost(f"{endpoint.url} is away: {error.message}.")
             except Exception:  # the outermost loop of a task that must never end
@@ -87,12 +89,17 @@ class Probing:
             asked.set()
             await self._clock.sleep(_EVERY_S if endpoint.answers else _WHILE_AWAY_S)
 
-    async def _problem_of(self, endpoint: Endpoint) -> str:
+    async def _problem_of(self, endpoint: Endpoint) -> tuple[str, float]:
+        """What is wrong with it, and how much of a proof that is that it is gone."""
         try:
             reply = await self._get(endpoint, "/v2/health/ready")
+        except RemoteTimeoutError as error:
+            return f"{endpoint.url} is away: {error.message}.", 1 / _SILENCES
         except LinkError as error:
-            return f"{endpoint.url} is away: {error.message}."
-        return "" if reply.status == 200 else f"{endpoint.url} takes no requests (HTTP status {reply.status})."
+            return f"{endpoint.url} is away: {error.message}.", 1 / _FAILURES
+        if reply.status != 200:  # it says so itself
+            return f"{endpoint.url} takes no requests (HTTP status {reply.status}).", 1.0
+        return "", 0.0
 
     async def _look_for_models(self, endpoint: Endpoint) -> None:
         replies: dict[str, HttpReply] = {}
