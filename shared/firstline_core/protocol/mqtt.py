@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.mqtt_connection import Connection
@@ -18,6 +19,8 @@ __all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
 
 Handler = Callable[[Message], Awaitable[None]]
 
+# A connection that ended sooner counts as one that failed: two of one client id take it from each other for ever.
+_STEADY_S = 30.0
 _RECONNECT_BASE_S = 0.5
 
 log = logger(__name__)
@@ -184,8 +187,10 @@ class MqttClient:
             )
             try:
                 await self._establish(connection)
-                attempts = 0
+                since_s = asyncio.get_running_loop().time()
                 why = await asyncio.shield(connection.lost)
+                if asyncio.get_running_loop().time() - since_s > _STEADY_S:
+                    attempts = 0
                 if not self._reconnecting:
                     log.warning("mqtt connection lost", broker=self._settings.address, why=why)
             except FirstlineError as error:
@@ -207,8 +212,8 @@ class MqttClient:
             if at_once:
                 continue
             attempts += 1
-            wait_s = min(self._settings.reconnect_max_s, _RECONNECT_BASE_S * 2 ** min(attempts, 16))
-            await self._pause(self._rng.uniform(0, wait_s))
+            max_s = self._settings.reconnect_max_s
+            await self._pause(full_jitter_s(self._rng, attempts, base_s=_RECONNECT_BASE_S, max_s=max_s))
 
     def _failed(self, error: FirstlineError) -> None:
         # Kept, so without the frames (and sockets) that its traceback would keep with it.
