@@ -83,6 +83,7 @@ class Gateway:
             lambda: self.metrics.error(REFUSED),
             settings.auth.proxy_certificate_header.lower(),
         )
+        self.metrics.engine(executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)

@@ -12,7 +12,7 @@ from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
@@ -32,6 +32,9 @@ class TimedExecutor:
     @property
     def slots(self) -> int:
         return self._slots
+
+    def report(self) -> EngineReport:
+        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         fixed_s, row_s = self._seconds[key]

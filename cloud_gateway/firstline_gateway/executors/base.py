@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,22 @@ class ModelKey(NamedTuple):
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine with servers of its own did, for the metrics.
+
+    Args:
+        up: by server: 1 while it is asked, else 0.
+        batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
+            "failed", or "cut_off" because another server was faster.
+        repeats: batches that were sent once more, by why: "hedge" or "retry".
+    """
+
+    up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+
+
 class Executor(Protocol):
     """Runs batches of requests.
 
@@ -39,6 +56,10 @@ class Executor(Protocol):
 
     def trouble(self, key: ModelKey) -> str:
         """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        ...
+
+    def report(self) -> EngineReport:
+        """How its servers are; nothing where it has none."""
         ...
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:

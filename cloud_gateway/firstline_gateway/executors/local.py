@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.executors.rows import run_batch
 
 
@@ -52,6 +52,9 @@ class LocalExecutor:
 
     def trouble(self, key: ModelKey) -> str:
         return ""
+
+    def report(self) -> EngineReport:
+        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         running = self._threads.submit(

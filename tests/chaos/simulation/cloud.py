@@ -25,7 +25,7 @@ from firstline_gateway.contracts.tables import AUDITS
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -51,6 +51,9 @@ class SimulatedExecutor:
         self._rng = rng
         self._book = book
         self.running = 0
+
+    def report(self) -> EngineReport:
+        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.running += 1

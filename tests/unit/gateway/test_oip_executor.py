@@ -199,6 +199,10 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
             assert values(outcome) == [row(0.5)]
         assert far.asked[0] == 5
         assert far.executor.slots == 16
+        report = far.executor.report()
+        assert report.batches["http://far-0", "failed"] == 5
+        assert report.up["http://far-0",] == 0
+        assert report.repeats["retry",] == 5
         far.servers[0].error = None
         await far.clock.advance(10)
         for _ in range(60):
@@ -265,7 +269,10 @@ async def test_a_slow_server_is_hedged_and_the_slower_of_both_is_cut_off() -> No
         assert far.executor.calls.hedges >= 1
         assert far.servers[0].cancelled == far.executor.calls.hedges
         assert far.servers[1].cancelled == 0
-        assert far.executor.calls.retries == 0
+        report = far.executor.report()
+        assert report.repeats == {("hedge",): far.executor.calls.hedges, ("retry",): 0}
+        assert report.batches["http://far-0", "cut_off"] == far.executor.calls.hedges
+        assert report.up == {("http://far-0",): 1, ("http://far-1",): 1}
 
 
 async def test_hedges_stop_where_everything_is_slow() -> None:

@@ -189,11 +189,16 @@ class Calls:
             )
             found = work.model.read(reply, rows)
         except asyncio.CancelledError:
+            endpoint.outcomes["cut_off"] += 1
             now_s = self._clock.monotonic_s()
             self._hedging.waited(work.key, rows, now_s - began_s, now_s)
             raise
         except FirstlineError as error:
-            return self._failed(endpoint, work.key, error)
+            failure = self._failed(endpoint, work.key, error)
+            refused = not failure.elsewhere or isinstance(error, CapacityError | RequestError)
+            endpoint.outcomes["refused" if refused else "failed"] += 1
+            return failure
+        endpoint.outcomes["answered"] += 1
         now_s = self._clock.monotonic_s()
         self._hedging.answered(work.key, rows, now_s - began_s, now_s)
         self._endpoints.outliers.succeeded(endpoint, now_s)

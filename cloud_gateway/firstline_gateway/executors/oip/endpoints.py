@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from firstline_core.clock import Clock
@@ -18,6 +19,7 @@ class Endpoint:
         answers: whether it takes requests.
         problem: why it does not, as a sentence; "" where it does.
         in_flight: batches that it has now.
+        outcomes: of batches that it had: see `EngineReport`.
     """
 
     def __init__(self, url: str) -> None:
@@ -25,6 +27,7 @@ class Endpoint:
         self.answers = False
         self.problem = f"{url} was not asked yet."
         self.in_flight = 0
+        self.outcomes: Counter[str] = Counter()
         self._lacks: dict[ModelKey, str] = {}
 
     def lost(self, problem: str) -> None:
@@ -72,6 +75,10 @@ class Endpoints:
         """Batches that can be under way at the same moment, at least 1."""
         now_s = self._clock.monotonic_s()
         return self._in_flight * max(1, sum(self._usable(endpoint, now_s) for endpoint in self.all))
+
+    def usable(self, endpoint: Endpoint) -> bool:
+        """Whether it is asked at all at the moment."""
+        return self._usable(endpoint, self._clock.monotonic_s())
 
     def choose(self, key: ModelKey, passed_over: Collection[Endpoint] = (), *, free: bool = False) -> Endpoint | None:
         """The one to ask for a model: of two drawn at random, the one with less to do.

@@ -25,7 +25,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.limits import Limits
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.oip.calls import Calls, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
@@ -84,6 +84,17 @@ class OipExecutor:
 
     def trouble(self, key: ModelKey) -> str:
         return self.endpoints.trouble(key)
+
+    def report(self) -> EngineReport:
+        return EngineReport(
+            up={(each.url,): float(self.endpoints.usable(each)) for each in self.endpoints.all},
+            batches={
+                (each.url, outcome): float(count)
+                for each in self.endpoints.all
+                for outcome, count in each.outcomes.items()
+            },
+            repeats={("hedge",): float(self.calls.hedges), ("retry",): float(self.calls.retries)},
+        )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self._running += 1
