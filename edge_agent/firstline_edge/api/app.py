@@ -112,6 +112,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )
     app.state.streams = streams
+    app.state.bodies = budget
     app.router.redirect_slashes = False  # an address is there or not, as on the gateway
     return app
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, header, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
@@ -29,7 +29,8 @@ CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 
-EXTENSIONS = ("binary_tensor_data",)
+# What either tier offers over either transport; a tier adds its own.
+EXTENSIONS = ("binary_tensor_data", "classification", "schedule_policy", "parameters")
 
 # Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
 _INLINE_JSON_BYTES = 256 * 1024
@@ -227,8 +228,19 @@ async def infer_reply(
         )
 
     request = await decoded(decode, headers, len(body) if length is None else length)
-    encoded = encode_response(request, await plane.infer(request))
+    response = await plane.infer(request)
+    encoded = encode_response(request, response, class_labels(plane, request, response))
     return Reply(200, headers_for(encoded), encoded.body)
+
+
+def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
+    """The labels of the model that answered, where an output is wanted as classes; () where they are not known."""
+    if not any(output.classification for output in request.outputs):
+        return ()
+    try:
+        return plane.metadata(response.model, response.version).labels
+    except UnknownModelError:  # another tier's
+        return ()
 
 
 def server_metadata_reply(plane: DataPlane) -> Reply:
