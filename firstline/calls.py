@@ -24,6 +24,7 @@ from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import (
     DATATYPES,
+    LOWEST_PRIORITY,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -57,12 +58,14 @@ class Wishes(TypedDict, total=False):
         privacy: any, or local_only for what must not leave the device.
         wait: final, or first for the fastest usable answer.
         timeout_ms: after which an answer is worth nothing; the edge then gives what it has.
+        priority: 1 goes first where a gateway is short of room, 3 last; 2 is the default.
     """
 
     route: Route | Literal["auto", "edge", "cloud"]
     privacy: Privacy | Literal["any", "local_only"]
     wait: Wait | Literal["final", "first"]
     timeout_ms: float
+    priority: int
 
 
 def infer(
@@ -91,6 +94,7 @@ def infer(
         privacy=_choice(Privacy, "privacy", wishes.get("privacy", Privacy.ANY)),
         wait=_choice(Wait, "wait", wishes.get("wait", Wait.FINAL)),
         deadline_s=_timeout_s(wishes),
+        priority=_priority(wishes),
     )
     encoded = oip.encode_request(request, now_s=0.0)
     return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded))
@@ -120,6 +124,8 @@ def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
     timeout_s = _timeout_s(wishes)
     if timeout_s is not None:
         params["timeout"] = str(asked.timeout_us(timeout_s, now_s=0.0))
+    if "priority" in wishes:
+        params["priority"] = str(_priority(wishes))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
     return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE}, params)
 
@@ -235,6 +241,13 @@ def _timeout_s(wishes: Wishes) -> float | None:
             "out for no deadline."
         )
     return timeout_ms / 1000
+
+
+def _priority(wishes: Wishes) -> int:
+    priority = wishes.get("priority", 0)
+    if priority not in range(LOWEST_PRIORITY + 1):
+        raise InvalidTensorError(f"priority is {priority}; use 1 (the highest) to {LOWEST_PRIORITY}, or leave it out.")
+    return priority
 
 
 def _spec(found: dict[str, Any]) -> TensorSpec:

@@ -17,6 +17,7 @@ from firstline import calls, connection
 from firstline.calls import Call
 from firstline.prediction import Prediction, prediction_from
 from firstline.sse import EventReader
+from firstline_core.backoff import full_jitter_s
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -37,6 +38,7 @@ PASSING = (CapacityError, LinkDownError, RemoteTimeoutError)
 _CUT_SHORT = "The event stream ended before its last word."
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0
+_RNG = random.Random()  # noqa: S311 (jitter)
 
 
 class Told(Protocol):
@@ -145,9 +147,9 @@ class Following(Generic[T]):
         self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
         if not self._request_id or now_s - self._failing_since_s >= self._patience_s:
             raise failure
-        nominal_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2 ** min(self._failures, 32))
+        drawn_s = full_jitter_s(_RNG, self._failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
         self._failures += 1
-        return min(self._patience_s, failure.retry_after_s or 0.0) + random.uniform(0, nominal_s)  # noqa: S311 (jitter)
+        return min(self._patience_s, failure.retry_after_s or 0.0) + drawn_s
 
 
 def of_tensors(request_id: str, patience_s: float) -> Following[InferResponse]:

@@ -20,6 +20,7 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.identity import identity
+from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
@@ -199,11 +200,17 @@ def open_gateway(settings: Settings) -> Gateway:
         sessions=settings.sessions,
         max_batch_rows=settings.execution.max_batch_rows,
     )
+    had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     gateway = Gateway(settings, repository, executor)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
+        if had_authority:
+            log.warning(
+                "devices that had joined are in another store: is store.url right, or is a backup to be restored?",
+                store=gateway.database.shown,
+            )
     return gateway
 
 

@@ -184,11 +184,9 @@ def _private(path: Path) -> int:
 
 
 def _state(device: DeviceState) -> str:
-    if device.revoked_s is not None:
-        return f"revoked {_date(device.revoked_s)}"
-    if device.invited_until_s is not None:
-        return f"invited until {_date(device.invited_until_s)}"
-    return "joined"
+    revoked = f"revoked {_date(device.revoked_s)}" if device.revoked_s is not None else ""
+    invited = f"invited until {_date(device.invited_until_s)}" if device.invited_until_s is not None else ""
+    return ", ".join(filter(None, (revoked, invited))) or "joined"
 
 
 def _date(wall_s: float | None) -> str:

@@ -15,7 +15,8 @@ from support.tls_site import Site, site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline_core.protocol.enrolment import parse_join_token
+from firstline.cli.device import _state
+from firstline_core.protocol.enrolment import DeviceState, parse_join_token
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 
@@ -49,7 +50,11 @@ async def test_a_token_that_is_printed_lets_the_device_join(gateway: Site, tmp_p
     again = await command(gateway, "revoke", "press-7", "-o", "json")
     assert json.loads(again.stdout) == {"revoked": ["press-7"]}
     lines = (await command(gateway, "list")).stdout.splitlines()
-    assert any("press-7" in line and "revoked" in line for line in lines)
+    assert any("press-7" in line and "revoked" in line and "invited" not in line for line in lines)
+    assert (await command(gateway, "enroll", "press-7")).exit_code == 0
+    (known,) = json.loads((await command(gateway, "list", "-o", "json")).stdout)
+    assert "revoked" in _state(DeviceState(**known))
+    assert "invited until" in _state(DeviceState(**known))
 
 
 async def test_a_list_of_devices_gets_a_file_each_or_one_for_all(gateway: Site, tmp_path: Path) -> None:

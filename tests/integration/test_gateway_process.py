@@ -85,7 +85,16 @@ def test_runs_until_it_is_told_to_end_and_says_only_where_it_listens(config: Pat
     assert events[-2:] == ["draining", "stopped"]
     assert "no API key and no device yet, so nobody may call" in events
     loggers = {json.loads(line)["logger"].partition(".")[0] for line in logged.splitlines()}
+    assert "another store" not in logged
     assert loggers <= {"firstline_core", "firstline_gateway"}, "libraries say nothing at info that helps"
+
+
+def test_a_store_that_is_new_beside_an_authority_that_is_not_is_told_of(config: Path) -> None:
+    assert called("ca", "init", "--config", config).returncode == 0
+    with running(config) as (_, process):
+        process.terminate()
+        logged = process.communicate(timeout=20)[1]
+    assert "is store.url right, or is a backup to be restored?" in logged
 
 
 def test_keys_are_made_shown_and_revoked_beside_a_running_gateway(config: Path) -> None:

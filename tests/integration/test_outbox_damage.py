@@ -114,9 +114,22 @@ async def test_what_is_before_the_cut_is_kept(folder: Path, file: str, closed: b
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
 
-        lost, _ = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
+        lost, said = await (await damaged(kept, folder / "work", file, cut)).check(lost_most=20)
         gone = 1 - min(1.0, left / size_bytes)
         assert lost <= A_PAGE + 20 * gone or file == "outbox.db"
+        assert said or not lost or file != "outbox.db"
+
+
+async def test_a_first_start_that_was_cut_short_is_no_damage(folder: Path) -> None:
+    path = folder / "new" / "outbox.db"
+    path.parent.mkdir()
+    path.with_name("outbox.db.begun").touch()
+    path.with_name("outbox.db.begun-wal").write_bytes(b"half of it")
+    for _ in range(2):
+        outbox = Outbox(path)
+        assert outbox.damage == ""
+        outbox.close()
+    assert [file.name for file in path.parent.iterdir()] == ["outbox.db"]
 
 
 @pytest.mark.parametrize("closed", [True, False])

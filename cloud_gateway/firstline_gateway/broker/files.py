@@ -72,8 +72,8 @@ class BrokerFolder:
             self._put(config.AUTHORITIES, authorities.pem),
             self._revocations(authorities, listed, now_s),
             self._certificate(authorities, now_s),
+            self._password(),
         ]
-        self._password()
         self._put(config.CONFIGURATION, config.configuration(self.plan))
         if any(changed):
             self._reload()
@@ -131,14 +131,15 @@ class BrokerFolder:
             and found.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S > now_s
         )
 
-    def _password(self) -> None:
-        """Made once; whoever deletes both files has another one made."""
-        if self.password_file.exists() and (self.path / config.PASSWORDS).exists():
-            return
+    def _password(self) -> bool:
+        """Made once, and again where a file is gone or damaged; whether it was."""
+        if self._text(config.GATEWAY_PASSWORD).strip() and self._text(config.PASSWORDS).strip():
+            return False
         password = secrets.token_urlsafe(32)
         line = config.password_line(config.GATEWAY_USER, password, secrets.token_bytes(_SALT_BYTES))
         self._put(config.PASSWORDS, line, private=True)
         write(self.password_file, f"{password}\n".encode(), private=True)
+        return True
 
     def _put(self, name: str, text: str, *, private: bool = False) -> bool:
         """Whether the file had to be written."""
@@ -163,11 +164,12 @@ class BrokerFolder:
             raise ConfigError(f"{path} cannot be given to the broker's group: {error.strerror}.") from error
 
     def _text(self, name: str) -> str:
+        """What a file says; "" where it is missing or damaged, so that it is written anew."""
         try:
-            return (self.path / name).read_text()
-        except FileNotFoundError:
+            return (self.path / name).read_text(encoding="utf-8")
+        except (FileNotFoundError, UnicodeDecodeError):
             return ""
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ConfigError(f"{self.path / name} cannot be read: {error}.") from error
 
     def _reload(self) -> None:

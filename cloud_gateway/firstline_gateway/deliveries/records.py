@@ -1,4 +1,8 @@
-"""What is kept of a delivery: whose it was, what it asked and what it was answered, within a caller's transaction."""
+"""What is kept of a delivery: whose it was, what it asked and what it was answered, within a caller's transaction.
+
+A record is sealed: SQLite does not see that a disk has changed a byte, and a device would take the answer for the full
+model's. One that is damaged is none.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select
+import orjson
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, IntegrityError
 from firstline_core.protocol.oip import decode_response, encode_response
+from firstline_core.storage.seals import ChecksumSeal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.deliveries.tables import DELIVERIES
@@ -19,6 +25,8 @@ log = logger(__name__)
 
 ANSWER_LIMIT_BYTES = 64 * 1024
 """A longer answer is not kept: a repeat is run again, and not recorded again."""
+
+_SEAL = ChecksumSeal()
 
 
 class DeliveryKey(NamedTuple):
@@ -85,13 +93,18 @@ def recorded(content: bytes, response: InferResponse) -> Record:
 
 
 def find(connection: Connection, key: DeliveryKey) -> Record | None:
-    """The record of a delivery that was answered."""
+    """The record of a delivery that was answered; None where there is none, or a damaged one."""
     table = DELIVERIES.c
-    query = select(table.content, table.answer, table.answer_header).where(
-        table.device == key.device, table.request_id == key.request_id
-    )
-    row = connection.execute(query).first()
-    return None if row is None else Record(*row)
+    row = connection.execute(select(table.content, table.answer, table.answer_header).where(*_is(key))).first()
+    if row is None:
+        return None
+    content, sealed, header = row
+    try:
+        answer = _SEAL.open(sealed or b"", _about(key, content, header))
+    except IntegrityError as error:
+        log.error("recorded delivery is damaged", device=key.device, request_id=key.request_id, why=error.message)
+        return None
+    return Record(content, answer or None, header)
 
 
 def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: float, limit: int) -> Record | None:
@@ -105,13 +118,16 @@ def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: 
         "request_id": key.request_id,
         "content": record.content,
         "service_s": service_s,
-        "answer": record.answer,
+        "answer": _SEAL.close(record.answer or b"", _about(key, record.content, record.answer_header)),
         "answer_header": record.answer_header,
     }
     added = insert(connection, DELIVERIES).values(row).on_conflict_do_nothing().returning(DELIVERIES.c.sequence)
     sequence = connection.execute(added).scalar()
     if sequence is None:
-        return find(connection, key)
+        known = find(connection, key)
+        if known is None:
+            connection.execute(update(DELIVERIES).where(*_is(key)).values(row))
+        return known
     # By their order, which no clock can change.
     connection.execute(delete(DELIVERIES).where(DELIVERIES.c.sequence <= sequence - limit))
     return None
@@ -120,3 +136,12 @@ def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: 
 def forget(connection: Connection, before_s: float) -> None:
     """Forgets the deliveries that were answered before a time of service."""
     connection.execute(delete(DELIVERIES).where(DELIVERIES.c.service_s < before_s))
+
+
+def _is(key: DeliveryKey) -> tuple[ColumnElement[bool], ...]:
+    return DELIVERIES.c.device == key.device, DELIVERIES.c.request_id == key.request_id
+
+
+def _about(key: DeliveryKey, content: bytes, header: int | None) -> bytes:
+    """What a seal covers beside the answer."""
+    return orjson.dumps((*key, content.hex(), header))

@@ -14,7 +14,7 @@ DELIVERIES = Table(
     Column("request_id", Text, nullable=False),
     Column("content", LargeBinary, nullable=False),
     Column("service_s", Double, nullable=False),
-    Column("answer", LargeBinary),
+    Column("answer", LargeBinary),  # sealed
     Column("answer_header", Integer),
     UniqueConstraint("device", "request_id"),
     Index(None, "service_s"),

@@ -231,7 +231,9 @@ def _load(file: Path) -> Authority:
     try:
         return ca.load_authority(content, content)
     except ConfigError as error:
-        raise ConfigError(f"{file} is no authority's key with its certificate: {error.message}") from error
+        raise ConfigError(
+            f"{file} is no authority's key with its certificate: {error.message} Restore it from a backup."
+        ) from error
 
 
 def _store(file: Path, authority: Authority) -> None:

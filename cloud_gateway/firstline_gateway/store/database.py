@@ -6,6 +6,7 @@ Everything here blocks; nothing of it runs on the event loop (`store/writer.py`)
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,7 @@ class Database:
             yield
         except (DBAPIError, PoolTimeoutError) as error:
             raise StoreUnavailableError(
-                f"The store {self.shown} refuses: {reason_of(error)}. Is it away, full or read-only?",
+                f"The store {self.shown} refuses: {reason_of(error)}. {_advice(error)}",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
 
@@ -159,6 +160,13 @@ def reason_of(error: Exception) -> str:
     """The driver's own words, in one line."""
     cause = getattr(error, "orig", None) or error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
+
+
+def _advice(error: Exception) -> str:
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", sqlite3.SQLITE_OK)
+    if code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return "It is damaged: put it aside, and `firstline-gateway restore` a backup."
+    return "Is it away, full or read-only?"
 
 
 def _engine(found: settings.Store) -> Engine:

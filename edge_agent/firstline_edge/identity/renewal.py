@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
@@ -64,7 +65,7 @@ class Renewal:
             except FirstlineError as error:
                 self.problem = f"The device's certificate was not renewed: {error.message}"
                 log.warning("certificate not renewed", error=error.message)
-                wait_s = self._rng.uniform(0, min(_BACKOFF_MAX_S, _BACKOFF_BASE_S * 2 ** min(failures, 16)))
+                wait_s = full_jitter_s(self._rng, failures, base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S)
                 failures += 1
                 await self._clock.sleep(max(wait_s, error.retry_after_s or 0.0))
             except Exception:  # the outermost loop of a task without which the device's access ends some day

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 
 
@@ -39,9 +40,8 @@ class CircuitBreaker:
     nothing else. A real success ends the trial, at any moment: no better proof exists. A probe that began before
     that proof, and fails after it, proves nothing; nor does one that began before the breaker opened, and succeeds.
 
-    The wait is drawn from [0, its nominal length] (full jitter: https://aws.amazon.com/builders-library, "Timeouts,
-    retries, and backoff with jitter"), so that a fleet that lost its gateway or its broker together does not return
-    together.
+    The wait is drawn from [0, its nominal length], so that a fleet that lost its gateway or its broker together does
+    not return together.
 
     Args:
         clock: its monotonic time.
@@ -112,7 +112,8 @@ class CircuitBreaker:
             self._open()
 
     def _open(self) -> None:
-        nominal_s = min(self._settings.open_max_s, self._settings.open_s * 2 ** min(self._openings, 32))
+        base_s, max_s = self._settings.open_s, self._settings.open_max_s
+        open_s = full_jitter_s(self._rng, self._openings, base_s=base_s, max_s=max_s)
         self._state = State.OPEN
         self._openings += 1
-        self._retry_at_s = self._clock.monotonic_s() + self._rng.uniform(0, nominal_s)
+        self._retry_at_s = self._clock.monotonic_s() + open_s

@@ -16,6 +16,7 @@ from firstline_core.errors import (
     BY_CODE,
     ConfigError,
     FirstlineError,
+    ForbiddenError,
     PayloadTooLargeError,
     ProtocolError,
     RequestError,
@@ -32,7 +33,7 @@ from firstline_edge.links.http_pool import Call, HttpLinkSettings, HttpPool, tls
 
 log = logger(__name__)
 
-_UNAUTHORIZED = 401
+_REFUSES_DEVICE = (401, 403)
 
 
 class HttpLink:
@@ -72,7 +73,7 @@ class HttpLink:
         call = Call("POST", f"{path}/infer", encoded, payer=self.name)
         sent_token = self._token
         status, headers, body = await self._pool.exchange(call, self._token, timeout_s)
-        if status == _UNAUTHORIZED and self._found_other_token(sent_token):
+        if status in _REFUSES_DEVICE and self._found_other_token(sent_token):
             left_s = timeout_s - (self._clock.monotonic_s() - now_s)
             if left_s > 0:
                 status, headers, body = await self._pool.exchange(call, self._token, left_s)
@@ -124,9 +125,12 @@ def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> FirstlineE
     """What a status other than 200 says.
 
     A proxy or a captive portal also says 404: without one of our codes that is no judgement of the request, and
-    must not end a promise that the outbox keeps.
+    must not end a promise that the outbox keeps. Nor must a key that may do something else only: for this device it
+    is as good as none, and its operator's to mend.
     """
     error = error_from(status, body, headers)
+    if isinstance(error, ForbiddenError):
+        return UnauthorizedError(error.message)
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, RemoteTimeoutError, UnauthorizedError
 from firstline_core.telemetry.logs import logger
@@ -98,8 +99,8 @@ class Announcer:
                 well = False
             failures = 0 if well else failures + 1
             if failures:
-                nominal_s = self._settings.backoff_s * 2 ** min(failures - 1, 32)
-                await self._clock.sleep(self._rng.uniform(0, min(self._settings.backoff_max_s, nominal_s)))
+                base_s, max_s = self._settings.backoff_s, self._settings.backoff_max_s
+                await self._clock.sleep(full_jitter_s(self._rng, failures - 1, base_s=base_s, max_s=max_s))
 
     async def _announce(self) -> bool:
         """Whether all of a first few are settled."""

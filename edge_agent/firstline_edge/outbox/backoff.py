@@ -6,6 +6,7 @@ import random
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
@@ -16,8 +17,7 @@ class Backoffs(Generic[K]):
 
     Args:
         clock: its monotonic time.
-        rng: for the jitter; a wait is drawn from [0, nominal] (https://aws.amazon.com/builders-library, "Timeouts,
-            retries, and backoff with jitter").
+        rng: for the jitter.
         base_s: nominal wait after the first failure.
         max_s: cap of the nominal wait, and of what a far side may ask for.
     """
@@ -38,8 +38,8 @@ class Backoffs(Generic[K]):
         """Makes it wait: as long as was asked for, within the cap, and the drawn time on top."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        nominal_s = min(self._max_s, self._base_s * 2 ** min(failures, 32))
-        self.hold(key, min(at_least_s, self._max_s) + self._rng.uniform(0, nominal_s))
+        drawn_s = full_jitter_s(self._rng, failures, base_s=self._base_s, max_s=self._max_s)
+        self.hold(key, min(at_least_s, self._max_s) + drawn_s)
 
     def hold(self, key: K, wait_s: float) -> None:
         """Makes it wait without a failure."""

@@ -21,11 +21,11 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import salvage
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 from firstline_edge.outbox.salvage import Row
-from firstline_edge.outbox.schema import DamagedError, accepted_frames, make_private, open_writer
+from firstline_edge.outbox.schema import LEAST_BYTES, DamagedError, accepted_frames, make_private, open_writer
 
 log = logger(__name__)
 
-_FRESH = ".fresh"
+_FRESH, _BEGUN = ".fresh", ".begun"
 _JOURNALS = ("-wal", "-shm", "-journal")
 # By how many columns a row has, in the order in which the formats made them; the earlier formats lack the last one.
 _ITEM_COLUMNS = (12, 13)
@@ -59,7 +59,11 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
     """
     try:
         _finish(path)
+        if not path.exists():
+            _begin(path)
         make_private(path)
+        if path.stat().st_size < LEAST_BYTES:
+            return _replaced(path, seal, "It was damaged (it was cut off)")
         try:
             connection = open_writer(path)
         except DamagedError as error:
@@ -80,6 +84,17 @@ def open_or_replace(path: Path, seal: Seal) -> Opened:
         return _replaced(path, seal, why)
     except (OSError, sqlite3.Error, DamagedError) as error:  # the last of what was written just now
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
+
+
+def _begin(path: Path) -> None:
+    """The first outbox, made beside its place: what is empty there was cut off, and is no new one."""
+    begun = path.with_name(path.name + _BEGUN)
+    for suffix in ("", *_JOURNALS):
+        begun.with_name(begun.name + suffix).unlink(missing_ok=True)
+    make_private(begun)
+    open_writer(begun).close()
+    begun.replace(path)
+    sync_folder(path.parent)
 
 
 def _replaced(path: Path, seal: Seal, why: str) -> Opened:

@@ -77,6 +77,8 @@ APPLICATION = 0x464C_0000
 """Stands in the file's head with the version, so that a damaged version is not taken for a newer one."""
 _SEALED_VERSION = 4
 _HEAD_BYTES = 100
+LEAST_BYTES = 512
+"""SQLite's smallest page: a file that is smaller it takes for a new one, and would delete the log to it."""
 # What may stand in the head: page size, journal mode, reserved bytes and payload fractions, schema format, text
 # encoding; the last two are 0 until there is a table.
 _HEAD_FACTS = (
@@ -127,9 +129,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
         CapacityError: the disk refuses.
     """
     try:
-        log_bytes = _size_bytes(path.with_name(path.name + "-wal"))
-        if not _size_bytes(path) and log_bytes:  # SQLite would delete the log
-            raise DamagedError("it is empty, though there is a log to it")
         connection = _connect(path)
     except (OSError, sqlite3.OperationalError) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
@@ -228,7 +227,3 @@ def _check_schema(connection: sqlite3.Connection) -> None:
 def _statements(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
     found = connection.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema ORDER BY name")
     return [(*names, " ".join(sql.split())) for *names, sql in found]
-
-
-def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.mqtt_connection import Connection
@@ -207,8 +208,8 @@ class MqttClient:
             if at_once:
                 continue
             attempts += 1
-            wait_s = min(self._settings.reconnect_max_s, _RECONNECT_BASE_S * 2 ** min(attempts, 16))
-            await self._pause(self._rng.uniform(0, wait_s))
+            max_s = self._settings.reconnect_max_s
+            await self._pause(full_jitter_s(self._rng, attempts, base_s=_RECONNECT_BASE_S, max_s=max_s))
 
     def _failed(self, error: FirstlineError) -> None:
         # Kept, so without the frames (and sockets) that its traceback would keep with it.

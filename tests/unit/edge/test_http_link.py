@@ -289,6 +289,13 @@ async def test_what_only_a_proxy_says_is_told_apart(
     assert type(raised.value) is kind
 
 
+async def test_a_key_for_something_else_is_as_good_as_none(server: Server, link: HttpLink) -> None:
+    """Forbidden is final for who asks the gateway itself; a promise waits until the device's operator has mended it."""
+    server.script = always(reply(403, error_body(errors.ForbiddenError("application:shop may not do this"))))
+    with pytest.raises(errors.UnauthorizedError, match="application:shop may not do this"):
+        await link.infer(request(), 5.0)
+
+
 async def test_an_answer_over_the_limit_is_not_read(server: Server, link: HttpLink) -> None:
     server.script = always(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n")
     with pytest.raises(errors.ProtocolError, match="too much"):

@@ -58,14 +58,14 @@ class TestInfer:
         call = calls.infer(
             "m",
             {"x": np.eye(2, dtype=np.float32)},
-            {"route": "cloud", "privacy": Privacy.ANY, "wait": "first", "timeout_ms": 250},
+            {"route": "cloud", "privacy": Privacy.ANY, "wait": "first", "timeout_ms": 250, "priority": 1},
             client_id="mine",
             outputs=["y"],
         )
         found = sent(call)
         assert (call.method, call.path) == ("POST", "/v2/models/m/infer")
         assert (found.id, found.route, found.privacy, found.wait) == ("mine", Route.CLOUD, Privacy.ANY, Wait.FIRST)
-        assert found.deadline_s == pytest.approx(0.25)
+        assert (found.deadline_s, found.priority) == (pytest.approx(0.25), 1)
         assert [output.name for output in found.outputs] == ["y"]
         assert found.binary_output
         np.testing.assert_array_equal(found.inputs[0].array, np.eye(2))
@@ -111,6 +111,11 @@ class TestWishes:
         with pytest.raises(InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
             make({"timeout_ms": timeout_ms})
 
+    @pytest.mark.parametrize("priority", [-1, 4])
+    def test_a_priority_is_one_of_three(self, make: Any, priority: int) -> None:
+        with pytest.raises(InvalidTensorError, match=rf"priority is {priority}; use 1 \(the highest\) to 3"):
+            make({"priority": priority})
+
 
 def test_a_choice_names_its_values() -> None:
     with pytest.raises(InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
@@ -128,8 +133,10 @@ class TestInferFile:
             calls.infer_file("m", tmp_path / "scan.png", {})
 
     def test_wishes_travel_in_the_query(self) -> None:
-        call = calls.infer_file("m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001})
-        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1"}
+        call = calls.infer_file(
+            "m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3}
+        )
+        assert call.params == {"route": "edge", "privacy": "local_only", "timeout": "1", "priority": "3"}
 
 
 class TestReadInfer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import stat
 from pathlib import Path, PurePosixPath
 
-from firstline_gateway.broker.config import Plan
+import pytest
+
+from firstline_gateway.broker.config import GATEWAY_USER, Plan, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities
 
@@ -47,3 +50,16 @@ def test_nobody_else_gets_anything_in_a_folder_of_one_user(tmp_path: Path) -> No
         os.umask(before)
     assert modes["data"] == 0o750
     assert modes["broker.key"] == modes["passwords"] == modes["gateway_password"] == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe" * 100])
+def test_what_the_disk_has_damaged_is_written_anew(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "broker"
+    files = refreshed(path).keys() - {"data"}
+    for name in files:
+        (path / name).write_bytes(damage)
+        refreshed(path)
+        assert (path / name).read_text(), name
+    password, line = (path / "gateway_password").read_text().strip(), (path / "passwords").read_text()
+    salt = base64.b64decode(line.split("$")[3])
+    assert line == password_line(GATEWAY_USER, password, salt)

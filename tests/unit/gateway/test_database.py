@@ -139,7 +139,8 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
-    with pytest.raises(ConfigError, match="file is not a database"):
+    said = r"file is not a database\. It is damaged: .* `firstline-gateway restore` a backup"
+    with pytest.raises(ConfigError, match=said):
         open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from support.databases import Kept
 from support.gateway import request_of
 
@@ -197,6 +197,20 @@ async def test_a_long_answer_is_known_and_run_again(start: Start) -> None:
     assert same(first, await replica.deliver(request))
     assert len(replica.runs) == 2
     assert replica.count() == replica.counted("repeated") == 1
+
+
+@pytest.mark.parametrize("column", ["answer", "content"])
+async def test_a_record_that_the_disk_has_damaged_is_none_and_is_written_anew(start: Start, column: str) -> None:
+    replica, request = start(), delivery_of(1)
+    first = await replica.deliver(request)
+    damage = DELIVERIES.c[column]
+    with replica.kept.database.begin() as connection:
+        found = connection.execute(select(damage)).scalar_one()
+        connection.execute(update(DELIVERIES).values({damage: found[:-1] + bytes([found[-1] ^ 1])}))
+    for _ in range(2):
+        assert same(await replica.deliver(request), first)
+    assert len(replica.runs) == 2
+    assert replica.count() == 1
 
 
 async def test_how_a_contract_stood_is_not_recorded(start: Start) -> None:

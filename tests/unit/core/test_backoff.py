@@ -1,0 +1,16 @@
+"""Waits between tries: how long at most, and never alike."""
+
+from __future__ import annotations
+
+import random
+
+from firstline_core.backoff import full_jitter_s
+
+
+def test_the_bound_doubles_up_to_the_cap_and_all_below_it_is_drawn() -> None:
+    rng = random.Random(1)
+    for failures, most_s in ((0, 1.0), (1, 2.0), (4, 16.0), (5, 30.0), (10_000, 30.0)):
+        drawn = [full_jitter_s(rng, failures, base_s=1.0, max_s=30.0) for _ in range(200)]
+        assert max(drawn) <= most_s
+        assert max(drawn) > 0.9 * most_s
+        assert min(drawn) < 0.1 * most_s
