@@ -1,4 +1,4 @@
-"""Asks a V2 server through tritonclient's gRPC clients, as their users do, and prints what came back as one JSON object.
+"""Asks a V2 server through tritonclient's gRPC clients, as their users do; prints what came back as one JSON object.
 
 Runs in the clients' own environment. Standard input: {"grpc", "headers", "images" (base64), "pixels" (nested lists)}.
 """

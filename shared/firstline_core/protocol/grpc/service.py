@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import http
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.grpc.statuses import status_of, trailers_of
@@ -85,6 +86,16 @@ class InferenceService:
                 "ModelReadyResponse", ready=self._plane.model_ready(asked.name, asked.version)
             ),
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": lambda asked: _parsed(
+                "ModelConfigResponse", {"config": self._plane.config(asked.name, asked.version)}
+            ),
+            "ModelStatistics": lambda asked: _parsed(
+                "ModelStatisticsResponse", extensions.statistics_json(self._plane, asked.name, asked.version)
+            ),
+            "RepositoryIndex": lambda asked: _parsed(
+                "RepositoryIndexResponse",
+                {"models": extensions.index_json(self._plane.index(), ready_only=asked.ready)},
+            ),
         }
         open_to_all = ("ServerLive", "ServerReady")
         methods = {
@@ -211,7 +222,7 @@ class InferenceService:
             "ServerMetadataResponse",
             name=self._plane.server_name,
             version=self._plane.server_version,
-            extensions=http.EXTENSIONS,
+            extensions=self._plane.extensions,
         )
 
     def _model_metadata(self, asked: Any) -> Any:
@@ -246,6 +257,10 @@ class _Journal:
 
 def _reply(kind: str, /, **fields: object) -> Any:
     return message(kind)(**fields)
+
+
+def _parsed(kind: str, value: dict[str, Any]) -> Any:
+    return ParseDict(value, message(kind)())
 
 
 def _describe(spec: TensorSpec, described: Any) -> None:
