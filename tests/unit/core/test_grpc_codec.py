@@ -60,7 +60,7 @@ def test_typed_contents_are_read_for_every_datatype(datatype: str) -> None:
     dtype = DATATYPES[datatype]
     array = np.array([[b"a"], [b"\xff"]], np.object_) if dtype.hasobject else np.array([[0], [1]], dtype)
     made = infer(("x", datatype, (2, 1)))
-    getattr(made.inputs[0].contents, codec._CONTENTS[datatype]).extend(array.reshape(-1).tolist())
+    getattr(made.inputs[0].contents, codec.CONTENTS[datatype]).extend(array.reshape(-1).tolist())
     found = read(made).inputs[0]
     assert found.datatype == datatype
     assert found.array.tolist() == array.tolist()

@@ -28,7 +28,7 @@ _RAW_INPUTS = message("ModelInferRequest").DESCRIPTOR.fields_by_name["raw_input_
 _FIELDS_LIMIT = 1024
 
 # Where InferTensorContents has the elements of each datatype; FP16 travels raw alone.
-_CONTENTS = {
+CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -198,7 +198,7 @@ def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tens
 def _from_contents(described: Described, contents: Any) -> Array:
     """The array that typed contents, one element after the other, spell out."""
     where, datatype, shape = described.where, described.datatype, described.shape
-    field = _CONTENTS.get(datatype)
+    field = CONTENTS.get(datatype)
     if field is None:
         raise InvalidTensorError(f"{where} is {datatype}, which has no typed contents; send 'raw_input_contents'.")
     elements = getattr(contents, field)
