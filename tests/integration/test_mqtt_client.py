@@ -21,6 +21,7 @@ from support.broker import Broker
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
+from firstline_core.protocol import mqtt
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication, matches
 
 pytestmark = pytest.mark.mosquitto
@@ -128,6 +129,21 @@ async def test_after_a_cut_it_returns_with_its_subscriptions(mosquitto: Broker) 
         await client.publish(Publication("a/b", b"again"))
         await until(lambda: len(got) == 1)
     assert (greetings, losses) == (2, 2)
+
+
+async def test_two_of_one_client_id_take_it_from_each_other_less_and_less(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_after: list[int] = []
+
+    def soon(_rng: object, failures: int, **_bounds: float) -> float:
+        waited_after.append(failures)
+        return 0.01
+
+    monkeypatch.setattr(mqtt, "full_jitter_s", soon)
+    async with connected(settings(mosquitto, "same")), connected(settings(mosquitto, "same")):
+        await until(lambda: len(waited_after) >= 10)
+    assert max(waited_after) >= 4  # each time a longer pause
 
 
 async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goes(mosquitto: Broker) -> None:

@@ -19,6 +19,8 @@ __all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
 
 Handler = Callable[[Message], Awaitable[None]]
 
+# A connection that ended sooner counts as one that failed: two of one client id take it from each other for ever.
+_STEADY_S = 30.0
 _RECONNECT_BASE_S = 0.5
 
 log = logger(__name__)
@@ -185,8 +187,10 @@ class MqttClient:
             )
             try:
                 await self._establish(connection)
-                attempts = 0
+                since_s = asyncio.get_running_loop().time()
                 why = await asyncio.shield(connection.lost)
+                if asyncio.get_running_loop().time() - since_s > _STEADY_S:
+                    attempts = 0
                 if not self._reconnecting:
                     log.warning("mqtt connection lost", broker=self._settings.address, why=why)
             except FirstlineError as error:
