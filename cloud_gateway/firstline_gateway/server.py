@@ -16,7 +16,7 @@ import uvicorn
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.api.app import create_app
+from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.door import Door, Newcomers, newcomers_limit
 from firstline_gateway.api.http_protocol import HttpProtocol
 from firstline_gateway.gateway import Gateway
@@ -201,7 +201,7 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
     newcomers = Newcomers(newcomers_limit())
     config = uvicorn.Config(
-        create_app(gateway),
+        create_asgi(gateway),
         # Whose constructor it calls for each connection.
         http=partial(  # type: ignore[arg-type]
             HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
