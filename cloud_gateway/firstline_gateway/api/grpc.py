@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import grpc
@@ -28,8 +30,13 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
         record(gateway.metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
+    @contextmanager
+    def share(principal: str) -> Iterator[Callable[[int], None]]:
+        with gateway.bodies.share(principal) as mine:
+            yield mine.take
+
     settings, tls = gateway.settings, gateway.identity.tls
-    door = Door(partial(_authorize, gateway.identity), gateway.bodies.share, note)
+    door = Door(partial(_authorize, gateway.identity), share, note)
     host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(gateway.plane, door, clock=gateway.clock),

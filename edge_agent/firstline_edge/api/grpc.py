@@ -26,7 +26,7 @@ def grpc_server(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> GrpcSer
         return Caller(access.bearer(metadata.get("authorization", "")))
 
     # Everything else about a request is written down where it is answered.
-    door = Door(authorize, lambda _: bodies.share(), lambda *_: None)
+    door = Door(authorize, lambda _: bodies.taking(), lambda *_: None)
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
         InferenceService(agent, door),

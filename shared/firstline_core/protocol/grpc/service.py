@@ -7,8 +7,7 @@ the message is read, and a message that protobuf cannot read is refused in a sen
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,12 +52,13 @@ class Door:
 
     Args:
         authorize: finds the caller of a call, who must have a scope; raises `FirstlineError` where they may not.
-        share: one call's part of the bodies under way, see the tiers' `BodyBudget.share`.
+        share: a caller's part of the bodies under way: a function that takes so many bytes, and raises `QueueFullError`
+            where they do not fit.
         record: told how each inference ended: the model, the principal, the seconds, and why there is no answer.
     """
 
     authorize: Callable[[Context, str], Awaitable[Caller]]
-    share: Callable[[str], AbstractContextManager[Callable[[AsyncIterable[bytes]], AsyncIterator[bytes]]]]
+    share: Callable[[str], AbstractContextManager[Callable[[int], None]]]
     record: Callable[[str, str, float, FirstlineError | None], None]
 
 
@@ -143,8 +143,9 @@ class InferenceService:
         try:
             caller = await self._door.authorize(context, "infer")
             journal.principal = caller.principal
-            with self._door.share(caller.principal) as counted:
-                sent = await _counted(counted, await _first(messages))
+            with self._door.share(caller.principal) as take:
+                sent = await _first(messages)
+                take(len(sent))
                 deadline_s = None if remaining_s is None else arrived_s + remaining_s
                 found = await self._answer(sent, caller, arrived_s, deadline_s, journal)
                 encoded: bytes = found.SerializeToString()
@@ -174,8 +175,9 @@ class InferenceService:
             journal = _Journal(self._door.record, self._clock, arrived_s, caller.principal)
             reply = message("ModelStreamInferResponse")()
             try:
-                with self._door.share(caller.principal) as counted:
-                    answered = await self._answer(await _counted(counted, sent), caller, arrived_s, None, journal)
+                with self._door.share(caller.principal) as take:
+                    take(len(sent))
+                    answered = await self._answer(sent, caller, arrived_s, None, journal)
                 reply.infer_response.CopyFrom(answered)
                 # Triton's, for models that give several responses: this one gives one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
@@ -282,20 +284,6 @@ async def _first(messages: Messages) -> bytes:
         raise InvalidTensorError("The call has no message; send one.") from error
     except TimeoutError as error:
         raise RemoteTimeoutError(f"The message did not come within {READ_TIMEOUT_S:g} seconds.") from error
-
-
-async def _counted(counted: Callable[[AsyncIterable[bytes]], AsyncIterator[bytes]], sent: bytes) -> bytes:
-    """The message, once there is room for it among those under way.
-
-    Raises:
-        QueueFullError: there is none.
-    """
-
-    async def one() -> AsyncIterator[bytes]:
-        yield sent
-
-    async with contextlib.aclosing(counted(one())) as chunks:  # type: ignore[type-var]  # a generator on both tiers
-        return await anext(chunks)
 
 
 async def _refuse(context: Context, error: FirstlineError) -> bytes:
