@@ -77,20 +77,25 @@ class GatewayDataPlane:
         return True
 
     def ready(self) -> bool:
-        """True while it serves at least one model and is not shutting down."""
-        return not self._draining and bool(self._repository.models)
+        """True while it could answer for at least one model, and is not shutting down."""
+        return not self._draining and any(not self._batcher.trouble(key) for key in self._repository.models)
 
     def model_ready(self, model: str, version: str) -> bool:
-        self._repository.resolve(model, version)
-        return self.ready()
+        served = self._repository.resolve(model, version)
+        return not self._draining and not self._batcher.trouble(served.key)
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
+        return self._batcher.trouble(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
 
     def index(self) -> list[ModelState]:
-        ready = self.ready()
-        reason = "" if ready else "shutting down"
-        return [ModelState(each.key.name, str(each.key.version), ready, reason) for each in self._repository]
+        reasons = (
+            (each.key, "shutting down" if self._draining else self.trouble(each.key)) for each in self._repository
+        )
+        return [ModelState(key.name, str(key.version), not reason, reason) for key, reason in reasons]
 
     def statistics(self) -> list[ModelStatistics]:
         return [self._statistics.of(each.key) for each in self._repository]

@@ -44,6 +44,7 @@ class GatedExecutor:
         self.running = 0
         self.most_running = 0
         self.closed = False
+        self.away = ""
 
     @property
     def slots(self) -> int:
@@ -73,7 +74,13 @@ class GatedExecutor:
         """Lets one held batch end, or fail."""
         self._gates.pop(position).set_result(error)
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return self.away
+
+    async def close(self, timeout_s: float) -> bool:
         self.closed = True
         return not self.running
 

@@ -40,7 +40,13 @@ class TimedExecutor:
         await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
         return [doubled(tensor) for tensor in inputs]
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
+    async def close(self, timeout_s: float) -> bool:
         return True
 
 

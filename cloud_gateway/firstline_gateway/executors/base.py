@@ -27,11 +27,19 @@ class Executor(Protocol):
     """Runs batches of requests.
 
     Attributes:
-        slots: how many batches may run at the same moment; the batcher never asks for more.
+        slots: how many batches may run at the same moment, at least 1; the batcher never asks for more. It may change.
     """
 
     @property
     def slots(self) -> int: ...
+
+    async def start(self) -> None:
+        """Begins to look after what runs elsewhere. What is away does not keep it from starting."""
+        ...
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        ...
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         """Runs the inputs of several requests as one batch, processing included.
@@ -44,10 +52,13 @@ class Executor(Protocol):
         Returns:
             One outcome for each request, in the order of `inputs`. What is wrong with one request is its own
             outcome and leaves the others alone.
+
+        Raises:
+            EngineUnavailableError: what runs the model is away; nobody in the batch has an answer.
         """
         ...
 
-    def close(self, timeout_s: float) -> bool:
+    async def close(self, timeout_s: float) -> bool:
         """Ends the engine and frees the models. What runs at this moment has `timeout_s` to finish.
 
         Returns:

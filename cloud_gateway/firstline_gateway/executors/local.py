@@ -47,6 +47,12 @@ class LocalExecutor:
     def slots(self) -> int:
         return self._slots
 
+    async def start(self) -> None:
+        """Nothing to do: the models were run when they were loaded."""
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         running = self._threads.submit(
             run_batch, self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock
@@ -55,7 +61,10 @@ class LocalExecutor:
         running.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(running)
 
-    def close(self, timeout_s: float) -> bool:
+    async def close(self, timeout_s: float) -> bool:
+        return await asyncio.to_thread(self._close, timeout_s)
+
+    def _close(self, timeout_s: float) -> bool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if wait(tuple(self._running), timeout_s).not_done:
             return False

@@ -70,7 +70,7 @@ class Batcher:
         self._on_late = on_late
         self._on_ran = on_ran
         self._queue = Queue()
-        self._admission = Admission(self._queue, executor.slots, bounds)
+        self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
 
     @property
@@ -82,6 +82,10 @@ class Batcher:
     def wait_s(self) -> float:
         """How long a request without a deadline that came now would wait, as far as is known."""
         return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        return self._executor.trouble(key)
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
@@ -162,7 +166,8 @@ class Batcher:
     def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
         ended = self._running.pop(task)
         now_s = self._clock.monotonic_s()
-        self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
+        if not task.cancelled() and task.exception() is None:  # to fail is no measure of the work
+            self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
         # The session must not idle while answers are handed out.
         self._start_batches()
         if task.cancelled():

@@ -66,7 +66,13 @@ class SimulatedExecutor:
             return failure * len(inputs)
         return [full_says(tensor.array[:, 0]) for tensor in inputs]
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
+    async def close(self, timeout_s: float) -> bool:
         return not self.running
 
 
