@@ -29,6 +29,7 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
+from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
@@ -66,6 +67,7 @@ class Gateway:
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
         self._refreshing: asyncio.Task[None] | None = None
+        statistics = Statistics()
         batcher = Batcher(
             executor,
             clock=clock,
@@ -77,6 +79,7 @@ class Gateway:
             ),
             on_batch=self.metrics.batch,
             on_late=self.metrics.late,
+            on_ran=statistics.ran,
         )
         self.unread = Unread(
             lambda: batcher.wait_s,
@@ -110,6 +113,7 @@ class Gateway:
             self.contracts,
             self.deliveries,
             metrics=self.metrics,
+            statistics=statistics,
             clock=clock,
             limits=settings.limits,
         )

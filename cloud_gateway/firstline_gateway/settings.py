@@ -36,6 +36,17 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serve /metrics to everybody; otherwise any valid API key reads them."""
 
 
+class Grpc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    """Also answer V2 over gRPC, on `api.host`, with TLS where `tls.enabled` says so."""
+    port: Port = 8081
+    """TCP port; 0 lets the system choose."""
+    client_certificates: bool = False
+    """Demand a device's certificate of every client, and take it for its key; otherwise none is asked for."""
+    calls_limit: Count = 4096
+    """The most calls at the same moment; one more is refused."""
+
+
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: bool = False
     """Serve HTTPS instead of HTTP."""
@@ -194,6 +205,7 @@ class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api: Api = Api()
+    grpc: Grpc = Grpc()
     tls: Tls = Tls()
     auth: Auth = Auth()
     identity: Identity = Identity()

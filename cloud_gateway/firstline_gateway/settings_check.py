@@ -99,6 +99,8 @@ def _check_tls(found: Settings) -> None:
             'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
             '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
         )
+    if found.grpc.client_certificates and not tls.enabled:
+        raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")
     check_hosts("tls.hosts", tls.hosts)
     if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
         raise ConfigError(

@@ -13,7 +13,7 @@ waits for them, and they give way to everything else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,6 +50,7 @@ class Batcher:
         bounds: how much may wait.
         on_batch: told each batch's rows, for the metrics.
         on_late: told of each request that was let in and not answered by its deadline, but for audits.
+        on_ran: told of each batch that ended: its model, rows, seconds, and how long each of its requests had waited.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class Batcher:
         bounds: Bounds,
         on_batch: Callable[[int], None] = lambda rows: None,
         on_late: Callable[[], None] = lambda: None,
+        on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
     ) -> None:
         self._executor = executor
         self._clock = clock
         self._bounds = bounds
         self._on_batch = on_batch
         self._on_late = on_late
+        self._on_ran = on_ran
         self._queue = Queue()
         self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
@@ -99,6 +102,7 @@ class Batcher:
             raise _expired()
         idle = len(self._running) < self._executor.slots and not self._queue
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
+        item.came_s = now_s
         self._queue.add(item, item.work_s / self._executor.slots)
         self._start_batches()
         if request.deadline_s is not None:
@@ -175,6 +179,8 @@ class Batcher:
             for item in ended.batch:
                 _settle(item, error)
             return
+        waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.batch]
+        self._on_ran(ended.batch[0].key, ended.rows, now_s - ended.started_s, waits_s)
         for item, outcome in zip(ended.batch, task.result(), strict=True):
             _settle(item, outcome)
 

@@ -30,6 +30,7 @@ from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
+from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 
@@ -137,6 +138,7 @@ class Cloud:
             contracts,
             deliveries,
             metrics=self._metrics,
+            statistics=Statistics(),
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )
