@@ -89,11 +89,11 @@ clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with 
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
 
 lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade for the newest versions)
-	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra postgres --group dev
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra grpc --extra postgres --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
-	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra postgres
+	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra postgres
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients

@@ -24,8 +24,11 @@ from firstline_core.protocol.enrolment import (
     format_join_token,
     format_secret,
 )
+from firstline_core.protocol.grpc.codec import CONTENTS, write_parameters
+from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Encoded, encode_request, encode_response
+from firstline_core.protocol.tensors import to_binary
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import (
     DATATYPES,
@@ -111,6 +114,25 @@ def _bodies() -> list[Encoded]:
 
 
 BODIES = _bodies()
+
+
+def _message(request: InferRequest, *, raw: bool) -> bytes:
+    """A ModelInferRequest with some of each parameter's kind."""
+    made = message("ModelInferRequest")(model_name=request.model, model_version=request.version, id=request.id)
+    write_parameters(made.parameters, {"request_id": ID, "priority": 1, "promised": True, "unknown": 0.5})
+    for tensor in request.inputs:
+        given = made.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if raw:
+            made.raw_input_contents.append(bytes(to_binary("Input", tensor)))
+        elif (field := CONTENTS.get(tensor.datatype)) is not None:
+            getattr(given.contents, field).extend(tensor.array.reshape(-1).tolist())
+    for output in request.outputs:
+        made.outputs.add(name=output.name).parameters["classification"].int64_param = 3
+    sent: bytes = made.SerializeToString()
+    return sent
+
+
+MESSAGES = [_message(request, raw=raw) for request in REQUESTS for raw in (True, False)]
 
 
 PUBLICATIONS = [

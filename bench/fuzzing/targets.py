@@ -16,6 +16,8 @@ from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
 from firstline_core.protocol import envelope
 from firstline_core.protocol.enrolment import parse_join_token, public_key_hash
+from firstline_core.protocol.grpc import codec
+from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import Message, Publication
@@ -23,7 +25,7 @@ from firstline_core.protocol.oip import Encoded, decode_request, decode_response
 from firstline_core.protocol.topics import Topics, parse_request
 from firstline_core.runtime.external_data import has_external_data
 from firstline_gateway.identity.ca import requested_key
-from fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, PUBLICATIONS, SMALL, TOPICS
+from fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
 from fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 
 LIMITS = Limits(body_bytes=65_536, json_bytes=32_768, elements=65_536, byte_elements=4096)
@@ -82,6 +84,50 @@ def _read_binary(found: Input) -> object:
         except ProtocolError:
             return None
     request = decode_request("digits", body, length, now_s=1.0, trust_request_id=True, limits=LIMITS)
+    return encode_request(request, binary=True, now_s=1.0)  # what was let in can be sent on
+
+
+def _grpc(random: Random) -> Input:
+    """Damaged bytes hardly get past their lengths, so that mostly values are changed."""
+    sent = random.choice(MESSAGES)
+    if random.random() < 0.3:
+        return damaged(random, sent, MESSAGES)
+    found = message("ModelInferRequest").FromString(sent)
+    for _ in range(random.randint(1, 2)):
+        given, place = random.choice(found.inputs), random.randrange(8)
+        if place == 0:
+            given.shape.insert(random.randint(0, 2), _int64(random))
+        elif place == 1:
+            given.shape[random.randrange(len(given.shape))] = _int64(random)
+        elif place == 2:
+            given.datatype = random.choice(WORDS)
+        elif place == 3:
+            given.name = random.choice(WORDS)
+        elif place == 4 and found.raw_input_contents:
+            at = random.randrange(len(found.raw_input_contents))
+            found.raw_input_contents[at] = damaged(random, found.raw_input_contents[at], MESSAGES)
+        elif place == 5:
+            name = random.choice(("timeout", "priority", "route", "privacy", "request_id", "shared_memory_region"))
+            parameter = random.choice((found.parameters, given.parameters))[name]
+            parameter.string_param = random.choice(WORDS)
+            if random.random() < 0.5:
+                parameter.int64_param = _int64(random)
+        elif place == 6:
+            given.contents.int64_contents.append(_int64(random))
+        else:
+            found.outputs.add(name=random.choice(WORDS)).parameters["classification"].int64_param = _int64(random)
+    changed: bytes = found.SerializeToString()
+    return changed
+
+
+def _int64(random: Random) -> int:
+    number = random.choice(NUMBERS)
+    return number if isinstance(number, int) and abs(number) < 2**63 else 7
+
+
+def _read_grpc(sent: Input) -> object:
+    head, raw = codec.split(sent, LIMITS)
+    request = codec.decode_request(head, raw, now_s=1.0, trust_request_id=True, limits=LIMITS)
     return encode_request(request, binary=True, now_s=1.0)  # what was let in can be sent on
 
 
@@ -176,6 +222,7 @@ def _read_small(found: Input) -> object:
 TARGETS: Sequence[Target] = (
     Target("binary decoder", _binary, _read_binary, (RequestError,), 0.4),
     Target("MQTT envelope", _message, _read_message, (FirstlineError,), 0.3),
+    Target("gRPC messages", _grpc, _read_grpc, (RequestError,), 0.1),
     Target("manifest parser", _manifest, _read_manifest, (IntegrityError,), 0.3),
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),

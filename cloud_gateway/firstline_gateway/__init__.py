@@ -15,6 +15,7 @@ What it knows
     contracts/      whether each bundle's contract still holds, by the audits of all devices
     identity/       who may call: certificates, enrolment, revocation, API keys
     broker/         the files of a Mosquitto, and how revoked devices leave it
+    statistics      how often, and how long, each model ran
     store/          the database that all of this is kept in
     backup/         the database and the certificate authority in one file
 

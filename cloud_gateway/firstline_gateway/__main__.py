@@ -94,6 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.executors.engine import loads_here
     from firstline_gateway.gateway import check_files, runtime_options
     from firstline_gateway.repository import load_repository
     from firstline_gateway.store import database
@@ -102,7 +103,8 @@ def _check(arguments: argparse.Namespace) -> int:
     logs.configure("error", found.log.format)
     check_files(found)
     database.check(found.store)
-    repository = load_repository(Path(found.models.directory), runtime_options(found))
+    options = runtime_options(found)
+    repository = load_repository(Path(found.models.directory), options if loads_here(found) else None)
     models = [
         {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
         for served in repository
@@ -114,7 +116,8 @@ def _check(arguments: argparse.Namespace) -> int:
         lines = [f"no bundle in {found.models.directory}"]
     show(arguments, "\n".join(lines), {"models": models, "refused": refused, "sessions": found.sessions})
     for served in repository:
-        served.loaded.close()
+        if served.loaded is not None:
+            served.loaded.close()
     return 0 if models and not refused else 1
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from firstline_core.clock import Clock
-from firstline_core.errors import InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.protocol.extensions import config_json
+from firstline_core.protocol.http import EXTENSIONS, ModelState
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -32,6 +36,7 @@ from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.statistics import Statistics
 
 _RETRY_WHILE_DRAINING_S = 1.0
 
@@ -41,6 +46,7 @@ class GatewayDataPlane:
 
     server_name = "firstline-gateway"
     server_version = __version__
+    extensions = EXTENSIONS
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class GatewayDataPlane:
         deliveries: Deliveries,
         *,
         metrics: GatewayMetrics,
+        statistics: Statistics,
         clock: Clock,
         limits: Limits,
     ) -> None:
@@ -63,21 +70,38 @@ class GatewayDataPlane:
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._statistics = statistics
         self.limits = limits
 
     def live(self) -> bool:
         return True
 
     def ready(self) -> bool:
-        """True while it serves at least one model and is not shutting down."""
-        return not self._draining and bool(self._repository.models)
+        """True while it could answer for at least one model, and is not shutting down."""
+        return not self._draining and any(not self._batcher.trouble(key) for key in self._repository.models)
 
     def model_ready(self, model: str, version: str) -> bool:
-        self._repository.resolve(model, version)
-        return self.ready()
+        served = self._repository.resolve(model, version)
+        return not self._draining and not self._batcher.trouble(served.key)
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
+        return self._batcher.trouble(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         return self._repository.metadata(model, version)
+
+    def index(self) -> list[ModelState]:
+        reasons = (
+            (each.key, "shutting down" if self._draining else self.trouble(each.key)) for each in self._repository
+        )
+        return [ModelState(key.name, str(key.version), not reason, reason) for key, reason in reasons]
+
+    def statistics(self) -> list[ModelStatistics]:
+        return [self._statistics.of(each.key) for each in self._repository]
+
+    def config(self, model: str, version: str) -> dict[str, Any]:
+        return config_json(self.metadata(model, version), self.limits, batching=True)
 
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
@@ -125,8 +149,12 @@ class GatewayDataPlane:
     async def _answer(self, request: InferRequest) -> InferResponse:
         started_s = self._clock.monotonic_s()
         served = self._repository.resolve(request.model, request.version)
-        _check(request, served)
-        probabilities = await self._batcher.submit(served.key, request)
+        try:
+            _check(request, served)
+            probabilities = await self._batcher.submit(served.key, request)
+        except FirstlineError:
+            self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
+            raise
         self._contracts.answered(request, served, probabilities)
         seconds = self._clock.monotonic_s() - started_s
         response = InferResponse(
@@ -149,6 +177,7 @@ class GatewayDataPlane:
             ),
         )
         self._metrics.observe(response, seconds)
+        self._statistics.of(served.key).answered(seconds, self._clock.wall_s())
         return response
 
 

@@ -18,7 +18,8 @@ from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.executors.engine import loads_here, open_engine
+from firstline_gateway.executors.oip.executor import open_transports
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
@@ -28,6 +29,7 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
+from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
@@ -65,6 +67,7 @@ class Gateway:
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
         self._refreshing: asyncio.Task[None] | None = None
+        statistics = Statistics()
         batcher = Batcher(
             executor,
             clock=clock,
@@ -76,12 +79,14 @@ class Gateway:
             ),
             on_batch=self.metrics.batch,
             on_late=self.metrics.late,
+            on_ran=statistics.ran,
         )
         self.unread = Unread(
             lambda: batcher.wait_s,
             lambda: self.metrics.error(REFUSED),
             settings.auth.proxy_certificate_header.lower(),
         )
+        self.metrics.engine(executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)
@@ -108,6 +113,7 @@ class Gateway:
             self.contracts,
             self.deliveries,
             metrics=self.metrics,
+            statistics=statistics,
             clock=clock,
             limits=settings.limits,
         )
@@ -124,6 +130,7 @@ class Gateway:
     async def start(self) -> None:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
         self._refreshing = asyncio.create_task(self._refresh())
+        await self._executor.start()
         await self.identity.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
@@ -168,8 +175,10 @@ class Gateway:
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        ends = (self.deliveries.close, self.identity.readers.close, self.writer.close, self._executor.close)
-        ended = await asyncio.gather(*(asyncio.to_thread(end, timeout_s) for end in ends))
+        ends = (self.deliveries.close, self.identity.readers.close, self.writer.close)
+        ended = await asyncio.gather(
+            self._executor.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
+        )
         if all(ended):
             self.database.close()
         return all(ended)
@@ -194,14 +203,10 @@ def open_gateway(settings: Settings) -> Gateway:
         ConfigError: a setting names something that is not there or no good.
     """
     check_files(settings)
-    repository = load_repository(Path(settings.models.directory), runtime_options(settings))
-    executor = LocalExecutor(
-        {served.key: served.loaded for served in repository},
-        sessions=settings.sessions,
-        max_batch_rows=settings.execution.max_batch_rows,
-    )
+    options = runtime_options(settings)
+    repository = load_repository(Path(settings.models.directory), options if loads_here(settings) else None)
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
-    gateway = Gateway(settings, repository, executor)
+    gateway = Gateway(settings, repository, open_engine(settings, repository, options))
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
@@ -229,8 +234,11 @@ def check_files(settings: Settings) -> None:
     """Tries what the settings name beside the models.
 
     Raises:
-        ConfigError: the token file, the broker's password or certificate, or the topics are no good.
+        ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
+            good.
     """
+    if not loads_here(settings):
+        open_transports(settings.oip, settings.limits)
     identity.check_files(settings)
     if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

@@ -38,7 +38,7 @@ _flood = _Flood()
 def record(
     metrics: GatewayMetrics,
     *,
-    transport: Literal["http", "mqtt"],
+    transport: Literal["http", "grpc", "mqtt"],
     model: str,
     principal: str,
     seconds: float,

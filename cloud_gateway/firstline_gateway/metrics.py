@@ -13,7 +13,7 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.base import EngineReport, ModelKey
 
 _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -44,6 +44,24 @@ class GatewayMetrics(RequestMetrics):
         """Says where to read how many requests wait, and how long another would."""
         self.gauge("queue_depth", "Requests that wait to run.", depth)
         self.gauge("queue_seconds", "How long a request would wait that came now.", wait_s)
+
+    def engine(self, report: Callable[[], EngineReport]) -> None:
+        """Says where to read how the engine's servers are."""
+        self.readings("server_up", "1 while a server that runs models is asked.", ("server",), lambda: report().up)
+        self.readings(
+            "server_batches_total",
+            "Batches that a server had, by what became of them.",
+            ("server", "outcome"),
+            lambda: report().batches,
+            counts=True,
+        )
+        self.readings(
+            "server_repeats_total",
+            "Batches that were sent to one more server, and why.",
+            ("why",),
+            lambda: report().repeats,
+            counts=True,
+        )
 
     def delivery(self, result: Literal["recorded", "repeated", "refused", "reused"]) -> None:
         """Counts a delivery: new, known, not to be kept now, or another's id."""

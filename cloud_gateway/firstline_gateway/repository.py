@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
 from firstline_core.bundle.pipeline import LoadedModel, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
@@ -21,13 +21,24 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One version of a bundle whose full model is loaded; `digest` is that model's."""
+    """One version of a bundle.
+
+    Args:
+        loaded: the full model; None where it runs elsewhere.
+        digest: the full model's.
+    """
 
     key: ModelKey
     path: Path
     manifest: Manifest
-    loaded: LoadedModel
+    loaded: LoadedModel | None
     digest: str
+
+    @property
+    def full(self) -> Model:
+        """The full model; a bundle without one is not served."""
+        assert self.manifest.full is not None  # noqa: S101 (see `_load`)
+        return self.manifest.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +102,19 @@ class Repository:
         return ModelMetadata(
             name=name,
             versions=tuple(map(str, self.versions(name))),
-            platform=PLATFORMS[served.loaded.model.runtime],
+            platform=PLATFORMS[served.full.runtime],
             inputs=(served.manifest.input_spec,),
             outputs=(served.manifest.output_spec,),
             labels=served.manifest.labels,
         )
 
 
-def load_repository(directory: Path, options: RuntimeOptions) -> Repository:
-    """Loads the full model of every bundle in a folder; one that is no good is logged, and the others are served.
+def load_repository(directory: Path, options: RuntimeOptions | None) -> Repository:
+    """Opens every bundle in a folder and loads its full model; one that is no good is logged, the others are served.
 
     Args:
         directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
-        options: how the models run.
+        options: how the models run; None where they run elsewhere, so that their files need not be here.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
@@ -118,7 +129,12 @@ def load_repository(directory: Path, options: RuntimeOptions) -> Repository:
             refused.append(RefusedBundle(path, error))
         else:
             models[served.key] = served
-            log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
+            log.info(
+                "model loaded" if options is not None else "model declared",
+                model=served.key.name,
+                version=served.key.version,
+                digest=served.digest,
+            )
     return Repository(models, tuple(refused))
 
 
@@ -163,7 +179,7 @@ def _folders(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _load(path: Path, options: RuntimeOptions, taken: dict[ModelKey, ServedModel]) -> ServedModel:
+def _load(path: Path, options: RuntimeOptions | None, taken: dict[ModelKey, ServedModel]) -> ServedModel:
     bundle = open_bundle(path)
     manifest = bundle.manifest
     key = ModelKey(manifest.name, manifest.version)
@@ -173,4 +189,5 @@ def _load(path: Path, options: RuntimeOptions, taken: dict[ModelKey, ServedModel
         )
     if manifest.full is None:
         raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-    return ServedModel(key, path, manifest, load_model(bundle, manifest.full, options), manifest.full.digest)
+    loaded = None if options is None else load_model(bundle, manifest.full, options)
+    return ServedModel(key, path, manifest, loaded, manifest.full.digest)

@@ -10,15 +10,19 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from firstline_core.errors import CapacityError
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.api.app import create_app
+from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.door import Door, Newcomers, newcomers_limit
 from firstline_gateway.api.http_protocol import HttpProtocol
 from firstline_gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    from firstline_core.protocol.grpc.server import GrpcServer
 
 _BACKLOG = 2048
 # For writing out answers that are made; requests have their own, longer time before it.
@@ -137,7 +141,15 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         loop.add_signal_handler(number, stop.set)
     server = http_server(gateway, gateway.settings.api.keep_alive_s)
     ended = True
+    try:
+        grpc = open_grpc(gateway)
+    except FirstlineError:
+        bound.close()
+        await gateway.close()
+        raise
     await gateway.start()
+    if grpc is not None:
+        await grpc.start()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         await server.up.wait()
@@ -154,6 +166,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         server.should_exit = True
+        if grpc is not None:
+            await grpc.stop(_CLOSE_S)
         await serving
         ended = await gateway.close()
         if ended:
@@ -163,11 +177,31 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     return ended
 
 
+def open_grpc(gateway: Gateway) -> GrpcServer | None:
+    """The server for gRPC, where the settings ask for one; it listens once it is started.
+
+    Raises:
+        ConfigError: its packages are not installed.
+        CapacityError: its address is taken.
+    """
+    if not gateway.settings.grpc.enabled:
+        return None
+    try:
+        from firstline_gateway.api.grpc import grpc_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"grpc.enabled is set, but the package '{error.name}' is not installed; install firstline[gateway,grpc]."
+        ) from error
+    found = grpc_server(gateway)
+    log.info("listening for gRPC", port=found.port)
+    return found
+
+
 def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     """Uvicorn as the gateway runs it."""
     newcomers = Newcomers(newcomers_limit())
     config = uvicorn.Config(
-        create_app(gateway),
+        create_asgi(gateway),
         # Whose constructor it calls for each connection.
         http=partial(  # type: ignore[arg-type]
             HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers

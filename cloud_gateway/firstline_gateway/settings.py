@@ -36,6 +36,17 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serve /metrics to everybody; otherwise any valid API key reads them."""
 
 
+class Grpc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    """Also answer V2 over gRPC, on `api.host`, with TLS where `tls.enabled` says so."""
+    port: Port = 8081
+    """TCP port; 0 lets the system choose."""
+    client_certificates: bool = False
+    """Demand a device's certificate of every client, and take it for its key; otherwise none is asked for."""
+    calls_limit: Count = 4096
+    """The most calls at the same moment; one more is refused."""
+
+
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: bool = False
     """Serve HTTPS instead of HTTP."""
@@ -83,6 +94,8 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    engine: Literal["local", "oip"] = "local"
+    """What runs the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is absent is an error."""
     sessions: Annotated[int, Meta(ge=0)] = 0
@@ -95,6 +108,23 @@ class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most bytes of tensors that wait, all models together."""
     queue_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """The longest that a request without a deadline may have to wait (seconds); one with a deadline: until that."""
+
+
+class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    endpoints: tuple[str, ...] = ()
+    """URLs of servers that have the same models and speak the Open Inference Protocol V2 with binary tensors."""
+    processing: Literal["there", "here"] = "there"
+    """"there" sends inputs as they came, to Firstline gateways; "here" sends what the model takes, to any V2 server."""
+    token_file: str = ""
+    """A file that holds the bearer token for them, and nothing else; "" sends none."""
+    ca_file: str = ""
+    """Who vouches for their certificates (PEM); "" for the usual authorities."""
+    in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Batches at the same moment for each endpoint; as many as keep its cores busy, and some on the way."""
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """The longest that one endpoint may take for a batch (seconds); then another one is asked."""
+    hedge_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Of all batches, the share that may be sent to a second endpoint because the first one is slow; 0 is never."""
 
 
 class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,11 +205,13 @@ class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api: Api = Api()
+    grpc: Grpc = Grpc()
     tls: Tls = Tls()
     auth: Auth = Auth()
     identity: Identity = Identity()
     models: Models = Models()
     execution: Execution = Execution()
+    oip: Oip = Oip()
     mqtt: Mqtt = Mqtt()
     broker: Broker = Broker()
     store: Store = Store()

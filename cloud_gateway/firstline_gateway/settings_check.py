@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from firstline_core.errors import ConfigError
 
@@ -28,6 +29,7 @@ def check(found: Settings) -> None:
             'set auth.mode = "tokens", or api.host = "127.0.0.1".'
         )
     _check_tls(found)
+    _check_engine(found)
     if found.mqtt.password_file and not found.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
     if found.mqtt.enabled and not found.mqtt.host:
@@ -38,6 +40,44 @@ def check(found: Settings) -> None:
             f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
             "the other."
         )
+
+
+def _check_engine(found: Settings) -> None:
+    """Whether the engine has somewhere to run models.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if found.execution.engine == "oip" and not found.oip.endpoints:
+        raise ConfigError(
+            'oip.endpoints is empty; name the servers that run the models, such as ["https://gpu-1.example.com:8000"], '
+            'or set execution.engine = "local".'
+        )
+    for endpoint in found.oip.endpoints:
+        if not _is_endpoint(endpoint):
+            raise ConfigError(
+                f"oip.endpoints has {_without_user(endpoint)!a}; write a server as http://HOST:PORT or "
+                "https://HOST:PORT, and its token into oip.token_file."
+            )
+    if len({endpoint.rstrip("/") for endpoint in found.oip.endpoints}) < len(found.oip.endpoints):
+        raise ConfigError("oip.endpoints names a server twice; its failures would count for two.")
+
+
+def _without_user(url: str) -> str:
+    """There may be a password in it."""
+    scheme, _, rest = url.rpartition("//")
+    return f"{scheme}//...@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url
+    named = parts.hostname is not None and _is_host(parts.hostname) and parts.username is None and port != 0
+    return plain and parts.scheme in {"http", "https"} and named and not parts.query and not parts.fragment
 
 
 def _check_tls(found: Settings) -> None:
@@ -59,6 +99,8 @@ def _check_tls(found: Settings) -> None:
             'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
             '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
         )
+    if found.grpc.client_certificates and not tls.enabled:
+        raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")
     check_hosts("tls.hosts", tls.hosts)
     if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
         raise ConfigError(

@@ -51,6 +51,11 @@ def load(
             broker_port=found.identity.broker_port or found.broker.port,
         ),
         models=replace(found.models, directory=_below(base, found.models.directory)),
+        oip=replace(
+            found.oip,
+            token_file=_below(base, found.oip.token_file),
+            ca_file=_below(base, found.oip.ca_file),
+        ),
         store=replace(
             found.store,
             url=_store_url(base, found.store.url),

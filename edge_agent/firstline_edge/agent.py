@@ -20,13 +20,18 @@ from typing import Any
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
 from firstline_core.protocol import short
+from firstline_core.protocol.extensions import config_json
+from firstline_core.protocol.http import EXTENSIONS, ModelState
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
 from firstline_edge import report
 from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
+from firstline_edge.counted import Counted
+from firstline_edge.models import HeldModel
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.turns import Turns
@@ -52,6 +57,7 @@ class EdgeAgent:
 
     server_name = "firstline-edge"
     server_version = report.VERSION
+    extensions = EXTENSIONS
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class EdgeAgent:
         self._ready = False
         self._turns = Turns(settings.api.waiting_limit, clock)
         self._opened = contextlib.AsyncExitStack()
+        self._counted = Counted(clock)
 
     async def __aenter__(self) -> EdgeAgent:
         opening = open_parts(self.settings, self.metrics, self.limits, self._clock)
@@ -101,7 +108,10 @@ class EdgeAgent:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
             error.request_id = request.request_id
             self.parts.recorder.refused(request, error, trail, time.perf_counter() - started_s)
+            if (held := self.parts.models.find(request.model, request.version)) is not None:
+                self._counted.refused(request, held, time.perf_counter() - started_s)
             raise
+        self._counted.answered(request, response, time.perf_counter() - started_s)
         self.parts.recorder.answered(
             request,
             response,
@@ -160,6 +170,26 @@ class EdgeAgent:
         if held is None:
             raise self._unknown(model, version)
         return held.metadata
+
+    def index(self) -> list[ModelState]:
+        return [
+            ModelState(
+                held.manifest.name,
+                held.version,
+                ready=held.edge is not None or self.parts.links.available,
+                reason=held.problem,
+            )
+            for held in self._held()
+        ]
+
+    def statistics(self) -> list[ModelStatistics]:
+        return [self._counted.of(held.manifest.name, held.version) for held in self._held()]
+
+    def config(self, model: str, version: str) -> dict[str, Any]:
+        return config_json(self.metadata(model, version), self.limits, batching=False)
+
+    def _held(self) -> list[HeldModel]:
+        return sorted(self.parts.models.all, key=lambda held: (held.manifest.name, held.manifest.version))
 
     def short_metadata(self, model: str) -> ModelMetadata:
         """What the short way in takes a body for.

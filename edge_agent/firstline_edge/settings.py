@@ -60,6 +60,15 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Seconds after which a silent event stream says that it is alive."""
 
 
+class GrpcSection(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    """Also answer V2 over gRPC, on `api.host` and with its tokens; needs the packages of firstline[edge,grpc]."""
+    port: Port = 8071
+    """TCP port; 0 lets the system choose."""
+    calls_limit: Positive = 1024
+    """Calls at the same moment; one more is refused."""
+
+
 class EncryptionSection(Section, frozen=True, kw_only=True):
     key_file: str = ""
     """Keys for what outbox and cache keep on the disk, the one in use first; "credential:NAME" is systemd's."""
@@ -262,6 +271,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
 
     agent: AgentSection = AgentSection()
     api: ApiSection = ApiSection()
+    grpc: GrpcSection = GrpcSection()
     encryption: EncryptionSection = EncryptionSection()
     models: ModelsSection = ModelsSection()
     cache: CacheSection = CacheSection()

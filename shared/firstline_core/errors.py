@@ -16,6 +16,7 @@
     │   ├── RateLimitedError          this caller asks too often
     │   ├── BudgetExceededError       what may be spent in this hour or day is spent
     │   ├── StoreUnavailableError     what must be kept cannot be: the database is away, full or read-only
+    │   ├── EngineUnavailableError    what runs the models is away, or has not this one
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
     │   ├── LinkDownError
@@ -117,6 +118,10 @@ class BudgetExceededError(CapacityError):
 
 class StoreUnavailableError(CapacityError):
     code = "store_unavailable"
+
+
+class EngineUnavailableError(CapacityError):
+    code = "engine_unavailable"
 
 
 class NotReadyError(CapacityError):

@@ -129,10 +129,17 @@ LOWEST_PRIORITY = 3
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output that the caller named; `binary` is None where the request's default holds."""
+    """An output that the caller named.
+
+    Args:
+        name: the output's.
+        binary: whether it travels as binary data; None where the request's default holds.
+        classification: how many of the likeliest classes are wanted in place of the numbers; 0 for the numbers.
+    """
 
     name: str
     binary: bool | None = None
+    classification: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.broker import free_port
 from support.gateway import DIGITS
 from support.line import Line, line
 
@@ -41,6 +42,14 @@ class Asked:
     expected: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Served:
+    """Both tiers, and where each listens for gRPC."""
+
+    line: Line
+    grpc_ports: dict[str, int]
+
+
 @pytest.fixture(scope="module")
 def asked() -> Asked:
     bundle = open_bundle(DIGITS)
@@ -61,9 +70,15 @@ def asked() -> Asked:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    with line(tmp_path_factory.mktemp("line")) as found:
-        yield found
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    ports = {tier: free_port() for tier in TIERS}
+    environ = {
+        f"FIRSTLINE_{process}_GRPC__{key}": value
+        for tier, process in (("agent", "EDGE"), ("gateway", "GATEWAY"))
+        for key, value in (("ENABLED", "true"), ("PORT", str(ports[tier])))
+    }
+    with line(tmp_path_factory.mktemp("line"), environ=environ) as found:
+        yield Served(found, ports)
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -73,11 +88,12 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ask(running: Line, asked: Asked, clients_python: Path) -> Callable[[str, str], Said]:
+def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, str], Said]:
     def ask(script: str, tier: str) -> Said:
-        server = running.tiers[tier]
+        server = running.line.tiers[tier]
         job = {
             "url": server.url,
+            "grpc": f"127.0.0.1:{running.grpc_ports[tier]}",
             "headers": server.headers,
             "images": [base64.b64encode(image).decode() for image in asked.images],
             "pixels": asked.pixels.tolist(),
@@ -102,6 +118,16 @@ def kserve(ask: Callable[[str, str], Said], tier: str) -> Said:
     return ask("ask_kserve.py", tier)
 
 
+@pytest.fixture(scope="module")
+def triton_grpc(ask: Callable[[str, str], Said], tier: str) -> Said:
+    return ask("ask_triton_grpc.py", tier)
+
+
+@pytest.fixture(scope="module")
+def kserve_grpc(ask: Callable[[str, str], Said], tier: str) -> Said:
+    return ask("ask_kserve_grpc.py", tier)
+
+
 def check_rows(found: list[Any], expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(found).reshape(-1, expected.shape[1]), expected, atol=1e-5)
 
@@ -113,7 +139,7 @@ def test_triton_finds_server_and_model(triton: Said, tier: str, prefix: str) -> 
     assert triton[f"{prefix}model_ready"] is True
     assert triton["version_ready"] is True
     assert triton["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
-    assert "binary_tensor_data" in triton["server"]["extensions"]
+    assert {"binary_tensor_data", "statistics", "model_configuration"} <= set(triton["server"]["extensions"])
     metadata = triton[f"{prefix}model"]
     assert metadata["name"] == "digits"
     assert metadata["versions"] == ["1"]
@@ -211,3 +237,107 @@ def test_kserve_sends_one_row(kserve: Said, asked: Asked, tier: str) -> None:
 def test_kserve_raises_the_servers_sentence(kserve: Said, name: str, status: int, sentence: str) -> None:
     assert kserve[name]["status"] == status
     assert sentence in kserve[name]["message"]
+
+
+def check_statistics(found: Said) -> None:
+    """gRPC's JSON has numbers of 64 bits as strings, and leaves zeros out."""
+    (model,) = found["model_stats"]
+    assert (model["name"], model["version"]) == ("digits", "1")
+    counted = model["inference_stats"]
+    assert int(counted["success"]["count"]) > 0
+    assert int(counted["success"]["ns"]) > 0
+    assert int(counted["fail"]["count"]) > 0
+    assert int(counted["compute_infer"]["ns"]) > 0
+    assert int(model["execution_count"]) <= int(model["inference_count"])
+    assert sum(int(batch["compute_infer"]["count"]) for batch in model["batch_stats"]) == int(model["execution_count"])
+
+
+def test_triton_finds_what_is_served_how_and_how_often(triton: Said, triton_grpc: Said) -> None:
+    assert triton["index"] == [{"name": "digits", "version": "1", "state": "READY", "reason": ""}]
+    assert triton_grpc["index"] == {"models": [{"name": "digits", "version": "1", "state": "READY"}]}
+    for found in (triton, triton_grpc):
+        check_statistics(found["statistics"])
+        check_statistics(found["all_statistics"])
+    config = triton["config"]
+    assert (config["name"], config["max_batch_size"]) == ("digits", 4096)
+    assert config["input"] == [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]
+    assert config["output"] == [{"name": "probabilities", "data_type": "TYPE_FP32", "dims": [10]}]
+    over_grpc = triton_grpc["config"]["config"]
+    assert over_grpc["max_batch_size"] == 4096
+    assert over_grpc["output"] == [{"name": "probabilities", "data_type": "TYPE_FP32", "dims": ["10"]}]
+
+
+@pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
+def test_triton_gets_the_likeliest_classes(
+    request: pytest.FixtureRequest, asked: Asked, tier: str, transport: str
+) -> None:
+    labels = open_bundle(DIGITS).manifest.labels
+    for texts, expected in zip(request.getfixturevalue(transport)["classes"], asked.expected[tier], strict=True):
+        order = np.argsort(-expected)[:2]
+        for text, index in zip(texts, order, strict=True):
+            value, number, label = text.split(":")
+            assert (int(number), label) == (index, labels[index])
+            assert float(value) == pytest.approx(expected[index], abs=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+def test_triton_finds_server_and_model_over_grpc(triton_grpc: Said, tier: str, prefix: str) -> None:
+    assert triton_grpc[f"{prefix}live"] is True
+    assert triton_grpc[f"{prefix}ready"] is True
+    assert triton_grpc[f"{prefix}model_ready"] is True
+    assert triton_grpc["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
+    metadata = triton_grpc[f"{prefix}model"]
+    assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": ["-1"]}]
+    assert metadata["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": ["-1", "10"]}]
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+@pytest.mark.parametrize("name", ["bytes", "pixels", "gzip", "version", "parameters"])
+def test_triton_gets_the_same_over_grpc(triton_grpc: Said, asked: Asked, tier: str, prefix: str, name: str) -> None:
+    check_rows(triton_grpc[prefix + name], asked.expected[tier])
+
+
+def test_triton_reads_what_the_answer_says_of_itself_over_grpc(triton_grpc: Said) -> None:
+    response = triton_grpc["response"]
+    assert (response["id"], response["model_name"]) == ("mine", "digits")
+    assert response["parameters"]["status"] == {"string_param": "final"}
+
+
+def test_triton_streams_and_an_error_ends_its_request_alone(triton_grpc: Said, asked: Asked, tier: str) -> None:
+    first, refused, last = triton_grpc["stream"]
+    check_rows(first, asked.expected[tier])
+    check_rows(last, asked.expected[tier])
+    assert "Row 0 of input 'image'" in refused
+
+
+@pytest.mark.parametrize("prefix", ["", "aio_"])
+@pytest.mark.parametrize(
+    ("name", "status", "sentence"),
+    [
+        ("wrong_datatype", "INVALID_ARGUMENT", REFUSALS[0][2]),
+        ("wrong_output", "INVALID_ARGUMENT", REFUSALS[1][2]),
+        ("unknown_model", "NOT_FOUND", "'nobody'"),
+        ("unknown_version", "NOT_FOUND", "version"),
+        ("no_image", "INVALID_ARGUMENT", "Row 0 of input 'image'"),
+    ],
+)
+def test_triton_raises_the_servers_sentence_over_grpc(
+    triton_grpc: Said, prefix: str, name: str, status: str, sentence: str
+) -> None:
+    refused = triton_grpc[prefix + name]
+    assert refused["status"] == f"StatusCode.{status}"
+    assert sentence in refused["message"]
+
+
+def test_kserve_speaks_grpc(kserve_grpc: Said, asked: Asked, tier: str) -> None:
+    assert (kserve_grpc["live"], kserve_grpc["ready"], kserve_grpc["model_ready"]) == (True, True, True)
+    for name in ("bytes", "pixels", "typed", "parameters"):
+        check_rows(kserve_grpc[name], asked.expected[tier])
+        assert kserve_grpc[f"{name}_head"] == {"id": "mine", "model": "digits", "status": "final"}
+    check_rows(kserve_grpc["one_row"], asked.expected[tier][:1])
+    for name, status, sentence in (
+        ("wrong_datatype", "INVALID_ARGUMENT", REFUSALS[0][2]),
+        ("unknown_model", "NOT_FOUND", "'nobody'"),
+    ):
+        assert kserve_grpc[name]["status"] == status
+        assert sentence in kserve_grpc[name]["message"]

@@ -121,26 +121,23 @@ async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monke
     assert gateway.bodies._taken_bytes == 0
 
 
-async def test_one_client_may_not_take_all_room_for_bodies() -> None:
+def test_one_client_may_not_take_all_room_for_bodies() -> None:
     budget = bodies.BodyBudget(100)
 
-    async def chunks(*sizes: int) -> AsyncIterator[bytes]:
+    def take(held: ExitStack, principal: str, *sizes: int) -> None:
+        share = held.enter_context(budget.share(principal))
         for size in sizes:
-            yield bytes(size)
-
-    async def take(held: ExitStack, principal: str, *sizes: int) -> None:
-        async for _ in held.enter_context(budget.share(principal))(chunks(*sizes)):
-            pass
+            share.take(size)
 
     with ExitStack() as held:
-        await take(held, "greedy", 30, 20)
+        take(held, "greedy", 30, 20)
         with pytest.raises(QueueFullError, match="hold 50 bytes, and 50 are free"):
-            await take(held, "greedy", 1)
-        await take(held, "polite", 25)
+            take(held, "greedy", 1)
+        take(held, "polite", 25)
         with pytest.raises(QueueFullError, match="hold 25 bytes, and 25 are free"):
-            await take(held, "polite", 1)
+            take(held, "polite", 1)
     with ExitStack() as held:
-        await take(held, "greedy", 50)  # all was given back
+        take(held, "greedy", 50)  # all was given back
 
 
 async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:

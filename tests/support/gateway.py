@@ -13,7 +13,7 @@ from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.types import Array, InferRequest, Tensor
 from firstline_gateway import server
-from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
@@ -44,10 +44,14 @@ class GatedExecutor:
         self.running = 0
         self.most_running = 0
         self.closed = False
+        self.away = ""
 
     @property
     def slots(self) -> int:
         return self._slots
+
+    def report(self) -> EngineReport:
+        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.batches.append((key, [tensor.array[:, 0].tolist() for tensor in inputs]))
@@ -73,7 +77,13 @@ class GatedExecutor:
         """Lets one held batch end, or fail."""
         self._gates.pop(position).set_result(error)
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return self.away
+
+    async def close(self, timeout_s: float) -> bool:
         self.closed = True
         return not self.running
 

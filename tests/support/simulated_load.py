@@ -12,7 +12,7 @@ from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
@@ -33,6 +33,9 @@ class TimedExecutor:
     def slots(self) -> int:
         return self._slots
 
+    def report(self) -> EngineReport:
+        return EngineReport()
+
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         fixed_s, row_s = self._seconds[key]
         rows = sum(len(tensor.array) for tensor in inputs)
@@ -40,7 +43,13 @@ class TimedExecutor:
         await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
         return [doubled(tensor) for tensor in inputs]
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
+    async def close(self, timeout_s: float) -> bool:
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, identity, openapi, store
@@ -10,8 +11,13 @@ from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
 
+def create_asgi(gateway: Gateway) -> ASGIApp:
+    """All that a gateway serves; requests for inference see nothing of the framework."""
+    return InferFirst(create_app(gateway), gateway)
+
+
 def create_app(gateway: Gateway) -> FastAPI:
-    """The ASGI application of a gateway; `GET /openapi.json` describes it."""
+    """The framework's application, with every address; `GET /openapi.json` describes it."""
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
@@ -32,7 +38,6 @@ def create_app(gateway: Gateway) -> FastAPI:
         store.router,
     ):
         app.include_router(router)
-    app.add_middleware(InferFirst, gateway=gateway)
-    errors.install(app)  # around it
+    errors.install(app, gateway.metrics.error)
     openapi.describe(app)
     return app

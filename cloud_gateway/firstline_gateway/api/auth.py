@@ -46,13 +46,27 @@ async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller
         RateLimitedError: the key was used too often.
         CapacityError: the store that knows cannot be asked.
     """
-    presented = await presented_by(identity, connection)
+    authorization = connection.headers.get("authorization", "")
+    return await caller_of(identity, await presented_by(identity, connection), authorization)
+
+
+async def caller_of(identity: Identity, presented: Presented | None, authorization: str) -> Caller:
+    """The caller who has shown these, whichever way; see `authenticate`.
+
+    Args:
+        identity: judges both.
+        presented: the certificate; it counts before the key.
+        authorization: "Bearer KEY", or "".
+
+    Raises:
+        UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
+    """
     if presented is not None:
         device = await identity.gatekeeper.device(presented)
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.required:
         return _ANYBODY
-    scheme, _, text = connection.headers.get("authorization", "").partition(" ")
+    scheme, _, text = authorization.partition(" ")
     if scheme.lower() != "bearer" or not text.strip():
         raise UnauthorizedError(
             "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
@@ -71,12 +85,21 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
         ForbiddenError: it lacks the scope.
     """
     caller = await authenticate(identity, connection)
+    check_scope(caller, scope)
+    return caller
+
+
+def check_scope(caller: Caller, scope: str) -> None:
+    """Whether a caller has a scope.
+
+    Raises:
+        ForbiddenError: it lacks the scope.
+    """
     if scope not in caller.scopes:
         raise ForbiddenError(
             f"{caller.principal} may not do this; use an API key with the scope '{scope}' (`firstline-gateway key "
             f"create NAME --scope {scope}`)."
         )
-    return caller
 
 
 def address_of(identity: Identity, connection: HTTPConnection) -> str:

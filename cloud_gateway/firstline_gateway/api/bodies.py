@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 from firstline_core.errors import QueueFullError, RemoteTimeoutError
 
@@ -30,36 +30,44 @@ class BodyBudget:
         self._of_principal: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def share(self, principal: str) -> Iterator[Callable[[AsyncIterable[bytes]], AsyncIterator[bytes]]]:
-        """One request's share, given back at the end; what it takes is counted as it arrives, not as it is announced.
-
-        Yields:
-            A function that counts the chunks of a body. Its iterator raises `QueueFullError` where they do not fit, and
-            `RemoteTimeoutError` where they come too slowly.
-        """
-        mine_bytes = 0
-
-        async def counted(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-            nonlocal mine_bytes
-            async for chunk in in_time(chunks):
-                if self._of_principal[principal] + len(chunk) > self._limit_bytes - self._taken_bytes - len(chunk):
-                    raise QueueFullError(
-                        f"Your requests under way hold {self._of_principal[principal]} bytes, and "
-                        f"{self._limit_bytes - self._taken_bytes} are free on this gateway; come back later.",
-                        retry_after_s=_RETRY_S,
-                    )
-                self._taken_bytes += len(chunk)
-                self._of_principal[principal] += len(chunk)
-                mine_bytes += len(chunk)
-                yield chunk
-
+    def share(self, principal: str) -> Iterator[Share]:
+        """One request's share, given back at the end; it is counted as it arrives, not as it is announced."""
+        mine = Share(self, principal)
         try:
-            yield counted
+            yield mine
         finally:
-            self._taken_bytes -= mine_bytes
-            self._of_principal[principal] -= mine_bytes
+            self._taken_bytes -= mine.size_bytes
+            self._of_principal[principal] -= mine.size_bytes
             if not self._of_principal[principal]:
                 del self._of_principal[principal]
+
+    def _take(self, principal: str, size_bytes: int) -> None:
+        if self._of_principal[principal] + size_bytes > self._limit_bytes - self._taken_bytes - size_bytes:
+            raise QueueFullError(
+                f"Your requests under way hold {self._of_principal[principal]} bytes, and "
+                f"{self._limit_bytes - self._taken_bytes} are free on this gateway; come back later.",
+                retry_after_s=_RETRY_S,
+            )
+        self._taken_bytes += size_bytes
+        self._of_principal[principal] += size_bytes
+
+
+class Share:
+    """What one request has taken of a budget."""
+
+    def __init__(self, budget: BodyBudget, principal: str) -> None:
+        self._budget = budget
+        self._principal = principal
+        self.size_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """So many bytes more.
+
+        Raises:
+            QueueFullError: they do not fit.
+        """
+        self._budget._take(self._principal, size_bytes)
+        self.size_bytes += size_bytes
 
 
 async def in_time(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:

@@ -9,12 +9,17 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from firstline_core.errors import ForbiddenError, UnknownAnswerError
-from firstline_core.protocol import http
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.enrolment import device_of_principal
+from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import authenticate, authorize
+from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
+
+# Of a question about the models.
+_SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 
 def gateway_of(request: Request) -> Gateway:
@@ -66,6 +71,14 @@ async def server_metadata(request: Request) -> Response:
     return response_of(http.server_metadata_reply(gateway_of(request).plane))
 
 
+@metadata.get("/v2/models/stats", summary="How often and how long each model ran, as Triton tells it.")
+@metadata.get("/v2/models/{model}/stats", summary="How often and how long a model ran, each of its versions.")
+@metadata.get("/v2/models/{model}/versions/{version}/stats", summary="How often and how long a version ran.")
+async def statistics(request: Request, model: str = "", version: str = "") -> Response:
+    plane = gateway_of(request).plane
+    return response_of(extensions.reply_or_refusal(lambda: extensions.statistics_json(plane, model, version)))
+
+
 @metadata.get("/v2/models/{model}", summary="What the current version takes and gives.")
 async def model_metadata(request: Request, model: str) -> Response:
     return response_of(http.model_metadata_reply(gateway_of(request).plane, model, ""))
@@ -93,18 +106,18 @@ async def answer(request: Request, request_id: str) -> Response:
     )
 
 
-@metadata.post("/v2/repository/index", summary="Triton's list of models; the body is ignored and may be empty.")
+@metadata.get("/v2/models/{model}/config", summary="Triton's configuration of the current version.")
+@metadata.get("/v2/models/{model}/versions/{version}/config", summary="Triton's configuration of a version.")
+async def model_config(request: Request, model: str, version: str = "") -> Response:
+    plane = gateway_of(request).plane
+    return response_of(extensions.reply_or_refusal(lambda: plane.config(model, version)))
+
+
+@metadata.post("/v2/repository/index", summary='Triton\'s list of models; the body is empty, or {"ready": true}.')
 async def repository_index(request: Request) -> Response:
     gateway = gateway_of(request)
-    state = "READY" if gateway.plane.ready() else "UNAVAILABLE"
-    return response_of(
-        http.json_reply(
-            [
-                {"name": served.key.name, "version": str(served.key.version), "state": state, "reason": ""}
-                for served in gateway.repository
-            ]
-        )
-    )
+    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    return response_of(extensions.index_reply(gateway.plane, body, _SMALL))
 
 
 @metadata.get("/firstline/v1/models", summary="The models served: versions, labels and full model digests.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -24,11 +25,24 @@ def response_of(reply: Reply) -> Response:
     return Response(reply.body, status_code=reply.status, headers=reply.headers)
 
 
-def install(app: FastAPI) -> None:
-    """Has the app answer failures in JSON."""
+async def send_reply(reply: Reply, send: Send) -> None:
+    """A core reply as ASGI's messages."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
+    """Has the app answer failures in JSON.
+
+    Args:
+        app: of the framework.
+        on_error: told of what nobody foresaw.
+    """
     app.add_exception_handler(FirstlineError, _ours)
     app.add_exception_handler(HTTPException, _frameworks)
-    app.add_middleware(LastResort)
+    app.add_middleware(LastResort, on_error=on_error)
 
 
 async def _ours(_request: Request, error: Exception) -> Response:
@@ -51,8 +65,9 @@ async def _frameworks(request: Request, error: Exception) -> Response:
 class LastResort:
     """The outermost handler: what nobody foresaw is logged with an id, and the client is told that id alone."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_error: Callable[[FirstlineError], None]) -> None:
         self._app = app
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -69,12 +84,12 @@ class LastResort:
             if started:
                 raise
             refused = NotReadyError("This gateway is shutting down; send the request again.")
-            await response_of(error_reply(refused))(scope, receive, send)
+            await send_reply(error_reply(refused), send)
         except Exception:  # the outermost loop of a request
             request_id = new_request_id()
             log.exception("request failed unexpectedly", request_id=request_id, path=ascii(scope.get("path", "")))
             if started:
                 raise  # half an answer is out; only closing the connection tells the client
             error = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
-            scope["app"].state.gateway.metrics.error(error)
-            await response_of(error_reply(error))(scope, receive, send)
+            self._on_error(error)
+            await send_reply(error_reply(error), send)

@@ -8,6 +8,7 @@ connection can be ended when that is revoked.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_gateway.api import connection
 from firstline_gateway.api.door import Newcomers
 from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
 from firstline_gateway.api.unread import Unread, refusal
@@ -42,6 +44,8 @@ class HttpProtocol(HttpToolsProtocol):
     _presented: Presented | None = None
     _refused = False  # this request, unread
     _refused_whole = False  # that was all that came
+    is_lost = False
+    on_lost: Callable[[], object] | None = None
 
     def __init__(self, *arguments: Any, sessions: Sessions, unread: Unread, newcomers: Newcomers, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -63,7 +67,15 @@ class HttpProtocol(HttpToolsProtocol):
         # uvicorn starts this one with the first answer; a connection that never asks is idle too.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
+    @property
+    def has_whole_body(self) -> bool:
+        # Where requests were sent ahead this is the last one's, and those before it came in before.
+        return self.cycle is not None and not self.cycle.more_body
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
         self._newcomers.leave(self)
         self._head_timer.cancel()
         if self._stalled is not None:
@@ -113,6 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused_whole = False
         self._read_bytes = self._head_bytes = 0
         super().on_message_begin()
+        self.scope[connection.SCOPE_KEY] = self  # type: ignore[literal-required]  # a key of ours
         if self._presented is not None:
             self.scope[SCOPE_KEY] = self._presented  # type: ignore[literal-required]  # a key of ours
 

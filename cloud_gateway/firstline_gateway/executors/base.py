@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,15 +24,43 @@ class ModelKey(NamedTuple):
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine with servers of its own did, for the metrics.
+
+    Args:
+        up: by server: 1 while it is asked, else 0.
+        batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
+            "failed", or "cut_off" because another server was faster.
+        repeats: batches that were sent once more, by why: "hedge" or "retry".
+    """
+
+    up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+
+
 class Executor(Protocol):
     """Runs batches of requests.
 
     Attributes:
-        slots: how many batches may run at the same moment; the batcher never asks for more.
+        slots: how many batches may run at the same moment, at least 1; the batcher never asks for more. It may change.
     """
 
     @property
     def slots(self) -> int: ...
+
+    async def start(self) -> None:
+        """Begins to look after what runs elsewhere. What is away does not keep it from starting."""
+        ...
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        ...
+
+    def report(self) -> EngineReport:
+        """How its servers are; nothing where it has none."""
+        ...
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         """Runs the inputs of several requests as one batch, processing included.
@@ -44,10 +73,13 @@ class Executor(Protocol):
         Returns:
             One outcome for each request, in the order of `inputs`. What is wrong with one request is its own
             outcome and leaves the others alone.
+
+        Raises:
+            EngineUnavailableError: what runs the model is away; nobody in the batch has an answer.
         """
         ...
 
-    def close(self, timeout_s: float) -> bool:
+    async def close(self, timeout_s: float) -> bool:
         """Ends the engine and frees the models. What runs at this moment has `timeout_s` to finish.
 
         Returns:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.executors.rows import run_batch
 
 
@@ -47,6 +47,15 @@ class LocalExecutor:
     def slots(self) -> int:
         return self._slots
 
+    async def start(self) -> None:
+        """Nothing to do: the models were run when they were loaded."""
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
+    def report(self) -> EngineReport:
+        return EngineReport()
+
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         running = self._threads.submit(
             run_batch, self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock
@@ -55,7 +64,10 @@ class LocalExecutor:
         running.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(running)
 
-    def close(self, timeout_s: float) -> bool:
+    async def close(self, timeout_s: float) -> bool:
+        return await asyncio.to_thread(self._close, timeout_s)
+
+    def _close(self, timeout_s: float) -> bool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if wait(tuple(self._running), timeout_s).not_done:
             return False

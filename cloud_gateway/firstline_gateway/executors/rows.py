@@ -6,9 +6,9 @@ A pure function of model and inputs, so that every engine, near or far, runs the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,8 +48,33 @@ def run_batch(
     Returns:
         One outcome for each request, in the order of `inputs`.
     """
+    prepared = prepare_batch(model.prepare, inputs, deadlines_s, clock)
+    outcomes = prepared.outcomes
+    for group in prepared.groups:
+        outcomes |= _run_group(model, group, max_rows)
+    return [outcomes[position] for position in range(len(inputs))]
+
+
+Group = list[tuple[int, Array]]
+"""Requests that can run together: the place of each in its batch, and its rows."""
+
+
+class Prepared(NamedTuple):
+    """A batch whose requests are prepared: what can run, and what cannot."""
+
+    groups: list[Group]
+    outcomes: dict[int, Outcome]  # by the place in the batch
+
+
+def prepare_batch(
+    prepare: Callable[[Tensor], Array],
+    inputs: Sequence[Tensor],
+    deadlines_s: Sequence[float | None],
+    clock: Clock,
+) -> Prepared:
+    """Prepares the inputs of several requests; see `run_batch`."""
     outcomes: dict[int, Outcome] = {}
-    groups: dict[tuple[object, ...], list[tuple[int, Array]]] = defaultdict(list)
+    groups: dict[tuple[object, ...], Group] = defaultdict(list)
     for position, (tensor, deadline_s) in enumerate(zip_longest(inputs, deadlines_s)):
         if deadline_s is not None and deadline_s <= clock.monotonic_s():
             outcomes[position] = DeadlineExceededError(
@@ -57,37 +82,42 @@ def run_batch(
             )
             continue
         try:
-            rows = model.prepare(tensor)
+            rows = prepare(tensor)
         except FirstlineError as error:
             outcomes[position] = error
         except MemoryError as error:
             outcomes[position] = _no_memory(error)
         else:
             groups[rows.shape[1:], rows.dtype].append((position, rows))
-    for group in groups.values():
-        outcomes |= _run_group(model, group, max_rows)
-    return [outcomes[position] for position in range(len(inputs))]
+    return Prepared(list(groups.values()), outcomes)
 
 
-def _run_group(model: Predictor, group: list[tuple[int, Array]], max_rows: int) -> dict[int, Outcome]:
+def joined(group: Group) -> Array:
+    """The rows of a group, one request after the other."""
+    return group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
+
+
+def shared_out(group: Group, results: Probabilities) -> dict[int, Outcome]:
+    """Each request's own rows of what came of `joined`."""
     outcomes: dict[int, Outcome] = {}
-    try:
-        rows = group[0][1] if len(group) == 1 else np.concatenate([part for _, part in group])
-        results = _run_rows(model, rows, max_rows)
-    except (FirstlineError, MemoryError) as error:
-        if len(group) == 1:
-            return {group[0][0]: _no_memory(error) if isinstance(error, MemoryError) else error}
-        # One request's rows may be at fault: alone, the others still get their answers.
-        for member in group:
-            outcomes |= _run_group(model, [member], max_rows)
-        return outcomes
-    if len(group) == 1:
-        return {group[0][0]: results}
     start = 0
     for position, part in group:
         outcomes[position] = results[start : start + len(part)]
         start += len(part)
     return outcomes
+
+
+def _run_group(model: Predictor, group: Group, max_rows: int) -> dict[int, Outcome]:
+    try:
+        return shared_out(group, _run_rows(model, joined(group), max_rows))
+    except (FirstlineError, MemoryError) as error:
+        if len(group) == 1:
+            return {group[0][0]: _no_memory(error) if isinstance(error, MemoryError) else error}
+        # One request's rows may be at fault: alone, the others still get their answers.
+        outcomes: dict[int, Outcome] = {}
+        for member in group:
+            outcomes |= _run_group(model, [member], max_rows)
+        return outcomes
 
 
 def _no_memory(cause: MemoryError) -> FirstlineError:

@@ -28,7 +28,7 @@ log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class ServerFiles:
     """What a context is made of; `changed` differs once one of the two files does."""
 
     certificate: Path
@@ -67,6 +67,11 @@ class ServerTls:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def files(self) -> ServerFiles:
+        """What is shown and believed at present; another object once it has changed."""
+        return self._seen
+
     async def refresh(self) -> bool:
         """Takes changed files over, for connections from now on; whether there were any.
 
@@ -81,7 +86,7 @@ class ServerTls:
         self._seen = found
         return True
 
-    def _prepare(self) -> _Files:
+    def _prepare(self) -> ServerFiles:
         believed = self._folder.open()
         if self._settings.certificate_file:
             certificate, key = Path(self._settings.certificate_file), Path(self._settings.key_file)
@@ -89,7 +94,7 @@ class ServerTls:
             certificate = key = authorities.server_certificate(
                 self._folder.directory, believed.active, self._settings.hosts, self._clock.wall_s()
             )
-        return _Files(certificate, key, believed.pem, (authorities.changed(certificate), authorities.changed(key)))
+        return ServerFiles(certificate, key, believed.pem, (authorities.changed(certificate), authorities.changed(key)))
 
     async def _keep(self) -> None:
         trouble = ""
@@ -114,7 +119,7 @@ def check(found: settings.Tls) -> None:
         ConfigError: its files are no good.
     """
     if found.certificate_file:
-        files = _Files(Path(found.certificate_file), Path(found.key_file), "", None)
+        files = ServerFiles(Path(found.certificate_file), Path(found.key_file), "", None)
         _load(_context(), files)
 
 
@@ -129,7 +134,7 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, found: _Files) -> None:
+def _load(context: ssl.SSLContext, found: ServerFiles) -> None:
     """Puts the files' contents into a context.
 
     Raises:

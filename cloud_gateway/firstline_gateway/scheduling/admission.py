@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
@@ -60,17 +61,21 @@ class Admission:
 
     Args:
         queue: what waits; only read here.
-        slots: batches that run at the same moment.
+        slots: reads how many batches may run at the same moment.
         bounds: how much may wait.
     """
 
-    def __init__(self, queue: Queue, slots: int, bounds: Bounds) -> None:
+    def __init__(self, queue: Queue, slots: Callable[[], int], bounds: Bounds) -> None:
         self._queue = queue
-        self._slots = slots
+        self._read_slots = slots
         self._bounds = bounds
         self.shares = Shares()
         self.margin = Margin()
         self.times: defaultdict[ModelKey, BatchTimes] = defaultdict(BatchTimes)
+
+    @property
+    def _slots(self) -> int:
+        return self._read_slots()
 
     def learn(self, item: Waiting, now_s: float) -> None:
         """A request is answered: as was foreseen? Of audits nothing was."""

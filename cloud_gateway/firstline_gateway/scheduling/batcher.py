@@ -13,7 +13,7 @@ waits for them, and they give way to everything else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,6 +50,7 @@ class Batcher:
         bounds: how much may wait.
         on_batch: told each batch's rows, for the metrics.
         on_late: told of each request that was let in and not answered by its deadline, but for audits.
+        on_ran: told of each batch that ended: its model, rows, seconds, and how long each of its requests had waited.
     """
 
     def __init__(
@@ -60,14 +61,16 @@ class Batcher:
         bounds: Bounds,
         on_batch: Callable[[int], None] = lambda rows: None,
         on_late: Callable[[], None] = lambda: None,
+        on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
     ) -> None:
         self._executor = executor
         self._clock = clock
         self._bounds = bounds
         self._on_batch = on_batch
         self._on_late = on_late
+        self._on_ran = on_ran
         self._queue = Queue()
-        self._admission = Admission(self._queue, executor.slots, bounds)
+        self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
 
     @property
@@ -79,6 +82,10 @@ class Batcher:
     def wait_s(self) -> float:
         """How long a request without a deadline that came now would wait, as far as is known."""
         return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        return self._executor.trouble(key)
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
@@ -95,6 +102,7 @@ class Batcher:
             raise _expired()
         idle = len(self._running) < self._executor.slots and not self._queue
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
+        item.came_s = now_s
         self._queue.add(item, item.work_s / self._executor.slots)
         self._start_batches()
         if request.deadline_s is not None:
@@ -158,7 +166,8 @@ class Batcher:
     def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
         ended = self._running.pop(task)
         now_s = self._clock.monotonic_s()
-        self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
+        if not task.cancelled() and task.exception() is None:  # to fail is no measure of the work
+            self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
         # The session must not idle while answers are handed out.
         self._start_batches()
         if task.cancelled():
@@ -170,6 +179,8 @@ class Batcher:
             for item in ended.batch:
                 _settle(item, error)
             return
+        waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.batch]
+        self._on_ran(ended.batch[0].key, ended.rows, now_s - ended.started_s, waits_s)
         for item, outcome in zip(ended.batch, task.result(), strict=True):
             _settle(item, outcome)
 

@@ -36,6 +36,7 @@ class Waiting:
         work_s: seconds of one slot that it takes, as its share of a batch.
         alone_s: seconds that a batch of it alone takes.
         foreseen_s: when it would be done, as far as was known last.
+        came_s: when it was let in.
     """
 
     key: ModelKey
@@ -49,6 +50,7 @@ class Waiting:
     foreseen_s: float
     answered: asyncio.Future[Probabilities]
     expiry: Timer | None = None
+    came_s: float = 0.0
 
     @property
     def spare_s(self) -> float:

@@ -24,6 +24,17 @@ class Access(Protocol):
         """
         ...
 
+    def bearer(self, authorization: str) -> str:
+        """The caller's name over a transport that no web page can use.
+
+        Args:
+            authorization: "Bearer TOKEN", or "".
+
+        Raises:
+            RequestError: as `principal`.
+        """
+        ...
+
 
 class TokenAccess:
     """The bearer token's name is the principal."""
@@ -32,7 +43,10 @@ class TokenAccess:
         self._tokens = tokens
 
     def principal(self, headers: Mapping[str, str]) -> str:
-        return self._tokens.principal(headers.get("authorization", ""))
+        return self.bearer(headers.get("authorization", ""))
+
+    def bearer(self, authorization: str) -> str:
+        return self._tokens.principal(authorization)
 
 
 class LoopbackAccess:
@@ -54,6 +68,9 @@ class LoopbackAccess:
                 f"This agent does not answer to web pages from elsewhere ({shown(origin)}); set api.token_file and "
                 "have the page send a token."
             )
+        return LOCAL_PRINCIPAL
+
+    def bearer(self, authorization: str) -> str:
         return LOCAL_PRINCIPAL
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol import http
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.http import Reply
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
@@ -58,6 +58,18 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
     async def model_metadata(request: Request, _principal: str) -> Reply:
         return http.model_metadata_reply(agent, *_model(request))
 
+    async def model_config(request: Request, _principal: str) -> Reply:
+        return http.json_reply(agent.config(*_model(request)))
+
+    async def statistics(request: Request, _principal: str) -> Reply:
+        model, version = request.path_params.get("model", ""), request.path_params.get("version", "")
+        return http.json_reply(extensions.statistics_json(agent, model, version))
+
+    async def index(request: Request, _principal: str) -> Reply:
+        with budget.share() as counted:
+            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+        return extensions.index_reply(agent, body, agent.limits)
+
     async def infer(request: Request, principal: str) -> Reply:
         came_s = arrived_s(request)
         with budget.share() as counted:
@@ -98,7 +110,11 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/v2/health/live", live),
             Route("/v2/health/ready", ready),
             Route("/v2", guarded(server_metadata)),
+            Route("/v2/models/stats", guarded(statistics)),
+            Route("/v2/repository/index", guarded(index), methods=["POST"]),
             *(Route(path, guarded(model_metadata)) for path in model_paths),
+            *(Route(f"{path}/config", guarded(model_config)) for path in model_paths),
+            *(Route(f"{path}/stats", guarded(statistics)) for path in model_paths),
             *(Route(f"{path}/ready", guarded(model_ready)) for path in model_paths),
             *(Route(f"{path}/infer", guarded(infer), methods=["POST"]) for path in model_paths),
             Route("/firstline/v1/models/{model}/infer", guarded(answers.infer_file), methods=["POST"]),
@@ -112,6 +128,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
     )
     app.state.streams = streams
+    app.state.bodies = budget
     app.router.redirect_slashes = False  # an address is there or not, as on the gateway
     return app
 

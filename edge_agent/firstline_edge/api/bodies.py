@@ -26,22 +26,36 @@ class BodyBudget:
         Yields:
             A function that counts the chunks of a body. Its iterator raises `QueueFullError` where they do not fit.
         """
+        with self.taking() as take:
+
+            async def counted(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+                async for chunk in chunks:
+                    take(len(chunk))
+                    yield chunk
+
+            yield counted
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Callable[[int], None]]:
+        """As `share`, for what arrives whole.
+
+        Yields:
+            A function that takes so many bytes more, and raises `QueueFullError` where they do not fit.
+        """
         mine_bytes = 0
 
-        async def counted(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        def take(size_bytes: int) -> None:
             nonlocal mine_bytes
-            async for chunk in chunks:
-                if self._taken_bytes + len(chunk) > self._limit_bytes:
-                    raise QueueFullError(
-                        f"The requests under way hold {self._taken_bytes} bytes, and {self._limit_bytes} is this "
-                        "agent's limit; try again, or raise api.bodies_limit_bytes.",
-                        retry_after_s=1.0,
-                    )
-                self._taken_bytes += len(chunk)
-                mine_bytes += len(chunk)
-                yield chunk
+            if self._taken_bytes + size_bytes > self._limit_bytes:
+                raise QueueFullError(
+                    f"The requests under way hold {self._taken_bytes} bytes, and {self._limit_bytes} is this "
+                    "agent's limit; try again, or raise api.bodies_limit_bytes.",
+                    retry_after_s=1.0,
+                )
+            self._taken_bytes += size_bytes
+            mine_bytes += size_bytes
 
         try:
-            yield counted
+            yield take
         finally:
             self._taken_bytes -= mine_bytes

@@ -28,6 +28,17 @@ _LAST_EVENT_ID = {
 }
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 
+_INDEX = {
+    "tags": ["models"],
+    "summary": 'Triton\'s list of models; the body is empty, or {"ready": true}.',
+    "security": [{"HTTPBearer": []}],
+    "parameters": [],
+    "requestBody": {
+        "required": False,
+        "content": {_JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
+    },
+    "responses": {"200": {"description": "As asked.", "content": {_JSON: {}}}, **refusals()},
+}
 _PURGE = {
     "tags": ["state"],
     "summary": "Erase what the device keeps; `edge-agent purge` asks for it, from the device itself.",
@@ -62,6 +73,10 @@ def description() -> dict[str, Any]:
         "/v2": _get("models", "The server's name, version and extensions."),
         **{path: _get("models", "What the model takes and gives.", *named) for path, named in models},
         **{f"{path}/ready": _get("models", "Would the model answer now?", *named) for path, named in models},
+        **{f"{path}/config": _get("models", "Triton's configuration of the model.", *named) for path, named in models},
+        "/v2/models/stats": _get("models", "How often and how long each model ran, as Triton tells it."),
+        **{f"{path}/stats": _get("models", "How often and how long the model ran.", *named) for path, named in models},
+        "/v2/repository/index": {"post": _INDEX},
         **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
         "/firstline/v1/models/{model}/infer": {
             "post": short_infer(

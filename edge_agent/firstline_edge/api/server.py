@@ -9,7 +9,7 @@ import errno
 import gc
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,12 +17,16 @@ import uvicorn
 from starlette.applications import Starlette
 
 from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.access import access_of
+from firstline_edge.api.access import Access, access_of
 from firstline_edge.api.app import create_app
+from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.http_protocol import HEAD_LIMIT_BYTES, HttpProtocol
 from firstline_edge.api.streams import Streams
 from firstline_edge.settings import EdgeSettings
+
+log = logger(__name__)
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
 _DRAIN_S = 10  # what answers in the making may take after the order to stop
@@ -58,11 +62,39 @@ async def serve(
         url = url_of(listener)
         async with EdgeAgent(settings, trouble=trouble) as agent:
             agent.parts.state.publish_url(url)
-            server = Server(create_app(agent, access), lambda: ready(url))
-            _give_back_memory()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, server.stop)
-            await server.serve(sockets=[listener])
+            app = create_app(agent, access)
+            server = Server(app, lambda: ready(url))
+            async with _grpc(agent, access, app.state.bodies):
+                _give_back_memory()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, server.stop)
+                await server.serve(sockets=[listener])
+
+
+@contextlib.asynccontextmanager
+async def _grpc(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> AsyncIterator[None]:
+    """Listens for gRPC too, where the settings say so.
+
+    Raises:
+        ConfigError: its packages are not installed.
+        CapacityError: its address cannot be had.
+    """
+    if not agent.settings.grpc.enabled:
+        yield
+        return
+    try:
+        from firstline_edge.api.grpc import grpc_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"grpc.enabled is set, but the package '{error.name}' is not installed; install firstline[edge,grpc]."
+        ) from error
+    server = grpc_server(agent, access, bodies)
+    await server.start()
+    log.info("listening for gRPC", port=server.port)
+    try:
+        yield
+    finally:
+        await server.stop(_DRAIN_S)
 
 
 def listen(host: str, port: int) -> socket.socket:

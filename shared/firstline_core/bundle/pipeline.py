@@ -46,6 +46,7 @@ class LoadedModel:
         digest: of the model, see `Model.digest`.
         labels: the bundle's, in the order of the probabilities' columns.
         input: the model's own, which `prepare` makes rows for.
+        output_name: of the model's output that `run` reads.
         passed_over: of an edge variant: the preferred ones that do not load here, each with the reason.
     """
 
@@ -70,7 +71,7 @@ class LoadedModel:
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post, self._to_logits = pre, post, to_logits
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
-        self._output = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
+        self.output_name = pick_port(runtime.outputs, model.output, f"Model '{model.id}'", "output").name
         self._resources = resources
 
     def prepare(self, tensor: Tensor) -> Array:
@@ -116,23 +117,39 @@ class LoadedModel:
         """As `predict`, with the logits where the postprocessing has its softmax step."""
         return self._run(self.prepare(tensor))
 
+    def finish(self, output: Array, rows: int) -> Probabilities:
+        """What `run` makes of the model's output, where the model ran elsewhere.
+
+        Args:
+            output: of the model, as it gave it.
+            rows: that it was given.
+
+        Raises:
+            InferenceError: see `run`.
+        """
+        return self._finite(self._post_processed(output, rows)).probabilities
+
     def _run(self, rows: Array) -> Prediction:
-        found = self.compute(rows)
+        return self._finite(self.compute(rows))
+
+    def _finite(self, found: Prediction) -> Prediction:
         finite = np.isfinite(found.probabilities)
         if not finite.all():
             raise InferenceError(
-                f"Model '{self.model.id}' gave NaN or infinity for {len(rows) - int(finite.all(axis=1).sum())} of "
-                f"{len(rows)} rows; such an input is outside of what it computes."
+                f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
+                f"{len(finite)} rows; such an input is outside of what it computes."
             )
         return found
 
     def compute(self, rows: Array) -> Prediction:
         """As `run`, whatever the numbers: an input of zeros may well have no finite answer."""
-        found = self.runtime.run({self.input.name: rows})[self._output]
+        return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
+
+    def _post_processed(self, found: Array, rows: int) -> Prediction:
         probabilities = self._post(found)
-        if probabilities.shape != (len(rows), len(self.labels)):
+        if probabilities.shape != (rows, len(self.labels)):
             raise InferenceError(
-                f"Model '{self.model.id}' gave {list(probabilities.shape)} for {len(rows)} rows, but the bundle has "
+                f"Model '{self.model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has "
                 f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
             )
         logits = self._to_logits(found) if self._to_logits is not None else None
@@ -175,17 +192,32 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
     """
     if missing := bundle.missing(model):
         raise ModelLoadError(f"Model '{model.id}' cannot be loaded: {bundle.path} has no {', '.join(missing)}.")
+    runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
+    loaded = load_around(runtime, bundle, model, options)
+    try:
+        _warm_up(loaded, bundle.manifest.input)
+    except ModelLoadError:
+        loaded.close()
+        raise
+    return loaded
+
+
+def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
+    """A model's processing around what runs it, which is closed with it, or where this fails.
+
+    Raises:
+        ModelLoadError: a graph is absent or does not load, or the steps do not fit.
+    """
     undo: ExitStack[None] = ExitStack()
     with undo:
         resources: ExitStack[None] = undo.enter_context(ExitStack())
+        resources.callback(runtime.close)
 
         def load_graph(step: Graph) -> Step:
             graph = load_runtime(bundle.file(step.artefact), "onnx", options)
             resources.callback(graph.close)
             return _graph_step(graph, step.artefact.file)
 
-        runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
-        resources.callback(runtime.close)
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
@@ -199,7 +231,6 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
             else None,
             resources=resources,
         )
-        _warm_up(loaded, bundle.manifest.input)
         undo.pop_all()  # nothing failed, so the model keeps its resources
     return loaded
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,20 +119,62 @@ def decode_tensors(
         InvalidTensorError: an entry, or the bytes after the head, are not as V2 says.
         PayloadTooLargeError: a declared size is over `limits`.
     """
-    entries = head.get(key)
+    found: dict[str, Tensor] = {}
+    offset = 0
+    for described in described_tensors(kind, key, head.get(key), limits):
+        where, entry = described.where, described.entry
+        size = _binary_size(where, entry, tail, offset)
+        if size is None or tail is None:
+            array = tensors.from_json(where, described.datatype, described.shape, entry.get("data"))
+        else:
+            array = tensors.from_binary(where, described.datatype, described.shape, tail[offset : offset + size])
+            offset += size
+        found[described.name] = Tensor(described.name, array)
+    if tail is not None and offset != len(tail):
+        raise InvalidTensorError(
+            f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
+            f"{key} must add up to the {len(tail)} bytes after the JSON header."
+        )
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a message says of a tensor beside its data; `where` begins a sentence about it."""
+
+    where: str
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    entry: dict[str, Any]
+
+
+def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> Iterator[Described]:
+    """The tensors that a message lists, each held against the limits before its data is looked at.
+
+    Args:
+        kind: "Input" or "Output", for messages.
+        key: "inputs" or "outputs", for messages.
+        entries: objects with `name`, `datatype` and `shape`.
+        limits: of all of them together.
+
+    Raises:
+        InvalidTensorError: an entry is not as V2 says.
+        PayloadTooLargeError: a declared size is over `limits`.
+    """
     if not isinstance(entries, list) or not entries:
         found_there = "missing" if entries is None else shown(entries)
         raise InvalidTensorError(f"'{key}' is {found_there}; give an array of at least one tensor.")
     if len(entries) > limits.tensors:
         raise PayloadTooLargeError(f"'{key}' has {len(entries)} tensors; at most {limits.tensors} are accepted.")
-    found: dict[str, Tensor] = {}
+    names: set[str] = set()
     elements = byte_elements = 0
-    offset = 0
     for position, entry in enumerate(entries):
         name = name_of(entry, f"{kind} {position}")
         where = f"{kind} {shown(name)}"
-        if name in found:
+        if name in names:
             raise InvalidTensorError(f"{where} is there twice; names must be unique.")
+        names.add(name)
         datatype = entry.get("datatype")
         if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise InvalidTensorError(f"{where} has datatype {shown(datatype)}; use one of {', '.join(DATATYPES)}.")
@@ -143,26 +186,24 @@ def decode_tensors(
                 f"{where} brings the message over {limits.elements} elements, or over "
                 f"{limits.byte_elements} of BYTES; send fewer rows at a time."
             )
-        size = _binary_size(where, entry, tail, offset)
-        if size is None or tail is None:
-            array = tensors.from_json(where, datatype, shape, entry.get("data"))
-        else:
-            array = tensors.from_binary(where, datatype, shape, tail[offset : offset + size])
-            offset += size
-        found[name] = Tensor(name, array)
-    if tail is not None and offset != len(tail):
-        raise InvalidTensorError(
-            f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
-            f"{key} must add up to the {len(tail)} bytes after the JSON header."
-        )
-    return tuple(found.values())
+        yield Described(where, name, datatype, shape, entry)
 
 
-def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, offset: int) -> int | None:
+def input_parameters(where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an input.
+
+    Raises:
+        InvalidTensorError: one that cannot be passed over, or they are no object.
+    """
     parameters = object_at(entry, "parameters", where)
     for key, instead in _REFUSED_INPUT.items():
         if key in parameters:
             raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+    return parameters
+
+
+def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, offset: int) -> int | None:
+    parameters = input_parameters(where, entry)
     size = parameters.get("binary_data_size")
     if size is None:
         if entry.get("data") is None:

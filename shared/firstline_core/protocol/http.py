@@ -17,11 +17,12 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, header, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -29,7 +30,15 @@ CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
 
-EXTENSIONS = ("binary_tensor_data",)
+# What both tiers offer over both transports; a tier adds its own.
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
 
 # Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
 _INLINE_JSON_BYTES = 256 * 1024
@@ -50,6 +59,16 @@ class Reply:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One version of a model, as the repository's index has it; `reason` says why it is not ready."""
+
+    name: str
+    version: str
+    ready: bool
+    reason: str = ""
+
+
 class DataPlane(Protocol):
     """What a tier offers to every transport."""
 
@@ -59,6 +78,8 @@ class DataPlane(Protocol):
     def server_name(self) -> str: ...
     @property
     def server_version(self) -> str: ...
+    @property
+    def extensions(self) -> tuple[str, ...]: ...
 
     async def infer(self, request: InferRequest) -> InferResponse: ...
 
@@ -76,6 +97,22 @@ class DataPlane(Protocol):
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         """What the model takes and gives.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+        """
+        ...
+
+    def index(self) -> list[ModelState]:
+        """Every version of every model, by name and version."""
+        ...
+
+    def statistics(self) -> list[ModelStatistics]:
+        """Of every version of every model, by name and version."""
+        ...
+
+    def config(self, model: str, version: str) -> dict[str, Any]:
+        """Triton's configuration of the model, see `config_json`.
 
         Raises:
             UnknownModelError: there is no such model or version.
@@ -227,13 +264,24 @@ async def infer_reply(
         )
 
     request = await decoded(decode, headers, len(body) if length is None else length)
-    encoded = encode_response(request, await plane.infer(request))
+    response = await plane.infer(request)
+    encoded = encode_response(request, response, class_labels(plane, request, response))
     return Reply(200, headers_for(encoded), encoded.body)
+
+
+def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
+    """The labels of the model that answered, where an output is wanted as classes; () where they are not known."""
+    if not any(output.classification for output in request.outputs):
+        return ()
+    try:
+        return plane.metadata(response.model, response.version).labels
+    except UnknownModelError:  # another tier's
+        return ()
 
 
 def server_metadata_reply(plane: DataPlane) -> Reply:
     """`GET /v2`."""
-    return json_reply({"name": plane.server_name, "version": plane.server_version, "extensions": EXTENSIONS})
+    return json_reply({"name": plane.server_name, "version": plane.server_version, "extensions": plane.extensions})
 
 
 def live_reply(plane: DataPlane) -> Reply:

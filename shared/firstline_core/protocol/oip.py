@@ -11,6 +11,7 @@ Where JSON repeats a key, the last one holds (RFC 8259 leaves it open). A null c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import contract, framing
 from firstline_core.protocol import parameters as asked
+from firstline_core.protocol.classification import classified
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
@@ -48,10 +50,7 @@ __all__ = [
 ]
 
 # Extensions of Triton's that would change the meaning of a request if they were passed over.
-_REFUSED_OUTPUT = {
-    "shared_memory_region": "take the data from the body",
-    "classification": "take the probabilities and sort them",
-}
+_REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
 
 
 def decode_request(
@@ -85,9 +84,45 @@ def decode_request(
         PayloadTooLargeError: it asks for more than `limits` allow.
     """
     head, tail = framing.split(body, header_length, limits)
-    parameters = framing.object_at(head, "parameters", "The request")
     inputs = framing.decode_tensors("Input", "inputs", head, tail, limits)
+    return request_of(
+        *(model, head, inputs),
+        version=version,
+        now_s=now_s,
+        principal=principal,
+        trust_request_id=trust_request_id,
+        limits=limits,
+    )
+
+
+def request_of(
+    model: str,
+    head: dict[str, Any],
+    inputs: tuple[Tensor, ...],
+    *,
+    version: str,
+    now_s: float,
+    principal: str,
+    trust_request_id: bool,
+    limits: Limits,
+) -> InferRequest:
+    """The request that a head describes, once its tensors are read.
+
+    Args:
+        model: the bundle's name.
+        head: `id`, `parameters` and `outputs` as JSON would have them.
+        inputs: its tensors.
+        version: see `decode_request`, as for all that follow.
+        now_s: on this tier's monotonic clock.
+        principal: who asks.
+        trust_request_id: keep the head's `request_id`.
+        limits: of rows, outputs and the id.
+
+    Raises:
+        RequestError: as `decode_request`.
+    """
     _check_rows(inputs, limits)
+    parameters = framing.object_at(head, "parameters", "The request")
     wishes = asked.preferences(parameters, now_s)
     request_id = asked.text(parameters, "request_id") if trust_request_id else ""
     return InferRequest(
@@ -149,10 +184,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     if parameters:
         head["parameters"] = parameters
     if request.outputs:
-        head["outputs"] = [
-            {"name": output.name} | ({} if output.binary is None else {"parameters": {"binary_data": output.binary}})
-            for output in request.outputs
-        ]
+        head["outputs"] = [_output_entry(output) for output in request.outputs]
     return framing.assemble(head, "Input", "inputs", [(tensor, binary) for tensor in request.inputs])
 
 
@@ -176,29 +208,54 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
         raise ProtocolError(f"The server's response cannot be read. {error.message}") from error
 
 
-def encode_response(request: InferRequest, response: InferResponse) -> Encoded:
+def encode_response(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> Encoded:
     """The body of a response, with the outputs that the request named, in its order and form.
 
+    Args:
+        request: what was asked.
+        response: what is answered.
+        labels: of the model's classes, for outputs that are asked for as classes.
+
     Raises:
-        InvalidTensorError: the request names an output that there is not, or asks for JSON where only
-            binary data can hold a value (not finite, or not UTF-8).
+        InvalidTensorError: the request names an output that there is not, or that has no classes where it asks for
+            them, or asks for JSON where only binary data can hold a value (not finite, or not UTF-8).
     """
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id
     if response.answer is not None:
         head["parameters"] = answers.to_parameters(response.answer)
+    return framing.assemble(head, "Output", "outputs", chosen_outputs(request, response, labels))
+
+
+def chosen_outputs(
+    request: InferRequest, response: InferResponse, labels: Sequence[str] = ()
+) -> list[tuple[Tensor, bool]]:
+    """The outputs that the request named, in its order, as it wants them; and whether each travels as binary data.
+
+    Raises:
+        InvalidTensorError: there is no such output, or it has no classes.
+    """
     wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
     by_name = {tensor.name: tensor for tensor in response.outputs}
+    chosen: list[tuple[Tensor, bool]] = []
     for output in wanted:
         if output.name not in by_name:
             raise InvalidTensorError(
                 f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
             )
-    chosen = [
-        (by_name[output.name], request.binary_output if output.binary is None else output.binary) for output in wanted
-    ]
-    return framing.assemble(head, "Output", "outputs", chosen)
+        tensor = by_name[output.name]
+        if output.classification:
+            tensor = classified(tensor, output.classification, labels)
+        chosen.append((tensor, request.binary_output if output.binary is None else output.binary))
+    return chosen
+
+
+def _output_entry(output: RequestedOutput) -> dict[str, Any]:
+    parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
+    if output.classification:
+        parameters["classification"] = output.classification
+    return {"name": output.name} | ({"parameters": parameters} if parameters else {})
 
 
 def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
@@ -219,7 +276,9 @@ def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedO
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
-        found[name] = RequestedOutput(name, asked.flag(parameters, "binary_data"))
+        found[name] = RequestedOutput(
+            name, asked.flag(parameters, "binary_data"), asked.count(parameters, "classification")
+        )
     return tuple(found.values())
 
 

@@ -87,6 +87,20 @@ def flag(parameters: Mapping[str, object], key: str) -> bool | None:
     raise RequestError(f"Parameter '{key}' is {shown(value)}; use true or false.")
 
 
+def count(parameters: Mapping[str, object], key: str) -> int:
+    """A parameter that is a whole number from 1 on, 0 where it is absent.
+
+    Raises:
+        RequestError: any other value.
+    """
+    value = parameters.get(key)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 1:
+        raise RequestError(f"Parameter '{key}' is {shown(value)}; use a whole number from 1 on.")
+    return value
+
+
 def text(parameters: Mapping[str, object], key: str) -> str:
     """A string parameter, "" where it is absent.
 

@@ -35,6 +35,10 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 def shown(value: object) -> str:
     """A value as an error may quote it: short, and on one line."""
+    if type(value) is str and len(value) <= _SHORT.maxstring:
+        plain = repr(value)
+        if len(plain) <= _SHORT.maxstring:  # most are names, shown in sentences that nobody will read
+            return plain
     return _SHORT.repr(value)
 
 

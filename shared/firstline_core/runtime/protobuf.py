@@ -13,13 +13,23 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     Raises:
         ValueError: not protobuf.
     """
+    return ((number, value) for number, value, _ in spans(data))
+
+
+def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]]:
+    """As `fields`, each with all of its bytes, number and length included.
+
+    Raises:
+        ValueError: not protobuf.
+    """
     position = 0
     while position < len(data):
+        start = position
         key, position = _varint(data, position)
         kind = key & 7
         if kind == _VARINT:
             value, position = _varint(data, position)
-            yield key >> 3, value
+            yield key >> 3, value, data[start:position]
             continue
         if kind == _BYTES:
             size, position = _varint(data, position)
@@ -27,10 +37,11 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             size = 4 if kind == _FIXED32 else 8
         else:
             raise ValueError(f"wire type {kind} is not protobuf's")
-        if position + size > len(data):
+        end = position + size
+        if end > len(data):
             raise ValueError("a field runs past its end")
-        yield key >> 3, data[position : position + size]
-        position += size
+        yield key >> 3, data[position:end], data[start:end]
+        position = end
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:

@@ -25,11 +25,12 @@ from firstline_gateway.contracts.tables import AUDITS
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
+from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 
@@ -52,6 +53,9 @@ class SimulatedExecutor:
         self._book = book
         self.running = 0
 
+    def report(self) -> EngineReport:
+        return EngineReport()
+
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.running += 1
         try:
@@ -65,7 +69,13 @@ class SimulatedExecutor:
             return failure * len(inputs)
         return [full_says(tensor.array[:, 0]) for tensor in inputs]
 
-    def close(self, timeout_s: float) -> bool:
+    async def start(self) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return ""
+
+    async def close(self, timeout_s: float) -> bool:
         return not self.running
 
 
@@ -128,6 +138,7 @@ class Cloud:
             contracts,
             deliveries,
             metrics=self._metrics,
+            statistics=Statistics(),
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )

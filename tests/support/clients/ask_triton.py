@@ -58,6 +58,13 @@ REFUSED = {
 }
 
 
+CLASSES = [triton.InferRequestedOutput(OUTPUT, binary_data=True, class_count=2)]
+
+
+def classes(result):
+    return [[text.decode() for text in row] for row in result.as_numpy(OUTPUT)]
+
+
 def refusal(error):
     return {"status": error.status(), "message": error.message()}
 
@@ -81,6 +88,11 @@ def ask(client):
             client.infer(model, inputs, headers=dict(headers), **options)
         except InferenceServerException as error:
             said[name] = refusal(error)
+    said["classes"] = classes(client.infer(MODEL, tensor(images, "BYTES"), outputs=CLASSES, headers=dict(headers)))
+    said["index"] = client.get_model_repository_index(headers=headers)
+    said["statistics"] = client.get_inference_statistics(MODEL, headers=headers)
+    said["all_statistics"] = client.get_inference_statistics(headers=headers)
+    said["config"] = client.get_model_config(MODEL, headers=headers)
     try:
         client.get_model_metadata("nobody", headers=headers)
     except InferenceServerException as error:

@@ -19,12 +19,14 @@ from firstline_core.errors import (
     FirstlineError,
     InvalidTensorError,
     PayloadTooLargeError,
+    RequestError,
     UnknownModelError,
 )
-from firstline_core.protocol import http, oip
+from firstline_core.protocol import extensions, http, oip
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from firstline_core.telemetry.statistics import ModelStatistics
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, RequestedOutput, Tensor, TensorSpec
 
 REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
@@ -37,6 +39,8 @@ class Doubler:
     limits: Limits = field(default_factory=Limits)
     server_name: str = "firstline-edge"
     server_version: str = "1.2"
+    extensions: tuple[str, ...] = ("binary_tensor_data",)
+    counted: ModelStatistics = field(default_factory=lambda: ModelStatistics("double", "7"))
     up: bool = True
     failure: FirstlineError | None = None
     seen: list[InferRequest] = field(default_factory=list)
@@ -61,6 +65,15 @@ class Doubler:
             raise UnknownModelError(f"No model '{model}' here.")
         spec = TensorSpec("x", "FP32", (-1, 2))
         return ModelMetadata("double", ("7",), "onnx", (spec,), (TensorSpec("y", "FP32", (-1, 2)),), ("a", "b"))
+
+    def index(self) -> list[http.ModelState]:
+        return [http.ModelState("double", "7", self.up, "" if self.up else "asleep")]
+
+    def statistics(self) -> list[ModelStatistics]:
+        return [self.counted]
+
+    def config(self, model: str, version: str) -> dict[str, Any]:
+        return extensions.config_json(self.metadata(model, version), self.limits, batching=True)
 
 
 def plane(**changes: Any) -> Doubler:
@@ -258,3 +271,62 @@ def test_an_unknown_model_is_404() -> None:
     ):
         assert reply.status == 404
         assert said(reply)["code"] == "unknown_model"
+
+
+def test_classes_have_the_labels_of_the_model_that_answered() -> None:
+    tier = plane()
+    request = InferRequest("double", (), "i", outputs=(RequestedOutput("y", None, 1),))
+    answered = InferResponse("double", "7", ())
+    assert http.class_labels(tier, request, answered) == ("a", "b")
+    assert http.class_labels(tier, request, InferResponse("elsewhere", "1", ())) == ()
+    assert http.class_labels(tier, InferRequest("double", (), "i"), answered) == ()
+
+
+class TestExtensions:
+    @pytest.mark.parametrize("body", [b"", b" ", b"{}", b'{"ready": false}'])
+    def test_the_index_takes_an_empty_body(self, body: bytes) -> None:
+        assert said(extensions.index_reply(plane(up=False), body, Limits())) == [
+            {"name": "double", "version": "7", "state": "UNAVAILABLE", "reason": "asleep"}
+        ]
+
+    def test_the_index_may_be_of_ready_models_alone(self) -> None:
+        assert said(extensions.index_reply(plane(up=False), b'{"ready": true}', Limits())) == []
+        assert said(extensions.index_reply(plane(), b'{"ready": true}', Limits()))[0]["state"] == "READY"
+
+    @pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
+    def test_the_index_takes_no_other_body(self, body: bytes) -> None:
+        with pytest.raises(RequestError):
+            extensions.index_reply(plane(), body, Limits())
+
+    def test_statistics_are_what_triton_tells(self) -> None:
+        tier = plane()
+        tier.counted.ran(3, 0.25, (0.5, 0.0))
+        tier.counted.answered(0.75, 1000.0)
+        tier.counted.fail.add(1.0)
+        (found,) = extensions.statistics_json(tier, "double", "")["model_stats"]
+        assert (found["name"], found["version"], found["last_inference"]) == ("double", "7", 1_000_000)
+        assert (found["inference_count"], found["execution_count"]) == (3, 1)
+        counted = found["inference_stats"]
+        assert counted["success"] == {"count": 1, "ns": 750_000_000}
+        assert counted["fail"] == {"count": 1, "ns": 1_000_000_000}
+        assert counted["queue"] == {"count": 2, "ns": 500_000_000}
+        assert counted["compute_infer"] == {"count": 2, "ns": 500_000_000}
+        assert found["batch_stats"][0]["batch_size"] == 3
+        assert found["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 250_000_000}
+
+    def test_statistics_of_what_is_not_there_are_refused(self) -> None:
+        assert extensions.statistics_json(plane(), "", "")["model_stats"][0]["name"] == "double"
+        for model, version in (("nobody", ""), ("double", "8")):
+            reply = extensions.reply_or_refusal(lambda m=model, v=version: extensions.statistics_json(plane(), m, v))
+            assert reply.status == 404
+
+    def test_the_configuration_is_what_the_metadata_says(self) -> None:
+        assert plane().config("double", "") == {
+            "name": "double",
+            "platform": "onnx",
+            "backend": "onnx",
+            "max_batch_size": 4096,
+            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
+            "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
+            "dynamic_batching": {"priority_levels": 3, "default_priority_level": 2},
+        }

@@ -36,6 +36,7 @@ STATUSES = {
     "queue_full": 503,
     "rate_limited": 429,
     "store_unavailable": 503,
+    "engine_unavailable": 503,
     "not_ready": 503,
     "budget_exceeded": 503,
     "link_error": 503,

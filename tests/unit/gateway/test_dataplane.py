@@ -33,6 +33,7 @@ from firstline_gateway.repository import Repository, load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
+from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.service import ServiceClock
 
 
@@ -73,6 +74,7 @@ class Bench:
             self.contracts,
             self.deliveries,
             metrics=self.metrics,
+            statistics=Statistics(),
             clock=self.clock,
             limits=Limits(),
         )

@@ -120,3 +120,31 @@ def test_limits_and_sessions_follow_from_the_settings() -> None:
     assert (found.limits.body_bytes, found.limits.json_bytes, found.limits.rows) == (1000, 1000, 7)
     assert found.sessions >= 1
     assert load(None, overrides={"execution.sessions": 3}).sessions == 3
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "said"),
+    [
+        ([], "oip.endpoints is empty"),
+        (["gpu-1:8000"], "oip.endpoints has 'gpu-1:8000'"),
+        (["ftp://gpu-1"], "http://HOST:PORT"),
+        (["http://user:secret@gpu-1"], "its token into oip.token_file"),
+        (["http://gpu-1:99999"], "http://HOST:PORT"),
+        (["http://gpu 1"], "http://HOST:PORT"),
+        (["http://gpu-1/?x=1"], "http://HOST:PORT"),
+        (["http://gpu-1", "http://gpu-1/"], "names a server twice"),
+    ],
+)
+def test_an_engine_elsewhere_needs_to_be_somewhere(endpoints: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        load(None, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": endpoints})
+    assert "secret" not in refused.value.message
+
+
+def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
+    endpoints = ["http://gpu-1", "https://gpu-2.example.com:8443/v", "http://[::1]:8000", "http://192.0.2.1:1"]
+    file = tmp_path / "gateway.toml"
+    file.write_text('[oip]\ntoken_file = "t"\n')
+    found = load(file, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": endpoints})
+    assert found.oip.endpoints == tuple(endpoints)
+    assert found.oip.token_file == str(tmp_path / "t")

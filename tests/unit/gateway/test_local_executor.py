@@ -44,7 +44,7 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     tensor = Tensor("x", np.ones((1, 1), np.float32))
     answers = await asyncio.gather(*(executor.run(M, [tensor], [None]) for _ in range(3)))
     assert [np.asarray(outcome).tolist() for (outcome,) in answers] == [[[2]]] * 3
-    assert executor.close(10)
+    assert await executor.close(10)
     assert model.closed
 
 
@@ -55,12 +55,12 @@ async def test_closing_waits_so_long_and_says_what_runs_on() -> None:
     running = asyncio.create_task(executor.run(M, [tensor], [None]))
     while not model.met:  # noqa: ASYNC110 (it is in another thread)
         await asyncio.sleep(0.001)
-    assert not executor.close(0)
+    assert not await executor.close(0)
     assert not model.closed
     model.barrier.wait()
     (outcome,) = await running
     assert np.asarray(outcome).tolist() == [[2]]
-    assert executor.close(10)
+    assert await executor.close(10)
     assert model.closed
 
 
@@ -79,7 +79,7 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
         ],
         [None, None, None],
     )
-    executor.close(10)
+    await executor.close(10)
     assert isinstance(bad, Exception)
     assert "Row 0" in str(bad) or "row 0" in str(bad)
     assert np.asarray(one).shape == (1, 10)

@@ -1,0 +1,107 @@
+"""gRPC on the gateway: the same callers, limits and log as REST has. Imported where `grpc.enabled` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+
+import grpc
+from cryptography import x509
+
+from firstline_core.errors import FirstlineError
+from firstline_core.protocol.grpc.server import GrpcServer
+from firstline_core.protocol.grpc.service import Caller, Context, Door, InferenceService
+from firstline_gateway.api.auth import caller_of, check_scope
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.presented import Presented, presented_by
+from firstline_gateway.identity.tls import ServerFiles, ServerTls
+from firstline_gateway.journal import record
+
+
+def grpc_server(gateway: Gateway) -> GrpcServer:
+    """The gateway's server for gRPC, which listens once it is started.
+
+    Raises:
+        CapacityError: the address is taken, or not this machine's.
+    """
+
+    def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
+        record(gateway.metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
+
+    @contextmanager
+    def share(principal: str) -> Iterator[Callable[[int], None]]:
+        with gateway.bodies.share(principal) as mine:
+            yield mine.take
+
+    settings, tls = gateway.settings, gateway.identity.tls
+    door = Door(partial(_authorize, gateway.identity), share, note)
+    host = settings.api.host.strip("[]")
+    return GrpcServer(
+        InferenceService(gateway.plane, door, clock=gateway.clock),
+        f"[{host}]:{settings.grpc.port}" if ":" in host else f"{host}:{settings.grpc.port}",
+        body_limit_bytes=settings.limits.body_bytes,
+        calls_limit=settings.grpc.calls_limit,
+        credentials=None if tls is None else _credentials(tls, demand=settings.grpc.client_certificates),
+    )
+
+
+async def _authorize(identity: Identity, context: Context, scope: str) -> Caller:
+    """As `auth.authorize`, of what a call has shown."""
+    metadata: dict[str, str] = {}
+    proxied: list[str] = []
+    for key, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            metadata[key] = value
+            if key == identity.proxy_header:
+                proxied.append(value)
+    presented: Presented | None = None
+    if identity.proxy_header and identity.trusts(_address(context.peer())):
+        presented = await identity.presented_by_proxy(proxied)
+    else:
+        for certificate in context.auth_context().get("x509_pem_cert", ()):
+            presented = _presented(certificate)
+    caller = await caller_of(identity, presented, metadata.get("authorization", ""))
+    check_scope(caller, scope)
+    return Caller(caller.principal, caller.trust_request_id)
+
+
+def _address(peer: str) -> str:
+    """The address in "ipv4:127.0.0.1:1234" and "ipv6:%5B::1%5D:1234"."""
+    address = peer.partition(":")[2].rpartition(":")[0]
+    return address.replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+@lru_cache(1024)
+def _presented(certificate: bytes) -> Presented:
+    """What a certificate says that gRPC has verified; one that cannot be read stands for nobody."""
+    try:
+        return presented_by(x509.load_pem_x509_certificate(certificate))
+    except ValueError:
+        return Presented(None, "", 0.0, 0.0)
+
+
+def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
+    """The gateway's TLS as gRPC takes it: files that have changed hold for the next handshake.
+
+    gRPC checks the times of certificates itself, so that a device whose certificate has expired does not get through
+    its handshake; it renews over HTTPS.
+    """
+
+    def configuration(files: ServerFiles) -> grpc.ServerCertificateConfiguration:
+        pair = (files.key.read_bytes(), files.certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration(
+            [pair], root_certificates=files.believed_pem.encode() if demand else None
+        )
+
+    used = tls.files
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if tls.files is used:
+            return None  # as before
+        used = tls.files
+        return configuration(used)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(used), fetch, require_client_authentication=demand)

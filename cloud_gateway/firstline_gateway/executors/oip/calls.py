@@ -1,0 +1,248 @@
+"""One batch to the servers behind: choose one, ask another where it fails or is slow, take the first answer.
+
+To ask twice has no effect but work: servers are asked for plain inference, without an id that would be remembered, an
+audit that would be counted or a promise that would be kept. All of that is done once, by this gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from firstline_core.clock import Clock
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    ForbiddenError,
+    InferenceError,
+    LinkDownError,
+    LinkError,
+    ModelMismatchError,
+    NotReadyError,
+    RequestError,
+    RuntimeFailure,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from firstline_core.protocol.http import headers_for
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Array
+from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_gateway.executors.oip.dialects import FarModel
+from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
+from firstline_gateway.executors.oip.hedging import Hedging
+from firstline_gateway.executors.oip.http_client import HttpReply
+
+# A server says itself that a deadline has passed; one that does not even say that has failed.
+_GRACE_S = 0.25
+_MOST_SERVERS = 3
+_RETRY_AFTER_S = 1.0
+
+log = logger(__name__)
+
+
+class Transport(Protocol):
+    """The way to one server."""
+
+    async def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
+    ) -> HttpReply:
+        """See `HttpClient.exchange`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be asked.
+
+    Args:
+        deadline_s: on the calls' clock; None means none.
+    """
+
+    key: ModelKey
+    model: FarModel
+    rows: Array
+    deadline_s: float | None
+
+
+class _Failure(NamedTuple):
+    error: FirstlineError
+    elsewhere: bool  # whether another server may do better
+
+
+class Calls:
+    """Asks servers. Belongs to one event loop.
+
+    Args:
+        endpoints: the servers.
+        transports: the way to each.
+        hedging: when to ask a second one.
+        timeout_s: the longest that one may take.
+        clock: for all durations.
+
+    Attributes:
+        hedges: batches that were sent to a second server because the first was slow.
+        retries: batches that were sent to another server because one had failed.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        transports: Mapping[Endpoint, Transport],
+        hedging: Hedging,
+        *,
+        timeout_s: float,
+        clock: Clock,
+    ) -> None:
+        self._endpoints = endpoints
+        self._transports = transports
+        self._hedging = hedging
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self.hedges = self.retries = 0
+        self._tasks: set[asyncio.Task[Probabilities | _Failure]] = set()
+
+    async def ask(self, work: Work) -> Probabilities:
+        """The first answer of a server.
+
+        Raises:
+            EngineUnavailableError: no server that has the model is there.
+            FirstlineError: what the last server said.
+        """
+        self._hedging.asked()
+        asked: dict[asyncio.Task[Probabilities | _Failure], Endpoint] = {}
+        tried: list[Endpoint] = []
+        failures: list[tuple[Endpoint, FirstlineError]] = []
+
+        def begin(*, free: bool = False) -> bool:
+            endpoint = self._endpoints.choose(work.key, tried, free=free) if len(tried) < _MOST_SERVERS else None
+            if endpoint is not None:
+                tried.append(endpoint)
+                endpoint.in_flight += 1
+                task = asyncio.create_task(self._attempt(endpoint, work))
+                self._tasks.add(task)
+                task.add_done_callback(lambda ended: self._end(endpoint, ended))
+                asked[task] = endpoint
+            return endpoint is not None
+
+        begin()
+        after_s = self._hedging.after_s(work.key, len(work.rows), self._clock.monotonic_s())
+        slow = asyncio.ensure_future(self._clock.sleep(after_s)) if after_s is not None and asked else None
+        try:
+            while asked:
+                waited_for: set[asyncio.Future[object]] = {*asked} if slow is None else {*asked, slow}  # type: ignore[arg-type]
+                ended, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in asked if task in ended]:
+                    endpoint = asked.pop(task)
+                    if task.cancelled():  # by `close`
+                        raise NotReadyError("This gateway is shutting down; send the request again.")
+                    found = task.result()
+                    if not isinstance(found, _Failure):
+                        return found
+                    if not found.elsewhere:
+                        raise found.error
+                    failures.append((endpoint, found.error))
+                if slow is not None and slow in ended:
+                    slow = None
+                    self.hedges += bool(asked) and self._may_hedge(work, tried) and begin(free=True)
+                if not asked and not self._late(work):
+                    self.retries += begin()
+        finally:
+            for future in (*asked, *([slow] if slow is not None else [])):
+                future.cancel()
+        raise self._refusal(work, failures)
+
+    async def close(self) -> None:
+        """Returns once nothing is under way; cuts it off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, endpoint: Endpoint, task: asyncio.Task[Probabilities | _Failure]) -> None:
+        self._tasks.discard(task)
+        endpoint.in_flight -= 1
+
+    def _may_hedge(self, work: Work, tried: list[Endpoint]) -> bool:
+        if self._late(work) or self._endpoints.choose(work.key, tried, free=True) is None:
+            return False
+        return self._hedging.may(self._clock.monotonic_s())
+
+    def _late(self, work: Work) -> bool:
+        return work.deadline_s is not None and work.deadline_s <= self._clock.monotonic_s()
+
+    async def _attempt(self, endpoint: Endpoint, work: Work) -> Probabilities | _Failure:
+        began_s = self._clock.monotonic_s()
+        timeout_s = self._timeout_s
+        if work.deadline_s is not None:
+            timeout_s = min(timeout_s, max(0.0, work.deadline_s - began_s) + _GRACE_S)
+        rows = len(work.rows)
+        try:
+            encoded = work.model.encode(work.rows, work.deadline_s, began_s)
+            reply = await self._transports[endpoint].exchange(
+                "POST", work.model.path, headers_for(encoded), encoded.body, timeout_s
+            )
+            found = work.model.read(reply, rows)
+        except asyncio.CancelledError:
+            endpoint.outcomes["cut_off"] += 1
+            now_s = self._clock.monotonic_s()
+            self._hedging.waited(work.key, rows, now_s - began_s, now_s)
+            raise
+        except FirstlineError as error:
+            failure = self._failed(endpoint, work.key, error)
+            refused = not failure.elsewhere or isinstance(error, CapacityError | RequestError)
+            endpoint.outcomes["refused" if refused else "failed"] += 1
+            return failure
+        endpoint.outcomes["answered"] += 1
+        now_s = self._clock.monotonic_s()
+        self._hedging.answered(work.key, rows, now_s - began_s, now_s)
+        self._endpoints.outliers.succeeded(endpoint, now_s)
+        return found
+
+    def _failed(self, endpoint: Endpoint, key: ModelKey, error: FirstlineError) -> _Failure:
+        """What a failure says of the server, and whether it is worth asking another one."""
+        now_s = self._clock.monotonic_s()
+        match error:
+            case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
+                if endpoint.lacks(key, problem := f"{endpoint.url} does not answer for '{key.name}': {error.message}"):
+                    log.error("server does not answer for a model", model=key.name, problem=problem)
+                return _Failure(error, elsewhere=True)
+            case NotReadyError():
+                self._endpoints.lost(endpoint, f"{endpoint.url} takes no requests: {error.message}")
+                return _Failure(error, elsewhere=True)
+            case RequestError() | DeadlineExceededError() | RuntimeFailure():
+                self._endpoints.outliers.succeeded(endpoint, now_s)
+                return _Failure(error, elsewhere=False)
+            case CapacityError():
+                return _Failure(error, elsewhere=True)
+            case LinkDownError() if not endpoint.answers:
+                return _Failure(error, elsewhere=True)  # one event, however many requests were cut off by it
+            case LinkDownError():
+                self._endpoints.lost(endpoint, f"{endpoint.url} is away: {error.message}.")
+        was_ejected = self._endpoints.outliers.ejected(endpoint, now_s)
+        self._endpoints.outliers.failed(endpoint, now_s)
+        if not was_ejected and self._endpoints.outliers.ejected(endpoint, now_s):
+            left_s = self._endpoints.outliers.left_s(endpoint, now_s)
+            log.warning("server left alone", server=endpoint.url, seconds=left_s, last=error.message)
+        return _Failure(error, elsewhere=True)
+
+    def _refusal(self, work: Work, failures: list[tuple[Endpoint, FirstlineError]]) -> FirstlineError:
+        """What the caller is told once nobody is left to ask."""
+        if self._late(work):
+            return DeadlineExceededError("The request's deadline passed before a server answered; allow more time.")
+        for _, error in failures:
+            if isinstance(error, CapacityError) and not isinstance(error, NotReadyError):
+                return error  # it is there, and busy: with the time to come back
+        for endpoint, error in failures:
+            if not isinstance(error, LinkError | CapacityError | RequestError):
+                return InferenceError(f"{endpoint.url} failed on this request: {error.message}")
+        said = self._endpoints.trouble(work.key) or " ".join(f"{one.url}: {error.message}" for one, error in failures)
+        return EngineUnavailableError(
+            f"No server that runs model '{work.key.name}' answers; send the request again later. {said}",
+            retry_after_s=_RETRY_AFTER_S,
+        )

@@ -1,0 +1,299 @@
+"""What is sent to a server, and what is read from its answer, in the two ways in which a server can be asked.
+
+A Firstline gateway is given what the client gave: the input in its cheapest form, the bundle's name and version, and
+the digest of the full model, which covers the processing too, so that it refuses to answer by anything else. Any other
+server of V2 is given what the model itself takes: the bundle's processing is done here, around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import orjson
+
+from firstline_core.bundle.pipeline import LoadedModel, load_around
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import (
+    FirstlineError,
+    InferenceError,
+    ModelLoadError,
+    ModelMismatchError,
+    ProtocolError,
+    RequestError,
+)
+from firstline_core.protocol.framing import Encoded
+from firstline_core.protocol.http import header_length
+from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.protocol.tensors import shown
+from firstline_core.runtime.feeds import cast_feed
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import (
+    DATATYPES,
+    PROBABILITIES,
+    Array,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    Tensor,
+    TensorSpec,
+)
+from firstline_gateway.executors.base import Probabilities
+from firstline_gateway.executors.oip.http_client import HttpReply
+from firstline_gateway.repository import ServedModel
+
+SHA256 = "sha256"
+"""The parameter of a model's configuration (Triton's `config.pbtxt`) that says which file it was made of."""
+
+_ERROR_CHARS = 300
+
+
+class FarModel(Protocol):
+    """One model as the servers behind have it."""
+
+    @property
+    def path(self) -> str:
+        """Of its requests."""
+        ...
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What to `GET` to know whether a server has it."""
+        ...
+
+    def check(self, replies: Mapping[str, HttpReply]) -> str:
+        """What is wrong with the model of a server that answered the questions so; "" where nothing is."""
+        ...
+
+    def costly(self, tensor: Tensor) -> bool:
+        """Whether `prepare` may take milliseconds, and belongs on a thread."""
+        ...
+
+    def prepare(self, tensor: Tensor) -> Array:
+        """The rows to send for a request's input.
+
+        Raises:
+            RequestError: they cannot be made of it.
+        """
+        ...
+
+    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+        """The body of a request."""
+        ...
+
+    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+        """The probabilities of an answer to so many rows.
+
+        Raises:
+            FirstlineError: it says why there are none, or is none.
+        """
+        ...
+
+
+class FirstlineModel:
+    """A bundle that a Firstline gateway serves: it is asked as a client of this gateway would ask it."""
+
+    questions = ("/firstline/v1/models",)
+
+    def __init__(self, served: ServedModel, limits: Limits) -> None:
+        self._served = served
+        self._limits = limits
+        self.path = f"{_path_of(served)}/infer"
+
+    def check(self, replies: Mapping[str, HttpReply]) -> str:
+        reply = replies[self.questions[0]]
+        if reply.status != 200:
+            return error_from(reply.status, reply.body).message
+        key, listed = self._served.key, _json_of(reply.body).get("models")
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        for entry in entries:
+            if (entry.get("name"), entry.get("version")) == (key.name, str(key.version)):
+                return self._other(entry.get("full_model_digest"))
+        return f"There is no version {key.version} of '{key.name}'."
+
+    def costly(self, tensor: Tensor) -> bool:
+        return False
+
+    def prepare(self, tensor: Tensor) -> Array:
+        return tensor.array
+
+    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+        request = InferRequest(
+            model=self._served.key.name,
+            inputs=(Tensor(self._served.manifest.input.name, rows),),
+            request_id="",
+            binary_output=True,
+            deadline_s=deadline_s,
+            full_model_digest=self._served.digest,
+        )
+        return encode_request(request, now_s=now_s)
+
+    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+        response = _response_of(reply, self._served, self._limits)
+        if response.answer is None:
+            raise ProtocolError("It answered, but not as a Firstline gateway does.")
+        if problem := self._other(response.answer.model_digest):
+            raise ModelMismatchError(problem)
+        found = _output_of(response, PROBABILITIES)
+        labels = len(self._served.manifest.labels)
+        if found.dtype != np.float32 or found.shape != (rows, labels) or not np.isfinite(found).all():
+            raise ProtocolError(
+                f"It answered with {found.dtype} {list(found.shape)} for {rows} rows of {labels} finite numbers."
+            )
+        return found
+
+    def _other(self, digest: object) -> str:
+        if digest == self._served.digest:
+            return ""
+        key = self._served.key
+        return f"Version {key.version} of '{key.name}' there has full model {shown(digest)}, not {self._served.digest}."
+
+
+class V2Model:
+    """A full model that any server of V2 runs, between the bundle's processing here.
+
+    The first server that has it says what it takes and gives; the others must say the same.
+    """
+
+    def __init__(self, served: ServedModel, options: RuntimeOptions, limits: Limits) -> None:
+        self._served = served
+        self._options = options
+        self._limits = limits
+        self._loaded: LoadedModel | None = None
+        path = _path_of(served)
+        self.path = f"{path}/infer"
+        self.questions = (path, f"{path}/ready", f"{path}/config")
+
+    def check(self, replies: Mapping[str, HttpReply]) -> str:
+        metadata, ready, config = (replies[question] for question in self.questions)
+        if metadata.status != 200:
+            return error_from(metadata.status, metadata.body).message
+        if ready.status != 200:
+            return f"Version {self._served.key.version} of '{self._served.key.name}' is not ready."
+        if config.status == 200 and (said := _sha256_in(config.body)) not in ("", self._served.full.artefact.sha256):
+            return f"It was made of the file {shown(said)}, not {self._served.full.artefact.sha256}."
+        try:
+            inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
+            if self._loaded is None:
+                bundle = Bundle(self._served.path, self._served.manifest)
+                self._loaded = load_around(_Elsewhere(inputs, outputs), bundle, self._served.full, self._options)
+        except FirstlineError as error:
+            return error.message
+        known = self._loaded.runtime
+        if (known.inputs, known.outputs) != (inputs, outputs):
+            return "It takes or gives something else than it does on another server."
+        return ""
+
+    def costly(self, tensor: Tensor) -> bool:
+        return bool(self._served.full.preprocess)
+
+    def prepare(self, tensor: Tensor) -> Array:
+        loaded = self._known()
+        return cast_feed(loaded.input.name, loaded.prepare(tensor), DATATYPES[loaded.input.datatype])
+
+    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+        loaded = self._known()
+        request = InferRequest(
+            model=self._served.key.name,
+            inputs=(Tensor(loaded.input.name, rows),),
+            request_id="",
+            outputs=(RequestedOutput(loaded.output_name, binary=True),),
+            deadline_s=deadline_s,
+        )
+        return encode_request(request, now_s=now_s)
+
+    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+        loaded = self._known()
+        response = _response_of(reply, self._served, self._limits)
+        return loaded.finish(_output_of(response, loaded.output_name), rows)
+
+    def _known(self) -> LoadedModel:
+        assert self._loaded is not None  # noqa: S101 (no server is asked before one was found to have it)
+        return self._loaded
+
+
+class _Elsewhere:
+    """What a model takes and gives, as its server says; the runtime is there."""
+
+    ranges: Mapping[str, tuple[float, float]] = {}
+    provider = "oip"
+
+    def __init__(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        raise InferenceError("This model runs on another server.")
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+
+def _path_of(served: ServedModel) -> str:
+    return f"/v2/models/{quote(served.key.name, safe='')}/versions/{served.key.version}"
+
+
+def _response_of(reply: HttpReply, served: ServedModel, limits: Limits) -> InferResponse:
+    if reply.status != 200:
+        raise error_from(reply.status, reply.body[: limits.json_bytes], reply.headers)
+    try:
+        length = header_length(reply.headers)
+    except RequestError as error:
+        raise ProtocolError(error.message) from error
+    response = decode_response(reply.body, length, limits)
+    # V2 lets a server leave the version out; the request's address named it.
+    if response.model != served.key.name or response.version not in ("", str(served.key.version)):
+        raise ModelMismatchError(
+            f"It was asked for version {served.key.version} of '{served.key.name}', and answered with "
+            f"{shown(response.version)} of {shown(response.model)}."
+        )
+    return response
+
+
+def _output_of(response: InferResponse, name: str) -> Array:
+    try:
+        return response.output(name)
+    except RequestError as error:
+        raise ProtocolError(error.message) from error
+
+
+def _json_of(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
+    """The inputs or outputs of V2 metadata, the first axis always free: servers may leave it out or fix it.
+
+    Raises:
+        ModelLoadError: they are not there, or not of V2.
+    """
+    try:
+        return tuple(
+            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), tuple(map(int, entry["shape"])))
+            for entry in _json_of(metadata)[key]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(
+            f"Its metadata has no '{key}' as V2 describes them: {str(error)[:_ERROR_CHARS]}."
+        ) from error
+
+
+def _datatype(found: object) -> str:
+    if found not in DATATYPES:
+        raise ValueError(f"datatype {shown(found)}")
+    return str(found)
+
+
+def _sha256_in(config: bytes) -> str:
+    """Triton's model configuration: `parameters { key: "sha256" value: { string_value: "..." } }`."""
+    parameters = _json_of(config).get("parameters")
+    entry = parameters.get(SHA256) if isinstance(parameters, dict) else None
+    said = entry.get("string_value") if isinstance(entry, dict) else entry
+    return said.lower() if isinstance(said, str) else ""

@@ -1,0 +1,190 @@
+"""The engine on other servers: near decisions (admission, deadlines, batches) here, the models there.
+
+Batches are made here because only here all waiting requests are seen; the servers may put them together further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    InferenceError,
+    RequestError,
+)
+from firstline_core.protocol.limits import Limits
+from firstline_core.secrets_file import read_secret
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.oip.calls import Calls, Transport, Work
+from firstline_gateway.executors.oip.dialects import FarModel
+from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
+from firstline_gateway.executors.oip.hedging import Hedging
+from firstline_gateway.executors.oip.http_client import HttpClient
+from firstline_gateway.executors.oip.probing import Probing
+from firstline_gateway.executors.rows import Group, joined, prepare_batch, shared_out
+from firstline_gateway.settings import Oip
+
+_RETRY_AFTER_S = 1.0
+
+
+class OipExecutor:
+    """Runs batches on the servers of `oip.endpoints`.
+
+    Args:
+        models: as the servers have them.
+        transports: the way to each server, by its URL.
+        found: how many batches, for how long.
+        threads: that prepare inputs side by side.
+        max_batch_rows: the most rows in one request to a server.
+        clock: what deadlines are on.
+        rng: for the choice of servers.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[ModelKey, FarModel],
+        transports: Mapping[str, Transport],
+        found: Oip,
+        *,
+        threads: int,
+        max_batch_rows: int,
+        clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._models = dict(models)
+        self._max_batch_rows = max_batch_rows
+        self._clock = clock
+        self.endpoints = Endpoints(transports, found.in_flight, clock, rng or random.Random())  # noqa: S311
+        self._transports: dict[Endpoint, Transport] = {each: transports[each.url] for each in self.endpoints.all}
+        self.calls = Calls(
+            self.endpoints, self._transports, Hedging(found.hedge_share), timeout_s=found.timeout_s, clock=clock
+        )
+        self._probing = Probing(self._transports, self._models, clock)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        self._running = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def slots(self) -> int:
+        return self.endpoints.slots
+
+    async def start(self) -> None:
+        await self._probing.start()
+
+    def trouble(self, key: ModelKey) -> str:
+        return self.endpoints.trouble(key)
+
+    def report(self) -> EngineReport:
+        return EngineReport(
+            up={(each.url,): float(self.endpoints.usable(each)) for each in self.endpoints.all},
+            batches={
+                (each.url, outcome): float(count)
+                for each in self.endpoints.all
+                for outcome, count in each.outcomes.items()
+            },
+            repeats={("hedge",): float(self.calls.hedges), ("retry",): float(self.calls.retries)},
+        )
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self._running += 1
+        try:
+            return await self._run(key, self._models[key], inputs, deadlines_s)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _run(
+        self, key: ModelKey, model: FarModel, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome]:
+        if self.endpoints.choose(key) is None:
+            raise EngineUnavailableError(
+                f"No server that runs model '{key.name}' answers; send the request again later. {self.trouble(key)}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if any(map(model.costly, inputs)):
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(
+                self._threads, prepare_batch, model.prepare, inputs, deadlines_s, self._clock
+            )
+        else:
+            prepared = prepare_batch(model.prepare, inputs, deadlines_s, self._clock)
+        outcomes = prepared.outcomes
+        for found in await asyncio.gather(
+            *(self._run_group(key, model, each, deadlines_s) for each in prepared.groups)
+        ):
+            outcomes |= found
+        return [outcomes[position] for position in range(len(inputs))]
+
+    async def _run_group(
+        self, key: ModelKey, model: FarModel, group: Group, deadlines_s: Sequence[float | None]
+    ) -> dict[int, Outcome]:
+        """Sends a group as one request, by the deadline of its most urgent member."""
+        due_s = [deadlines_s[position] for position, _ in group]
+        first_s = min((each for each in due_s if each is not None), default=None)
+        try:
+            rows = joined(group)
+            steps = [rows[at : at + self._max_batch_rows] for at in range(0, len(rows), self._max_batch_rows)]
+            parts = [await self.calls.ask(Work(key, model, step, first_s)) for step in steps]
+            return shared_out(group, _one(parts))
+        except DeadlineExceededError as error:
+            late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
+            others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
+            outcomes: dict[int, Outcome] = {position: error for position, _ in late}
+            return outcomes | (await self._run_group(key, model, others, deadlines_s) if others else {})
+        except (RequestError, InferenceError) as error:
+            if len(group) == 1:
+                return {group[0][0]: error}
+            # One request's rows may be at fault: alone, the others still get their answers.
+            alone = await asyncio.gather(*(self._run_group(key, model, [member], deadlines_s) for member in group))
+            return {position: outcome for each in alone for position, outcome in each.items()}
+        except FirstlineError as error:
+            return {position: error for position, _ in group}
+
+    async def close(self, timeout_s: float) -> bool:
+        """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
+        await self._probing.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._running:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        await self.calls.close()
+        for transport in self._transports.values():
+            await transport.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        return True
+
+
+def _one(parts: list[Probabilities]) -> Probabilities:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def open_transports(found: Oip, limits: Limits) -> dict[str, HttpClient]:
+    """The way to each configured server.
+
+    Raises:
+        ConfigError: the token or the authorities cannot be read.
+    """
+    token = read_secret(found.token_file, "oip.token_file")
+    tls = None
+    if any(url.startswith("https:") for url in found.endpoints):
+        try:
+            tls = ssl.create_default_context(cafile=found.ca_file or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"oip.ca_file {found.ca_file} cannot be used: {error.strerror or error}.") from error
+    urls = [url.rstrip("/") for url in found.endpoints]
+    return {url: HttpClient(url, token=token, tls=tls, limit_bytes=limits.body_bytes) for url in urls}

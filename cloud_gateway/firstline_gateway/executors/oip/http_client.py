@@ -1,0 +1,204 @@
+"""HTTP/1.1 to one server, for one purpose: a body there, a body back, over connections that are kept.
+
+httptools parses, as it does for the server's side. A general client spends several times as long on what is not needed
+here: redirects, cookies, decoding, a lock for each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+from firstline_core.errors import LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
+
+_CONNECT_S = 2.0
+_STALE_RETRIES = 2
+
+
+class HttpReply(NamedTuple):
+    """Status, headers by their names in lower case, and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which carries one request at a time."""
+
+    def __init__(self, limit_bytes: int, all_open: set[_Connection]) -> None:
+        self._limit_bytes = limit_bytes
+        self._all_open = all_open
+        self._transport: asyncio.Transport | None = None
+        self._answered: asyncio.Future[HttpReply] | None = None
+        self._reset()
+        self.reusable = True
+        self.heard = False  # any byte of the answer to what was sent last
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def send(self, parts: list[bytes]) -> asyncio.Future[HttpReply]:
+        """Sends a request; the answer is awaited before the next one."""
+        assert self._transport is not None  # noqa: S101 (it is connected when it is handed out)
+        self.heard = False
+        self._answered = asyncio.get_running_loop().create_future()
+        self._transport.writelines(parts)
+        return self._answered
+
+    def close(self) -> None:
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (asyncio's for TCP and TLS)
+        self._transport = transport
+        self._all_open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ProtocolError(f"it does not speak HTTP/1.1 ({error})"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all_open.discard(self)
+        self._fail(LinkDownError(f"it closed the connection ({exc or 'without an answer'})"))
+
+    def _fail(self, error: LinkError) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+        self.close()
+
+    # httptools' side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._size_bytes += len(body)
+        if self._size_bytes > self._limit_bytes:
+            self._fail(ProtocolError(f"its answer has more than {self._limit_bytes} bytes"))
+        else:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # 100 Continue, which nobody asked for
+            self._headers.clear()
+            return
+        if not self._parser.should_keep_alive():
+            self.reusable = False
+        reply = HttpReply(status, self._headers, b"".join(self._parts))
+        self._reset()
+        if self._answered is None or self._answered.done():
+            self.close()  # an answer to nothing
+        else:
+            self._answered.set_result(reply)
+
+
+class HttpClient:
+    """Connections to one server. There are as many as there are requests at the same moment.
+
+    Args:
+        url: `http://HOST:PORT` or https; a path is kept as a prefix.
+        token: the bearer token, "" for none.
+        tls: whom to believe, for https.
+        limit_bytes: the largest body of an answer.
+    """
+
+    def __init__(self, url: str, *, token: str, tls: ssl.SSLContext | None, limit_bytes: int) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls if parts.scheme == "https" else None
+        self._prefix = parts.path.rstrip("/")
+        self._common = f"Host: {parts.netloc}\r\nUser-Agent: firstline-gateway\r\nAccept-Encoding: identity\r\n"
+        if token:
+            self._common += f"Authorization: Bearer {token}\r\n"
+        self._limit_bytes = limit_bytes
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+
+    async def exchange(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
+    ) -> HttpReply:
+        """Sends it and reads the answer; again on a fresh connection where a kept one had been closed.
+
+        Raises:
+            LinkError: there was no answer within `timeout_s`, or none that is HTTP; the message ends a sentence that
+                begins with the server.
+        """
+        own = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{own}Content-Length: {len(body)}\r\n\r\n"
+        request = [head.encode("latin-1"), body] if body else [head.encode("latin-1")]
+        try:
+            async with asyncio.timeout(timeout_s):
+                for _ in range(_STALE_RETRIES):
+                    kept = self._take()
+                    if kept is None:
+                        break
+                    try:
+                        return await self._send(kept, request)
+                    except LinkDownError:
+                        # It was closed while it was idle. What came after all, and was not answered, had no effect.
+                        if kept.heard:
+                            raise
+                return await self._send(await self._connect(), request)
+        except TimeoutError as error:
+            raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+
+    async def close(self) -> None:
+        """Closes all connections; what is under way fails."""
+        for connection in tuple(self._open):
+            connection.close()
+        while self._open:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # asyncio closes the sockets in the next turn
+
+    async def _send(self, connection: _Connection, request: list[bytes]) -> HttpReply:
+        try:
+            reply = await connection.send(request)
+        except BaseException:
+            connection.close()  # what is cut off here would be read as the next one's answer
+            raise
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return reply
+
+    def _take(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._limit_bytes, self._open),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls is not None else None,
+                )
+        except TimeoutError as error:
+            raise LinkDownError(f"nobody answers on port {self._port}") from error
+        except OSError as error:  # ssl.SSLError is one
+            raise LinkDownError(f"it cannot be reached ({error.strerror or error})") from error
+        return connection

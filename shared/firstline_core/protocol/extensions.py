@@ -1,0 +1,106 @@
+"""Triton's extensions beside inference, for REST and gRPC alike: the list of models, their configuration, statistics.
+
+https://github.com/triton-inference-server/server/tree/main/docs/protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from firstline_core.errors import FirstlineError, InvalidTensorError, UnknownModelError
+from firstline_core.protocol.framing import parse_json
+from firstline_core.protocol.http import DataPlane, ModelState, Reply, error_reply, json_reply
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.statistics import ModelStatistics, as_json
+from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec
+
+_DEFAULT_PRIORITY = 2
+
+
+def index_json(found: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
+    """Triton's index of the repository."""
+    return [
+        {
+            "name": each.name,
+            "version": each.version,
+            "state": "READY" if each.ready else "UNAVAILABLE",
+            "reason": each.reason,
+        }
+        for each in found
+        if each.ready or not ready_only
+    ]
+
+
+def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
+    """`POST /v2/repository/index`; the body may be empty, or say {"ready": true}.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    asked = parse_json(body, limits) if body.strip() else {}
+    ready_only = asked.get("ready", False) if isinstance(asked, dict) else None
+    if not isinstance(ready_only, bool):
+        raise InvalidTensorError(f'The body is {shown(asked)}; send nothing, or {{"ready": true}}.')
+    return json_reply(index_json(plane.index(), ready_only=ready_only))
+
+
+def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelStatistics]:
+    """Of one version, of all versions of a model, or of all models.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+    """
+    found = [each for each in plane.statistics() if model in ("", each.name) and version in ("", each.version)]
+    if model and not found:
+        plane.metadata(model, version)  # says what there is instead
+        raise UnknownModelError(f"There are no statistics of model {shown(model)}; it is not served here.")
+    return found
+
+
+def statistics_json(plane: DataPlane, model: str, version: str) -> dict[str, Any]:
+    """What `chosen_statistics` finds, in Triton's form.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+    """
+    return as_json(chosen_statistics(plane, model, version))
+
+
+def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> dict[str, Any]:
+    """Triton's model configuration, as far as it is true of a model here.
+
+    Args:
+        metadata: of the model.
+        limits: whose `rows` a request may have: Triton's batch size.
+        batching: whether requests run together, by their priorities.
+    """
+    found: dict[str, Any] = {
+        "name": metadata.name,
+        "platform": metadata.platform,
+        "backend": metadata.platform.partition("_")[0],
+        "max_batch_size": limits.rows,
+        "input": [_port(spec) for spec in metadata.inputs],
+        "output": [_port(spec) for spec in metadata.outputs],
+    }
+    if batching:
+        found["dynamic_batching"] = {
+            "priority_levels": LOWEST_PRIORITY,
+            "default_priority_level": _DEFAULT_PRIORITY,
+        }
+    return found
+
+
+def reply_or_refusal(make: Callable[[], object]) -> Reply:
+    """A JSON value as a reply, or why there is none."""
+    try:
+        return json_reply(make())
+    except FirstlineError as error:
+        return error_reply(error)
+
+
+def _port(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    # Without the axis of rows, which the batch size stands for; of a vector of strings that leaves one of 1.
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.shape[1:]) or [1]}

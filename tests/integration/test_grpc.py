@@ -1,0 +1,236 @@
+"""gRPC on both tiers: who may call, what is too much, and what a failure looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import grpc
+import pytest
+from support.agent import edge_settings, serving_agent
+from support.broker import free_port
+from support.databases import sqlite_store
+from support.gateway import DIGITS, GatedExecutor
+from support.grpc_calls import Call, calling, digits_message, refusal
+from support.identities import Device
+from support.keys import create_key
+from support.logs import captured_lines
+from support.site import site
+
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.protocol.grpc.schema import message
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_edge.api import server as edge_server
+from firstline_edge.api.access import access_of
+from firstline_edge.api.bodies import BodyBudget
+from firstline_gateway import server
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.repository import load_repository
+from firstline_gateway.settings_load import load
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway) -> AsyncIterator[int]:
+    """Starts a gateway with gRPC alone; yields the port."""
+    found = server.open_grpc(gateway)
+    assert found is not None
+    await gateway.start()
+    await found.start()
+    try:
+        yield found.port
+    finally:
+        await found.stop(1)
+        await gateway.close()
+
+
+def overrides(folder: Path, **more: object) -> dict[str, object]:
+    return {
+        "grpc.enabled": True,
+        "grpc.port": 0,
+        "models.directory": str(DIGITS.parent),
+        "store.url": sqlite_store(folder).url,
+        "identity.directory": str(folder / "identity"),
+        "auth.refresh_s": 0.1,
+    } | {key.replace("__", "."): value for key, value in more.items()}
+
+
+@pytest.fixture
+async def call(tmp_path: Path) -> AsyncIterator[Call]:
+    """Calls of an application to a gateway that serves the digits."""
+    settings = load(None, overrides=overrides(tmp_path, api__body_limit_bytes=100_000))
+    key = create_key(settings.store, "shop", "application")
+    async with listening(open_gateway(settings)) as port, calling(port, key=key) as found:
+        yield found
+
+
+async def test_health_is_open_and_the_rest_wants_a_key(call: Call) -> None:
+    nobody = {"metadata": None}
+    assert (await call("ServerLive", **nobody)).live
+    assert (await call("ServerReady", **nobody)).ready
+    for method in (
+        "ServerMetadata",
+        "ModelReady",
+        "ModelMetadata",
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+    ):
+        assert (await refusal(call(method, **nobody)))[0] == "UNAUTHENTICATED"
+    status, sentence, trailers = await refusal(call("ModelInfer", digits_message(), **nobody))
+    assert (status, trailers["firstline-code"]) == ("UNAUTHENTICATED", "unauthorized")
+    assert sentence.startswith("This gateway needs an API key")
+    wrong = (("authorization", "Bearer nothing"),)
+    assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
+
+
+async def test_an_inference_is_answered_logged_and_counted(call: Call) -> None:
+    with captured_lines() as lines:
+        found = await call("ModelInfer", digits_message(rows=3, id="mine"))
+    assert (found.id, found.model_version, list(found.outputs[0].shape)) == ("mine", "1", [3, 10])
+    (line,) = (line for line in lines if line["event"] == "answered")
+    assert (line["transport"], line["principal"], line["rows"]) == ("grpc", "application:shop", 3)
+    (model,) = (await call("ModelStatistics", message("ModelStatisticsRequest")(name="digits"))).model_stats
+    assert (model.inference_count, model.execution_count, model.inference_stats.success.count) == (3, 1, 1)
+    config = (await call("ModelConfig", message("ModelConfigRequest")(name="digits"))).config
+    assert (config.backend, config.dynamic_batching.priority_levels) == ("onnxruntime", 3)
+    assert [model.name for model in (await call("RepositoryIndex")).models] == ["digits"]
+
+
+async def test_an_error_has_restes_sentence_and_code(call: Call) -> None:
+    status, sentence, trailers = await refusal(call("ModelMetadata", message("ModelMetadataRequest")(name="nobody")))
+    assert (status, trailers["firstline-code"]) == ("NOT_FOUND", "unknown_model")
+    assert sentence == "There is no model 'nobody' on this gateway; it serves: digits."
+    for sent in (b"\xff\xff", b""):
+        status, _, trailers = await refusal(call("ModelInfer", sent))
+        assert (status, trailers["firstline-code"]) == ("INVALID_ARGUMENT", "invalid_tensor")
+    assert (await refusal(call("ModelMetadata", b"\xff")))[0] == "INVALID_ARGUMENT"
+    assert (await refusal(call("ModelMetadata", b"\x0a\xf0\xa2\x04" + b"a" * 70_000)))[0] == "INVALID_ARGUMENT"
+
+
+async def test_what_is_too_large_is_refused_however_well_it_compresses(call: Call) -> None:
+    large = digits_message()
+    large.raw_input_contents[0] = bytes(1_000_000)
+    assert (await refusal(call("ModelInfer", large)))[0] == "RESOURCE_EXHAUSTED"
+    bomb = call("ModelInfer", large, compression=grpc.Compression.Gzip)
+    assert (await refusal(bomb))[0] == "RESOURCE_EXHAUSTED"
+    large.raw_input_contents[0] = bytes(100_000)
+    status, _, trailers = await refusal(call("ModelInfer", large))
+    assert (status, trailers["firstline-code"]) == ("RESOURCE_EXHAUSTED", "payload_too_large")
+    assert (await call("ModelInfer", digits_message())).model_name == "digits"
+
+
+async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    found = load(None, overrides=overrides(tmp_path, auth__mode="off"))
+    gateway = Gateway(found, load_repository(DIGITS, RuntimeOptions()), executor)
+    async with listening(gateway) as port, calling(port) as call:
+        asked = digits_message()
+        asked.parameters["timeout"].int64_param = 50_000
+        status, _, trailers = await refusal(call("ModelInfer", asked))
+        assert (status, trailers["firstline-code"]) == ("DEADLINE_EXCEEDED", "deadline_exceeded")
+        started_s = time.monotonic()
+        assert (await refusal(call("ModelInfer", digits_message(), timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
+        assert time.monotonic() - started_s < 10
+        left = call("ModelInfer", digits_message())
+        while executor.running < 1:  # noqa: ASYNC110 (what is awaited is in the server)
+            await asyncio.sleep(0.001)
+        left.cancel()
+        executor.release()
+
+
+async def test_a_gateway_that_drains_says_so_and_when_to_come_back(tmp_path: Path) -> None:
+    gateway = open_gateway(load(None, overrides=overrides(tmp_path, auth__mode="off")))
+    async with listening(gateway) as port, calling(port) as call:
+        assert await gateway.drain(1)
+        assert not (await call("ServerReady")).ready
+        status, _, trailers = await refusal(call("ModelInfer", digits_message()))
+        assert (status, trailers["firstline-code"]) == ("UNAVAILABLE", "not_ready")
+        assert trailers["grpc-retry-pushback-ms"] == "1000"
+
+
+def shown_by(device: Device | None, believed_pem: str) -> grpc.ChannelCredentials:
+    if device is None:
+        return grpc.ssl_channel_credentials(believed_pem.encode())
+    key, certificate = (device.folder / "device.key").read_bytes(), (device.folder / "device.pem").read_bytes()
+    return grpc.ssl_channel_credentials(believed_pem.encode(), key, certificate)
+
+
+async def test_tls_with_keys(tmp_path: Path) -> None:
+    async with site(tmp_path, **{"grpc.enabled": True, "grpc.port": 0}) as at:
+        found = server.open_grpc(at.gateway)
+        assert found is not None
+        await found.start()
+        key = create_key(at.gateway.settings.store, "shop", "application")
+        async with calling(found.port, credentials=shown_by(None, at.authority.pem), key=key) as call:
+            assert (await call("ModelInfer", digits_message())).model_name == "digits"
+        async with calling(found.port, key=key) as call:
+            assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        await found.stop(1)
+
+
+async def test_tls_with_certificates_of_devices(tmp_path: Path) -> None:
+    extra = {"grpc.enabled": True, "grpc.port": 0, "grpc.client_certificates": True}
+    async with site(tmp_path, **extra) as at:
+        found = server.open_grpc(at.gateway)
+        assert found is not None
+        await found.start()
+        device = await at.enrolled("press-7")
+        async with calling(found.port, credentials=shown_by(device, at.authority.pem)) as call:
+            asked = digits_message()
+            asked.parameters["request_id"].string_param = "01890a5d-ac96-774b-bcce-b302099a8057"
+            answered = await call("ModelInfer", asked)
+            # A device keeps its own ids, an application does not.
+            assert answered.parameters["request_id"].string_param == "01890a5d-ac96-774b-bcce-b302099a8057"
+            assert (await at.keeper.post("/firstline/v1/devices/press-7/revoke")).status_code == 200
+            status, sentence, _ = await refusal(call("ModelInfer", digits_message()))
+            assert (status, "was revoked" in sentence) == ("UNAUTHENTICATED", True)
+        async with calling(found.port, credentials=shown_by(None, at.authority.pem)) as call:
+            assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        await found.stop(1)
+
+
+async def test_a_port_is_nobody_elses_and_the_packages_are_missed_in_a_sentence(tmp_path: Path) -> None:
+    gateway = open_gateway(load(None, overrides=overrides(tmp_path, auth__mode="off")))
+    async with listening(gateway) as port:
+        with patch.object(gateway, "settings", load(None, overrides=overrides(tmp_path, grpc__port=port))):
+            with pytest.raises(CapacityError, match=f"Cannot listen for gRPC on 127.0.0.1:{port}"):
+                server.open_grpc(gateway)
+            with (
+                patch.dict("sys.modules", {"firstline_gateway.api.grpc": None}),
+                pytest.raises(ConfigError, match=r"install firstline\[gateway,grpc\]"),
+            ):
+                server.open_grpc(gateway)
+    with pytest.raises(ConfigError, match=r"grpc\.client_certificates is set without TLS"):
+        load(None, overrides={"grpc.client_certificates": True})
+
+
+async def test_an_agent_answers_with_its_tokens(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("anna:" + "k" * 40 + "\n")
+    tokens.chmod(0o600)
+    port = free_port()
+    settings = edge_settings(tmp_path / "state", grpc__enabled=True, grpc__port=port, api__token_file=str(tokens))
+    async with (
+        serving_agent(settings) as (agent, _),
+        edge_server._grpc(agent, access_of(settings.api), BodyBudget(1 << 20)),
+        calling(port, key="k" * 40) as call,
+    ):
+        assert (await call("ServerMetadata")).name == "firstline-edge"
+        asked = digits_message()
+        asked.parameters["route"].string_param = "edge"
+        assert (await call("ModelInfer", asked)).parameters["tier"].string_param == "edge"
+        assert [model.state for model in (await call("RepositoryIndex")).models] == ["READY"]
+        (model,) = (await call("ModelStatistics")).model_stats
+        assert (model.inference_count, model.inference_stats.cache_miss.count) == (1, 1)
+        asked.parameters["privacy"].string_param = "local_only"
+        await call("ModelInfer", asked)
+        (model,) = (await call("ModelStatistics")).model_stats
+        assert model.inference_stats.success.count == 1
+        assert (await refusal(call("ServerMetadata", metadata=None)))[0] == "UNAUTHENTICATED"
+        asked.raw_input_contents[0] = bytes(2 << 20)
+        status, _, trailers = await refusal(call("ModelInfer", asked))
+        assert (status, trailers["firstline-code"]) == ("UNAVAILABLE", "queue_full")

@@ -1,0 +1,266 @@
+"""A gateway whose models run on others: second gateways as processes, one of them killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from support.bundles import encode, images, write_manifest
+from support.gateway import DIGITS, serving
+from support.keys import create_key
+
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.pipeline import load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, InferRequest
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
+from firstline_gateway.store.database import open_database
+
+COMMAND = (sys.executable, "-m", "firstline_gateway")
+INFER = "/v2/models/digits/infer"
+
+
+class Behind:
+    """One gateway behind, as a process of its own; all know the same key."""
+
+    def __init__(self, folder: Path, store: Path, bundle: Path = DIGITS) -> None:
+        folder.mkdir()
+        shutil.copy(store, folder / "gateway.db")
+        self.folder = folder
+        self.config = folder / "gateway.toml"
+        self._bundle = bundle
+        self._write(bundle, port=0)
+        self.start()
+
+    def _write(self, bundle: Path, port: int) -> None:
+        self.config.write_text(
+            f'[api]\nport = {port}\n[models]\ndirectory = "{bundle}"\n[execution]\nsessions = 1\n'
+            '[log]\nlevel = "warning"\nformat = "json"\n'
+        )
+
+    def start(self) -> None:
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "run", "--config", str(self.config), "-o", "json"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.folder / "log").read_text()
+        self.url = str(json.loads(line)["url"])
+        self._write(self._bundle, int(self.url.rsplit(":", 1)[1]))  # so that it comes back there
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=20)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder, and the key that all gateways behind know."""
+
+    folder: Path
+    token: str
+
+    @contextmanager
+    def behind(self, name: str, bundle: Path = DIGITS) -> Iterator[Behind]:
+        found = Behind(self.folder / name, self.folder / "keys" / "gateway.db", bundle)
+        try:
+            yield found
+        finally:
+            if found.process.poll() is None:
+                found.end()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    store = Store(url=f"sqlite:///{keys / 'gateway.db'}")
+    open_database(store).close()
+    return Site(tmp_path, create_key(store, "near", "application"))
+
+
+@asynccontextmanager
+async def near(site: Site, *urls: str, **overrides: object) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway in this process that has the manifest alone, and a client of it."""
+    folder = site.folder
+    models = folder / "manifests"
+    models.mkdir(exist_ok=True)
+    (models / "manifest.json").write_bytes((DIGITS / "manifest.json").read_bytes())
+    (folder / "token").write_text(site.token)
+    known: dict[str, object] = {
+        "auth.mode": "off",
+        "models.directory": str(models),
+        "store.url": f"sqlite:///{folder / 'near.db'}",
+        "execution.engine": "oip",
+        "oip.endpoints": list(urls),
+        "oip.token_file": str(folder / "token"),
+    }
+    gateway = open_gateway(
+        load(None, environ={}, overrides=known | {key.replace("__", "."): v for key, v in overrides.items()})
+    )
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        yield client
+
+
+def picture(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    return encode(rng.integers(0, 255, (8, 8), np.uint8))
+
+
+def expected(numbers: list[int]) -> list[Array]:
+    bundle = open_bundle(DIGITS)
+    assert bundle.manifest.full is not None
+    model = load_model(bundle, bundle.manifest.full, RuntimeOptions())
+    found = [model.predict(images(picture(number))) for number in numbers]
+    model.close()
+    return found
+
+
+async def ask(client: httpx.AsyncClient, *encoded: bytes, timeout_s: float | None = None) -> httpx.Response:
+    request = InferRequest("digits", (images(*encoded),), "", binary_output=True, deadline_s=timeout_s)
+    body = encode_request(request)
+    return await client.post(INFER, content=body.body, headers=headers_for(body))
+
+
+def said(reply: httpx.Response) -> Array:
+    assert reply.status_code == 200, reply.text
+    length = reply.headers.get("Inference-Header-Content-Length")
+    return decode_response(reply.content, int(length) if length else None).output("probabilities")
+
+
+class Load:
+    """Clients that ask without a pause, each its own pictures, until they are told to stop."""
+
+    def __init__(self, client: httpx.AsyncClient, clients: int = 6) -> None:
+        self._client = client
+        self._ended = False
+        self.answers: list[tuple[int, httpx.Response]] = []
+        self._tasks = [asyncio.create_task(self._go(first)) for first in range(clients)]
+
+    async def _go(self, first: int) -> None:
+        number = first
+        while not self._ended:
+            reply = await ask(self._client, picture(number % 50))
+            if reply.status_code == 503 and reply.json()["code"] == "queue_full":  # this machine is busy
+                await asyncio.sleep(0.05)
+                continue
+            self.answers.append((number % 50, reply))
+            number += 1
+
+    async def more(self, count: int) -> None:
+        """Waits for so many more answers."""
+        wanted = len(self.answers) + count
+        async with asyncio.timeout(60):
+            while len(self.answers) < wanted:  # noqa: ASYNC110 (each is an event of its own)
+                await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        """Every request was answered, and with what the model says of it."""
+        self._ended = True
+        await asyncio.gather(*self._tasks)
+        assert {reply.text for _, reply in self.answers if reply.status_code != 200} == set()
+        right = expected(list(range(50)))
+        for number, reply in self.answers:
+            np.testing.assert_allclose(said(reply), right[number], atol=1e-5)
+
+
+async def batches_of(one: Behind, site: Site) -> float:
+    """That a gateway behind has run."""
+    async with httpx.AsyncClient(base_url=one.url, headers={"Authorization": f"Bearer {site.token}"}) as client:
+        text = (await client.get("/metrics")).text
+    (line,) = (line for line in text.splitlines() if line.startswith("firstline_gateway_batch_rows_count "))
+    return float(line.split()[1])
+
+
+@pytest.mark.timeout(300)  # three starts of a process, on a machine that may be busy
+async def test_one_of_two_is_killed_under_load_and_comes_back_and_nothing_is_lost(site: Site) -> None:
+    with site.behind("one") as one, site.behind("other") as other:
+        async with near(site, one.url, other.url) as client:
+            assert (await client.get("/v2/health/ready")).status_code == 200
+            load_ = Load(client)
+            await load_.more(40)
+            assert min(await batches_of(one, site), await batches_of(other, site)) > 5, "both have their part"
+            other.end(signal.SIGKILL)
+            await load_.more(60)
+            await asyncio.to_thread(other.start)
+            async with asyncio.timeout(30):
+                while not await batches_of(other, site):  # noqa: ASYNC110 (it is another process)
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(one.end, signal.SIGTERM)
+            await load_.more(60)
+            await load_.end()
+
+
+async def test_nobody_behind_is_a_sentence_with_a_time_and_not_ready(site: Site) -> None:
+    async with near(site, "http://127.0.0.1:1") as client:
+        assert (await client.get("/v2/health/ready")).status_code == 400
+        assert (await client.get("/v2/health/live")).status_code == 200
+        assert (await client.get("/v2/models/digits/ready")).status_code == 400
+        reply = await ask(client, picture(0))
+        assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+        assert "http://127.0.0.1:1 is away" in reply.json()["error"]
+        assert int(reply.headers["Retry-After"]) >= 1
+        (model,) = (await client.post("/v2/repository/index")).json()
+        assert (model["state"], "is away" in model["reason"]) == ("UNAVAILABLE", True)
+
+
+async def test_what_is_behind_must_be_the_same_bundle(site: Site) -> None:
+    bundle = site.folder / "bundle"
+    shutil.copytree(DIGITS, bundle, ignore=shutil.ignore_patterns("edge*"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["full"]["preprocess"][1]["filter"] = "nearest"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with site.behind("one", bundle=bundle) as one:
+        async with near(site, one.url) as client:
+            reply = await ask(client, picture(0))
+            assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+            assert "has full model" in reply.json()["error"]
+            assert (await client.get("/v2/health/ready")).status_code == 400
+
+
+async def test_any_server_of_v2_gets_what_the_model_takes(site: Site) -> None:
+    """The server behind knows the model alone; decoding and the rest are done here."""
+    there = site.folder / "there"
+    there.mkdir()
+    shutil.copy(DIGITS / "full.onnx", there)
+    manifest = open_bundle(DIGITS).manifest
+    assert manifest.full is not None
+    plain = msgspec.structs.replace(manifest.full, preprocess=())
+    write_manifest(
+        there, [], manifest.labels, name="digits", full=plain, input=InputSpec("image", "FP32", (-1, 8, 8, 1))
+    )
+    here = site.folder / "manifests"
+    with site.behind("one", bundle=there) as one:
+        async with near(site, one.url) as first:
+            assert (await first.get("/v2/health/ready")).status_code == 400, "another digest, and it says so"
+        unfinished = msgspec.structs.replace(manifest.full, postprocess=())  # it answers with probabilities
+        write_manifest(here, [], manifest.labels, name="digits", full=unfinished)
+        shutil.copytree(here, site.folder / "other")
+        overrides = {"models__directory": str(site.folder / "other"), "oip__processing": "here"}
+        async with near(site, one.url, **overrides) as client:
+            reply = await ask(client, picture(3), picture(4))
+            np.testing.assert_allclose(said(reply), np.concatenate(expected([3, 4])), atol=1e-5)
+            bad = await ask(client, b"no image")
+            assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor")
+            assert (await ask(client, picture(3), timeout_s=1e-6)).status_code == 504

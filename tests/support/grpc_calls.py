@@ -1,0 +1,59 @@
+"""gRPC towards a tier in this process, without anybody's generated code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from firstline_core.protocol.grpc.schema import SERVICE, message
+
+Call = Callable[..., Any]
+
+
+@asynccontextmanager
+async def calling(
+    port: int, *, credentials: grpc.ChannelCredentials | None = None, key: str = ""
+) -> AsyncIterator[Call]:
+    """A function that makes one call: its method, a message or bytes, and options of `grpc.aio`."""
+    address = f"127.0.0.1:{port}"
+    # A subchannel of its own: others of this process have other certificates.
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
+    channel = (
+        grpc.aio.insecure_channel(address, options)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options)
+    )
+    metadata = (("authorization", f"Bearer {key}"),) if key else None
+
+    def call(method: str, sent: Any = b"", **given: Any) -> Any:
+        made = channel.unary_unary(
+            f"/{SERVICE.full_name}/{method}",
+            request_serializer=lambda asked: asked if isinstance(asked, bytes) else asked.SerializeToString(),
+            response_deserializer=message(SERVICE.methods_by_name[method].output_type.name).FromString,
+        )
+        return made(sent, **{"timeout": 20, "metadata": metadata} | given)
+
+    async with channel:
+        yield call
+
+
+def digits_message(rows: int = 1, **fields: Any) -> Any:
+    """A ModelInferRequest of empty pictures."""
+    made = message("ModelInferRequest")(model_name="digits", **fields)
+    made.inputs.add(name="image", datatype="UINT8", shape=(rows, 8, 8, 1))
+    made.raw_input_contents.append(np.zeros((rows, 8, 8, 1), np.uint8).tobytes())
+    return made
+
+
+async def refusal(call: Any) -> tuple[str, str, dict[str, str]]:
+    """Status, sentence and trailing metadata of a call that must fail."""
+    try:
+        found = await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or "", dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
+    raise AssertionError(f"it was answered: {found}")

@@ -1,0 +1,153 @@
+"""What any server of V2 is asked and believed, with the bundle's processing here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from support.bundles import encode, images
+from support.gateway import DIGITS
+
+from firstline_core.bundle.pipeline import load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
+from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, InferRequest, InferResponse, Tensor
+from firstline_gateway.executors.oip.dialects import V2Model
+from firstline_gateway.executors.oip.http_client import HttpReply
+from firstline_gateway.repository import ServedModel, load_repository
+
+INFER = "/v2/models/digits/versions/1"
+METADATA = {
+    "name": "digits",
+    "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 8, 8, 1]}],
+    "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}],
+}
+
+
+@pytest.fixture
+def served() -> ServedModel:
+    return next(iter(load_repository(DIGITS, None)))
+
+
+def questions(metadata: object = METADATA, config: object = None, ready: int = 200) -> dict[str, HttpReply]:
+    return {
+        INFER: HttpReply(200, {}, orjson.dumps(metadata)),
+        f"{INFER}/ready": HttpReply(ready, {}, b""),
+        f"{INFER}/config": HttpReply(404 if config is None else 200, {}, orjson.dumps(config)),
+    }
+
+
+def made(served: ServedModel) -> V2Model:
+    model = V2Model(served, RuntimeOptions(), DEFAULT_LIMITS)
+    assert model.check(questions()) == ""
+    return model
+
+
+def reply(logits: Array, *, name: str = "logits", model: str = "digits", version: str = "1") -> HttpReply:
+    request = InferRequest("digits", (Tensor("pixels", logits),), "r", binary_output=True)
+    encoded = encode_response(request, InferResponse(model, version, (Tensor(name, logits),)))
+    return HttpReply(200, {key.lower(): value for key, value in headers_for(encoded).items()}, encoded.body)
+
+
+def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: ServedModel) -> None:
+    model = made(served)
+    picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8)))
+    assert model.costly(picture)
+    rows = model.prepare(picture)
+    encoded = model.encode(rows, 12.5, 10.0)
+    asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)
+    assert asked.inputs[0].name == "pixels"
+    assert np.array_equal(asked.inputs[0].array, rows)
+    assert [(output.name, output.binary) for output in asked.outputs] == [("logits", True)]
+    assert asked.deadline_s == 22.5
+    assert (asked.full_model_digest, asked.promised) == ("", False)
+    logits = np.arange(10, dtype=np.float32)[None]
+    found = model.read(reply(logits), 1)
+    assert np.allclose(found, np.exp(logits) / np.exp(logits).sum(), atol=1e-6)
+
+
+def test_it_is_the_same_as_the_model_in_this_process(served: ServedModel) -> None:
+    bundle = open_bundle(DIGITS)
+    assert bundle.manifest.full is not None
+    here = load_model(bundle, bundle.manifest.full, RuntimeOptions())
+    picture = images(encode(np.arange(64, dtype=np.uint8).reshape(8, 8) * 3))
+    model = made(served)
+    rows = model.prepare(picture)
+    logits = here.runtime.run({here.input.name: rows})[here.output_name]
+    assert np.array_equal(model.read(reply(logits), 1), here.predict(picture))
+    here.close()
+
+
+def test_a_bad_input_is_refused_before_it_travels(served: ServedModel) -> None:
+    with pytest.raises(InvalidTensorError, match="Row 0"):
+        made(served).prepare(images(b"no image"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        ({"version": "2"}, ModelMismatchError, "asked for version 1 of 'digits', and answered with '2'"),
+        ({"model": "other"}, ModelMismatchError, "of 'other'"),
+        ({"name": "scores"}, ProtocolError, "no output 'logits'"),
+    ],
+)
+def test_another_models_answer_is_an_error(
+    served: ServedModel, answer: dict[str, str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        made(served).read(reply(np.zeros((1, 10), np.float32), **answer), 1)
+
+
+def test_a_version_that_is_left_out_is_the_one_that_was_asked_for(served: ServedModel) -> None:
+    assert made(served).read(reply(np.zeros((1, 10), np.float32), version=""), 1).shape == (1, 10)
+
+
+def test_numbers_that_are_no_probabilities_are_an_error(served: ServedModel) -> None:
+    model = made(served)
+    with pytest.raises(InferenceError, match="NaN"):
+        model.read(reply(np.full((1, 10), np.nan, np.float32)), 1)
+    with pytest.raises(InferenceError, match="for 2 rows"):
+        model.read(reply(np.zeros((1, 10), np.float32)), 2)
+
+
+def named(part: str, **changes: Any) -> dict[str, Any]:
+    return METADATA | {part: [METADATA[part][0] | changes]}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (questions(ready=400), "is not ready"),
+        (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
+        (questions(named("inputs", datatype="FP8")), "FP8"),
+        (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "made of the file 'ffff"),
+        (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
+    ],
+)
+def test_a_server_that_has_not_the_model_says_why(served: ServedModel, found: dict[str, HttpReply], said: str) -> None:
+    assert said in V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(found)
+
+
+def test_all_servers_must_take_and_give_the_same(served: ServedModel) -> None:
+    model = made(served)
+    assert "than it does on another server" in model.check(questions(named("inputs", name="image")))
+    assert model.check(questions()) == ""
+
+
+def test_a_servers_own_word_of_the_file_is_held_against_the_bundle(served: ServedModel) -> None:
+    said = {"parameters": {"sha256": {"string_value": served.full.artefact.sha256.upper()}}}
+    assert V2Model(served, RuntimeOptions(), DEFAULT_LIMITS).check(questions(config=said)) == ""
+
+
+def test_models_that_run_elsewhere_need_no_files_here(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes((DIGITS / "manifest.json").read_bytes())
+    (only,) = load_repository(tmp_path, None)
+    assert only.loaded is None
+    assert only.digest == only.full.digest

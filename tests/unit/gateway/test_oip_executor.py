@@ -1,0 +1,334 @@
+"""The engine on other servers, in simulated time: choice, retries, hedges, ejection, deadlines, readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from support.far_servers import MANIFEST, SERVED, FarGateway, M, row
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    NotReadyError,
+    QueueFullError,
+    UnauthorizedError,
+)
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.oip.dialects import FirstlineModel
+from firstline_gateway.executors.oip.executor import OipExecutor
+from firstline_gateway.settings import Oip
+
+T = TypeVar("T")
+
+
+class Site:
+    """Some far gateways, and the executor that asks them."""
+
+    def __init__(self, servers: int = 2, **found: object) -> None:
+        self.clock = SimulatedClock()
+        self.servers = [FarGateway(self.clock) for _ in range(servers)]
+        self.executor = OipExecutor(
+            {M: FirstlineModel(SERVED, DEFAULT_LIMITS)},
+            {f"http://far-{number}": server for number, server in enumerate(self.servers)},
+            Oip(**found),  # type: ignore[arg-type]
+            threads=1,
+            max_batch_rows=8,
+            clock=self.clock,
+            rng=random.Random(1),
+        )
+
+    async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
+        """Lets time pass until it is there."""
+        future = asyncio.ensure_future(awaited)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        while not future.done():
+            await self.clock.advance(step_s)
+        return future.result()
+
+    async def ask(self, *requests: tuple[float, ...], timeout_s: float | None = None) -> list[Outcome]:
+        return await self.until(self.begin(*requests, timeouts_s=[timeout_s] * len(requests)))
+
+    def begin(self, *requests: tuple[float, ...], timeouts_s: list[float | None]) -> asyncio.Task[list[Outcome]]:
+        inputs = [Tensor("x", np.array(values, np.float32).reshape(-1, 1)) for values in requests]
+        now_s = self.clock.monotonic_s()
+        due_s = [None if each is None else now_s + each for each in timeouts_s]
+        return asyncio.ensure_future(self.executor.run(M, inputs, due_s))
+
+    async def warm(self, count: int = 40) -> None:
+        """Lets it learn how long a row takes."""
+        for _ in range(count):
+            await self.ask((0.5,))
+        for server in self.servers:
+            server.requests.clear()
+
+    @property
+    def asked(self) -> list[int]:
+        return [len(server.requests) for server in self.servers]
+
+
+@asynccontextmanager
+async def site(
+    servers: int = 2, prepare: Callable[[Site], None] = lambda _: None, **found: object
+) -> AsyncIterator[Site]:
+    made = Site(servers, **found)
+    prepare(made)
+    await made.executor.start()
+    yield made
+    assert await made.executor.close(0)
+    assert all(server.closed and not server.running for server in made.servers)
+
+
+def values(outcome: Outcome) -> list[list[float]]:
+    assert not isinstance(outcome, FirstlineError), outcome
+    return [[round(float(each), 3) for each in line] for line in outcome]
+
+
+async def test_a_batch_travels_as_one_request_and_each_gets_its_own_rows() -> None:
+    async with site(1) as far:
+        assert far.executor.trouble(M) == ""
+        one, two = await far.ask((0.25,), (0.5, 0.75))
+        assert values(one) == [row(0.25)]
+        assert values(two) == [row(0.5), row(0.75)]
+        (request,) = far.servers[0].requests
+        assert request.rows == 3
+        assert request.full_model_digest == MANIFEST.full_digest
+        assert request.binary_output
+        assert (request.promised, request.audit, request.alarm) == (False, None, "")
+
+
+async def test_more_rows_than_a_batch_may_have_travel_in_steps() -> None:
+    async with site(1) as far:
+        (outcome,) = await far.ask(tuple(number / 32 for number in range(20)))
+        assert values(outcome) == [[round(each, 3) for each in row(number / 32)] for number in range(20)]
+        assert [request.rows for request in far.servers[0].requests] == [8, 8, 4]
+
+
+async def test_one_bad_request_fails_alone() -> None:
+    async with site(1) as far:
+        good, bad, also_good = await far.ask((0.25,), (-1.0,), (0.5,))
+        assert values(good) == [row(0.25)]
+        assert isinstance(bad, InvalidTensorError)
+        assert values(also_good) == [row(0.5)]
+
+
+async def test_the_server_with_less_to_do_is_asked() -> None:
+    async with site(3, in_flight=4) as far:
+        assert far.executor.slots == 12
+        batches = [far.begin((0.5,), timeouts_s=[None]) for _ in range(12)]
+        await asyncio.sleep(0.01)
+        assert [endpoint.in_flight for endpoint in far.executor.endpoints.all] == [4, 4, 4]
+        await far.until(asyncio.gather(*batches))
+        assert [endpoint.in_flight for endpoint in far.executor.endpoints.all] == [0, 0, 0]
+
+
+async def test_what_was_under_way_on_a_server_that_dies_is_answered_by_another() -> None:
+    async with site(2) as far:
+        batches = [far.begin((number / 16,), timeouts_s=[None]) for number in range(16)]
+        await asyncio.sleep(0.01)
+        await far.clock.advance(0.005)
+        assert all(server.running for server in far.servers)
+        far.servers[0].there = False
+        outcomes = await far.until(asyncio.gather(*batches))
+        assert [values(outcome) for (outcome,) in outcomes] == [[[round(e, 3) for e in row(n / 16)]] for n in range(16)]
+        assert far.executor.slots == 8, "its slots are gone with it"
+        before = far.asked
+        await far.ask((0.5,))
+        assert far.asked == [before[0], before[1] + 1], "nobody asks it until it answers a probe"
+        far.servers[0].there = True
+        await far.clock.advance(2)
+        assert far.executor.slots == 16
+
+
+async def test_where_nobody_is_there_it_says_so_at_once_and_is_not_ready() -> None:
+    def away(far: Site) -> None:
+        for server in far.servers:
+            server.there = False
+
+    async with site(2, away) as far:
+        assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.executor.trouble(M)
+        with pytest.raises(EngineUnavailableError, match="far-1 is away") as refused:
+            await far.ask((0.5,))
+        assert refused.value.retry_after_s == 1
+        assert far.executor.slots == 8
+        far.servers[1].there = True
+        await far.clock.advance(1)
+        assert far.executor.trouble(M) == ""
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+
+
+async def test_the_last_server_is_given_up_by_its_probes_alone() -> None:
+    async with site(1) as far:
+        far.servers[0].there = False
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, EngineUnavailableError)
+        assert "Connection refused" in outcome.message
+        assert far.executor.trouble(M) == ""
+        await far.clock.advance(6)
+        assert "is away" in far.executor.trouble(M)
+
+
+async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
+    async with site(2) as far:
+        far.servers[0].error = NotReadyError("This gateway is shutting down; send the request again.")
+        far.servers[0].ready = False
+        for _ in range(10):
+            (outcome,) = await far.ask((0.5,))
+            assert values(outcome) == [row(0.5)]
+        assert far.asked[0] <= 1
+        assert far.executor.slots == 8
+
+
+async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> None:
+    async with site(3) as far:
+        far.servers[0].error = FirstlineError("It broke.")
+        for _ in range(60):
+            (outcome,) = await far.ask((0.5,))
+            assert values(outcome) == [row(0.5)]
+        assert far.asked[0] == 5
+        assert far.executor.slots == 16
+        report = far.executor.report()
+        assert report.batches["http://far-0", "failed"] == 5
+        assert report.up["http://far-0",] == 0
+        assert report.repeats["retry",] == 5
+        far.servers[0].error = None
+        await far.clock.advance(10)
+        for _ in range(60):
+            await far.ask((0.5,))
+        assert far.asked[0] > 5
+
+
+async def test_what_all_servers_fail_on_is_a_failure_of_the_request() -> None:
+    async with site(2) as far:
+        for server in far.servers:
+            server.error = FirstlineError("It broke.")
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, InferenceError)
+        assert "failed on this request: It broke." in outcome.message
+
+
+async def test_another_model_under_the_same_version_is_an_error_and_not_an_answer() -> None:
+    def other(far: Site) -> None:
+        far.servers[0].digest = "f" * 64
+
+    async with site(2, other) as far:
+        for _ in range(10):
+            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        assert far.asked[0] == 0, "it was seen before it was asked"
+        far.servers[1].said_digest = "e" * 64  # exchanged since it was looked at
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, EngineUnavailableError)
+        assert "has full model 'eeee" in outcome.message
+        assert MANIFEST.full_digest in outcome.message
+        assert far.executor.trouble(M) != ""
+        far.servers[1].said_digest = ""
+        await far.clock.advance(12)
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+
+
+async def test_a_refused_token_is_the_operators_error_and_not_the_callers() -> None:
+    async with site(1) as far:
+        far.servers[0].error = UnauthorizedError("There is no valid key.")
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, EngineUnavailableError)
+        assert "There is no valid key." in outcome.message
+
+
+async def test_a_busy_server_is_left_for_another_and_all_busy_says_when_to_come_back() -> None:
+    async with site(2) as far:
+        far.servers[0].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
+        for _ in range(20):
+            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+        assert far.executor.slots == 16, "to be busy is no failure"
+        far.servers[1].error = far.servers[0].error
+        (outcome,) = await far.ask((0.5,))
+        assert isinstance(outcome, QueueFullError)
+        assert outcome.retry_after_s == 3
+
+
+async def test_a_slow_server_is_hedged_and_the_slower_of_both_is_cut_off() -> None:
+    async with site(2, hedge_share=0.05) as far:
+        await far.warm()
+        far.servers[0].seconds = 5.0
+        for _ in range(4):
+            began_s = far.clock.monotonic_s()
+            assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+            assert far.clock.monotonic_s() - began_s < 0.05
+        assert far.executor.calls.hedges >= 1
+        assert far.servers[0].cancelled == far.executor.calls.hedges
+        assert far.servers[1].cancelled == 0
+        report = far.executor.report()
+        assert report.repeats == {("hedge",): far.executor.calls.hedges, ("retry",): 0}
+        assert report.batches["http://far-0", "cut_off"] == far.executor.calls.hedges
+        assert report.up == {("http://far-0",): 1, ("http://far-1",): 1}
+
+
+async def test_hedges_stop_where_everything_is_slow() -> None:
+    async with site(2, hedge_share=0.05) as far:
+        await far.warm(100)
+        for server in far.servers:
+            server.seconds = 0.2
+        for _ in range(60):
+            await far.ask((0.5,))
+        assert far.executor.calls.hedges <= 5 + 0.05 * 160
+
+
+async def test_a_hedge_is_never_sent_to_a_server_that_has_enough_to_do() -> None:
+    async with site(2, in_flight=1) as far:
+        await far.warm()
+        for server in far.servers:
+            server.seconds = 1.0
+        await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(2))))
+        assert far.executor.calls.hedges == 0
+
+
+async def test_the_deadline_travels_and_the_most_urgent_of_a_batch_decides() -> None:
+    async with site(1) as far:
+        outcomes = await far.until(far.begin((0.25,), (0.5,), (0.75,), timeouts_s=[None, 0.5, 2.0]))
+        assert all(values(outcome) for outcome in outcomes)
+        (request,) = far.servers[0].requests
+        assert request.deadline_s == pytest.approx(0.5, abs=0.01)
+        assert far.servers[0].timeouts_s == [pytest.approx(0.75, abs=0.01)]
+
+
+async def test_who_has_more_time_is_not_failed_with_who_has_none() -> None:
+    async with site(1) as far:
+        far.servers[0].seconds = 0.4
+        urgent, patient, endless = await far.until(far.begin((0.25,), (0.5,), (0.75,), timeouts_s=[0.1, 2.0, None]))
+        assert isinstance(urgent, DeadlineExceededError)
+        assert values(patient) == [row(0.5)]
+        assert values(endless) == [row(0.75)]
+
+
+async def test_a_server_that_says_nothing_is_given_up_in_time_and_another_one_asked() -> None:
+    async with site(2, timeout_s=1.0, hedge_share=0.0) as far:
+        far.servers[0].silent = True
+        began_s = far.clock.monotonic_s()
+        outcomes = await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(8))), 0.01)
+        assert [values(outcome) for (outcome,) in outcomes] == [[row(0.5)]] * 8
+        assert 1 <= far.clock.monotonic_s() - began_s < 1.2
+        (late,) = await far.until(far.begin((0.5,), timeouts_s=[0.3]), 0.01)
+        assert isinstance(late, DeadlineExceededError) or values(late) == [row(0.5)]
+
+
+async def test_closing_cuts_off_what_takes_too_long() -> None:
+    far = Site(1)
+    await far.executor.start()
+    running = far.begin((0.5,), timeouts_s=[None])
+    await asyncio.sleep(0.001)
+    assert await far.executor.close(0.001)
+    (outcome,) = await running
+    assert isinstance(outcome, NotReadyError)
+    assert far.servers[0].cancelled == 1

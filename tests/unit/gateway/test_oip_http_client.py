@@ -1,0 +1,170 @@
+"""The client against servers on loopback that say exactly what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from firstline_core.errors import LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_gateway.executors.oip.http_client import HttpClient
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
+Says = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
+
+
+class Server:
+    def __init__(self, says: Says) -> None:
+        self._says = says
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.connections = self.ended = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        connection, count = self.connections, 0
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                (length,) = (line.split(b":")[1] for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
+                self.heads.append(head)
+                self.bodies.append(await reader.readexactly(int(length)))
+                said = self._says(connection, count)
+                count += 1
+                if said is None:
+                    return
+                writer.write(said)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.ended += 1
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(says: Says) -> AsyncIterator[tuple[Server, HttpClient]]:
+    server = Server(says)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    client = HttpClient(f"http://127.0.0.1:{port}/behind/", token="secret", tls=None, limit_bytes=1000)
+    try:
+        yield server, client
+    finally:
+        await client.close()
+        listening.close()
+        await listening.wait_closed()
+        while server.ended < server.connections:  # noqa: ASYNC110 (streams tell nobody)
+            await asyncio.sleep(0.001)
+
+
+async def post(client: HttpClient, body: bytes = b"body", timeout_s: float = 5) -> tuple[int, bytes]:
+    reply = await client.exchange("POST", "/v2/x", {"Content-Type": "text/plain"}, body, timeout_s)
+    return reply.status, reply.body
+
+
+async def test_requests_share_a_connection_and_name_what_is_needed() -> None:
+    async with serving(lambda *_: OK) as (server, client):
+        for _ in range(3):
+            assert await post(client) == (200, b"hi")
+        reply = await client.exchange("GET", "/v2", {}, b"", 5)
+        assert reply.headers["x-kind"] == "a"
+    assert server.connections == 1
+    head = server.heads[0].decode()
+    assert head.startswith("POST /behind/v2/x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert "\r\nAuthorization: Bearer secret\r\n" in head
+    assert "\r\nContent-Type: text/plain\r\n" in head
+    assert server.bodies == [b"body"] * 3 + [b""]
+
+
+async def test_as_many_connections_as_requests_at_the_same_moment() -> None:
+    async with serving(lambda *_: OK) as (server, client):
+        assert await asyncio.gather(*(post(client) for _ in range(5))) == [(200, b"hi")] * 5
+        await post(client)
+        assert server.connections == 5
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi",
+    ],
+)
+async def test_what_http_allows_is_understood(said: bytes) -> None:
+    async with serving(lambda *_: said) as (_, client):
+        for _ in range(2):
+            assert await post(client) == (200, b"hi")
+
+
+async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_word() -> None:
+    async with serving(lambda connection, count: None if connection == 1 and count else OK) as (server, client):
+        assert await post(client) == (200, b"hi")
+        assert await post(client) == (200, b"hi")
+        assert server.connections == 2
+
+
+async def test_a_fresh_connection_that_is_closed_is_a_server_that_is_away() -> None:
+    async with serving(lambda *_: None) as (_, client):
+        with pytest.raises(LinkDownError, match="closed the connection"):
+            await post(client)
+
+
+async def test_nobody_there() -> None:
+    client = HttpClient("http://127.0.0.1:1", token="", tls=None, limit_bytes=1000)
+    with pytest.raises(LinkDownError, match="it cannot be reached"):
+        await post(client)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"SMTP ready\r\n", "does not speak HTTP/1.1"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000, "more than 1000 bytes"),
+    ],
+)
+async def test_what_is_no_answer_ends_the_connection(said: bytes, why: str) -> None:
+    async with serving(lambda connection, _: said if connection == 1 else OK) as (server, client):
+        with pytest.raises(ProtocolError, match=why):
+            await post(client)
+        assert await post(client) == (200, b"hi")
+        assert server.connections == 2
+
+
+async def test_half_an_answer_is_not_asked_for_again() -> None:
+    cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhi"
+
+    async with serving(lambda connection, count: cut if connection == 1 and count else OK) as (server, client):
+        assert await post(client) == (200, b"hi")
+        with pytest.raises(RemoteTimeoutError, match=r"within 0\.1 s"):
+            await post(client, timeout_s=0.1)
+        assert len(server.heads) == 2
+
+
+async def test_silence_is_cut_off_and_its_late_answer_is_not_the_next_ones() -> None:
+    async with serving(lambda connection, _: b"" if connection == 1 else OK) as (server, client):
+        with pytest.raises(RemoteTimeoutError, match=r"within 0\.05 s"):
+            await post(client, timeout_s=0.05)
+        assert await post(client) == (200, b"hi")
+        assert server.connections == 2
+
+
+async def test_a_cancelled_request_ends_its_connection() -> None:
+    async with serving(lambda *_: b"") as (server, client):
+        task = asyncio.create_task(post(client))
+        while not server.bodies:  # noqa: ASYNC110 (streams tell nobody)
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while not server.ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    async with serving(lambda *_: OK) as (server, client):
+        assert await post(client, b"x" * 3_000_000) == (200, b"hi")
+        assert len(server.bodies[0]) == 3_000_000
