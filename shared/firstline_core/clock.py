@@ -69,6 +69,10 @@ class SimulatedClock:
     def wall_s(self) -> float:
         return self._now_s + self._wall_offset_s
 
+    def set_wall_s(self, wall_s: float) -> None:
+        """As somebody sets a machine's clock."""
+        self._wall_offset_s = wall_s - self._now_s
+
     async def sleep(self, seconds: float) -> None:
         await self._wake_at(self._now_s + seconds)
 

@@ -1,16 +1,35 @@
 """How old promises are, on a device whose wall clock cannot be trusted. No I/O.
 
-An age is measured with the monotonic clock while this process runs; what an earlier one left starts with the age that
-wall time gives it. Wall time as it is used and stored never goes back below the newest that was seen, so that a device
-that boots in 1970 does not make its new promises look half a century old once its clock is set.
+Within a process there is one timeline: the wall clock as it was at the start, carried on by the monotonic one. It
+begins after the newest time that is stored, so that a device that boots in 1970, or with the time at which it was
+switched off, goes on from there. A clock that is set back changes nothing. One that is set ahead says how long the
+device was off: the timeline leaps, what earlier processes left is older by that, and what this one made is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, Clock
+
+LOOK_EVERY_S = 20.0
+"""While something waits, that often at least somebody should `look` at the wall clock."""
+LEAST_LEAP_S = 60.0
+"""Clocks are corrected by less all the time."""
+
+_APART_S = 0.001
+"""Between what earlier processes stored and what this one does, so that times tell them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """What this process stored from `from_s` to `until_s`, both included, belongs `by_s` later."""
+
+    from_s: float
+    until_s: float
+    by_s: float
 
 
 class Ages:
@@ -22,9 +41,7 @@ class Ages:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # A clock that says less was never set; at first there is nothing better to go by.
-        self._newest_wall_s = EARLIEST_PLAUSIBLE_WALL_S
-        self._born_s: dict[str, float] = {}
+        self.learn(0.0, ())
 
     def learn(self, newest_wall_s: float, created: Iterable[tuple[str, float]]) -> None:
         """Takes over what an earlier process left.
@@ -33,14 +50,28 @@ class Ages:
             newest_wall_s: the newest that it stored.
             created: request ids and their wall times, oldest first.
         """
-        self.wall_s(newest_wall_s)
-        now_s, wall_s = self._clock.monotonic_s(), self.wall_s(self._clock.wall_s())
-        self._born_s = {request_id: now_s - (wall_s - then_s) for request_id, then_s in created}
+        self._began_s = self._clock.monotonic_s()
+        # A clock that says less was never set; at first there is nothing better to go by.
+        self._began_wall_s = max(EARLIEST_PLAUSIBLE_WALL_S, newest_wall_s + _APART_S, self._clock.wall_s())
+        self._born_s = {request_id: self._began_s - (self._began_wall_s - then_s) for request_id, then_s in created}
 
-    def wall_s(self, said_s: float) -> float:
-        """That wall time, or the newest one seen where it is later."""
-        self._newest_wall_s = max(self._newest_wall_s, said_s)
-        return self._newest_wall_s
+    def wall_s(self) -> float:
+        """Now, on this process's timeline."""
+        return self._began_wall_s + (self._clock.monotonic_s() - self._began_s)
+
+    def look(self) -> Leap | None:
+        """Compares with the wall clock; what must be stored anew where it was set ahead, else None."""
+        until_s = self.wall_s()
+        by_s = self._clock.wall_s() - until_s
+        if by_s <= LEAST_LEAP_S:
+            return None
+        leap = Leap(self._began_wall_s, until_s, by_s)
+        self._began_wall_s += by_s
+        self._born_s = {
+            request_id: born_s - by_s if born_s < self._began_s else born_s
+            for request_id, born_s in self._born_s.items()
+        }
+        return leap
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._born_s

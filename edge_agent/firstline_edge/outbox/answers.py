@@ -6,12 +6,18 @@ are final, make room for newer ones.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection
+from dataclasses import replace
 
 import orjson
 
+from firstline_core.errors import IntegrityError
 from firstline_core.protocol.oip import Encoded
+from firstline_core.storage.seals import Seal
+from firstline_edge.outbox.ages import Leap
+from firstline_edge.outbox.item import RESTAMP_ROWS, restamp_answer
 from firstline_edge.outbox.writer import Totals
 
 
@@ -41,15 +47,21 @@ def correct_sizes(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE answers SET size_bytes = length(response) WHERE size_bytes IS NOT length(response)")
 
 
-def evict(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, limit_bytes: int) -> None:
-    """Forgets the answers from before `oldest_wall_s`, then the oldest until the rest fits: first of those told."""
+def forget_old(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, *, also_unannounced: bool) -> None:
+    """Forgets the answers from before `oldest_wall_s`."""
+    old = "stored_wall_s < ?" if also_unannounced else "stored_wall_s < ? AND announced = 1"
     count, size_bytes = connection.execute(
-        "SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,)
+        f"SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE {old}",  # noqa: S608
+        (oldest_wall_s,),
     ).fetchone()
     if count:
-        connection.execute("DELETE FROM answers WHERE stored_wall_s < ?", (oldest_wall_s,))
+        connection.execute(f"DELETE FROM answers WHERE {old}", (oldest_wall_s,))  # noqa: S608
         totals.answers -= count
         totals.answer_bytes -= size_bytes
+
+
+def make_room(connection: sqlite3.Connection, totals: Totals, limit_bytes: int) -> None:
+    """Forgets the oldest answers until the rest fits: first of those told."""
     # The newest always stays: a promise was kept by it just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
         sequence, size_bytes = _oldest(connection, "WHERE announced = 1") or _oldest(connection)
@@ -92,3 +104,28 @@ def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids:
         "UPDATE answers SET announced = 1 WHERE request_id IN (SELECT value FROM json_each(?))",
         (orjson.dumps(list(request_ids)).decode(),),
     )
+
+
+def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: Leap, seal: Seal) -> Leap | None:
+    """Gives the latest answers of a leap their new times; returns what is left of it, None where that is nothing."""
+    (least_s,) = connection.execute(
+        "SELECT min(s) FROM (SELECT stored_wall_s AS s FROM answers WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",
+        (leap.from_s, leap.until_s, RESTAMP_ROWS),
+    ).fetchone()
+    if least_s is None:
+        return None
+    found = connection.execute(
+        "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers "
+        "WHERE stored_wall_s BETWEEN ? AND ?",
+        (least_s, leap.until_s),
+    ).fetchall()
+    for request_id, principal, body, header, wall_s in found:
+        new_s = wall_s + leap.by_s
+        try:
+            encoded = restamp_answer(Encoded(body, header), request_id, principal, seal, before_s=wall_s, after_s=new_s)
+        except IntegrityError:  # damaged: whoever reads it will say so
+            continue
+        connection.execute(
+            "UPDATE answers SET stored_wall_s = ?, response = ? WHERE request_id = ?", (new_s, encoded.body, request_id)
+        )
+    return replace(leap, until_s=math.nextafter(least_s, 0.0))

@@ -2,8 +2,9 @@
 
 A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
 marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
-under the same request id; nothing here polls. What a caller waits for (`wait=first`) is sent as soon as it is
-promised (`express.py`), beside those that wait for their turn (`order.py`).
+under the same request id; nothing here polls, but the wall clock is looked at while something waits. What a caller
+waits for (`wait=first`) is sent as soon as it is promised (`express.py`), beside those that wait for their turn
+(`order.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
 from firstline_edge.links.base import Cloud
 from firstline_edge.links.retries import RetryBudget
+from firstline_edge.outbox.ages import LOOK_EVERY_S
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
 from firstline_edge.outbox.express import Express
@@ -224,10 +226,13 @@ class Delivery:
             self._order.note(model, errors)
 
     async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
-        """Until a link comes back, a promise expires, a new one arrives, or something may be tried again."""
+        """Until a link comes back, a promise expires, a new one arrives, or something may be tried again.
+
+        Not for longer than until the next look at the wall clock, which is taken with what is overdue.
+        """
         expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
         waits: list[Awaitable[object]] = [
-            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s))),
+            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, LOOK_EVERY_S))),
             self._chain.wait_recovery(self._recoveries),
             self._express.ended.wait(),
         ]

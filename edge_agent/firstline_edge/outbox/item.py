@@ -33,6 +33,9 @@ _NO_LIMITS = Limits(
 FIXED_BYTES = 512
 """A row's columns and its share of the indexes, about."""
 
+RESTAMP_ROWS = 32
+"""Sealed anew in one commit, which others wait for."""
+
 # How a body begins that was stored before there were seals: with its JSON.
 _UNSEALED = b"{"
 
@@ -139,6 +142,15 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
 
 
+def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s: float) -> bytes:
+    """The request, sealed under another time.
+
+    Raises:
+        IntegrityError: the bytes are not what `pack` wrote.
+    """
+    return seal.close(_opened(seal, stored.request, _about_request(stored, before_s)), _about_request(stored, after_s))
+
+
 def unpack_provisional(
     body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal
 ) -> InferResponse:
@@ -156,6 +168,18 @@ def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s
     """A packed answer for the disk, under its id, for its principal and of its time."""
     about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
     return replace(encoded, body=seal.close(encoded.body, about))
+
+
+def restamp_answer(
+    encoded: Encoded, request_id: str, principal: str, seal: Seal, *, before_s: float, after_s: float
+) -> Encoded:
+    """The answer, sealed under another time.
+
+    Raises:
+        IntegrityError: the bytes are not what `seal_answer` made.
+    """
+    body = _opened(seal, encoded.body, _about_answer(encoded.header_length, before_s, request_id, principal))
+    return seal_answer(replace(encoded, body=body), request_id, principal, after_s, seal)
 
 
 def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection
+from dataclasses import replace
 
 import orjson
 
-from firstline_core.errors import QueueFullError
-from firstline_edge.outbox.item import FIXED_BYTES, StoredItem
+from firstline_core.errors import IntegrityError, QueueFullError
+from firstline_core.storage.seals import Seal
+from firstline_edge.outbox.ages import Leap
+from firstline_edge.outbox.item import FIXED_BYTES, RESTAMP_ROWS, StoredItem, restamp_request
 from firstline_edge.outbox.writer import Totals
 
 _COLUMNS = (
@@ -109,6 +113,30 @@ def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[
         (_json(request_ids),),
     )
     return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
+
+
+def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: Leap, seal: Seal) -> Leap | None:
+    """Gives the latest promises of a leap their new times; returns what is left of it, None where that is nothing."""
+    (least_s,) = connection.execute(
+        "SELECT min(s) FROM (SELECT created_wall_s AS s FROM items WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",
+        (leap.from_s, leap.until_s, RESTAMP_ROWS),
+    ).fetchone()
+    if least_s is None:
+        return None
+    found = connection.execute(
+        f"SELECT {_COLUMNS}, created_wall_s FROM items WHERE created_wall_s BETWEEN ? AND ?",  # noqa: S608
+        (least_s, leap.until_s),
+    ).fetchall()
+    for *columns, created_wall_s in found:
+        stored, new_s = StoredItem(*columns), created_wall_s + leap.by_s
+        try:
+            request = restamp_request(stored, seal, before_s=created_wall_s, after_s=new_s)
+        except IntegrityError:  # damaged: whoever reads it will say so
+            continue
+        connection.execute(
+            "UPDATE items SET created_wall_s = ?, request = ? WHERE request_id = ?", (new_s, request, stored.request_id)
+        )
+    return replace(leap, until_s=math.nextafter(least_s, 0.0))
 
 
 def _json(texts: Collection[str]) -> str:

@@ -2,7 +2,8 @@
 
 What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
 the two tables stands in `promises.py` and `answers.py`, how they are read back in `reading.py`, how old promises are
-in `ages.py`, what becomes of a damaged file in `replacement.py`.
+in `ages.py`, what a wall clock that is set does to stored times in `restamping.py`, what becomes of a damaged file in
+`replacement.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from firstline_edge.outbox.item import (
 )
 from firstline_edge.outbox.reading import Reading
 from firstline_edge.outbox.replacement import open_or_replace
+from firstline_edge.outbox.restamping import Restamping
 from firstline_edge.outbox.writer import GroupWriter, Totals, is_full
 from firstline_edge.settings import OutboxSection
 
@@ -62,6 +64,7 @@ class Outbox:
 
     _reading: Reading
     _writer: GroupWriter
+    _restamping: Restamping
 
     def __init__(
         self,
@@ -79,7 +82,6 @@ class Outbox:
         self._seal = seal
         self._announcing = announcing
         self._endings = endings if endings is not None else Endings()
-        self._clock = clock
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self._to_announce = asyncio.Event()
@@ -116,7 +118,8 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
-        created_wall_s = self._ages.wall_s(item.created_wall_s)
+        self._restamping.look()
+        created_wall_s = self._ages.wall_s()
         stored = pack(item, created_wall_s, self._seal)
         known = request_id in self._ages
         insert = partial(
@@ -173,11 +176,12 @@ class Outbox:
         )
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
-        """The promises that are at least `age_s` old, oldest first, at most `limit`.
+        """The promises that are at least `age_s` old, oldest first, at most `limit`; to be asked each `LOOK_EVERY_S`.
 
         Raises:
             CapacityError: the disk refuses.
         """
+        self._restamping.look()
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
@@ -189,7 +193,8 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        now_wall_s = self._ages.wall_s(self._clock.wall_s())
+        self._restamping.look()
+        now_wall_s = self._ages.wall_s()
         encoded = pack_response(final)
 
         def move(connection: sqlite3.Connection, totals: Totals) -> bool:
@@ -205,7 +210,7 @@ class Outbox:
                 wall_s=now_wall_s,
                 announced=not self._announcing,
             )
-            self._evict(connection, totals)
+            self._evict(connection, totals, now_wall_s)
             return True
 
         try:
@@ -251,12 +256,13 @@ class Outbox:
         await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
 
     async def forget_old(self) -> None:
-        """Forgets the answers that are older than they are kept; each new answer does so too.
+        """Forgets the answers that are too old, and need not be announced; each new answer does so too.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        await self._writer.run(self._evict)
+        self._restamping.look()
+        await self._writer.run(partial(self._evict, now_wall_s=self._ages.wall_s()))
 
     async def purge(self) -> None:
         """Forgets all promises and answers, and leaves no byte of them in a file.
@@ -315,6 +321,7 @@ class Outbox:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._writer = self._make_writer(opened.connection, totals, self._note_depth)
+        self._restamping = Restamping(self._ages, self._seal, self._writer)
 
     async def _begin_anew(self) -> None:
         """Erases the files and makes new ones, for which those left room; until then the outbox refuses.
@@ -353,9 +360,11 @@ class Outbox:
         self._ages.forget(request_id)
         self._endings.tell(request_id, None)
 
-    def _evict(self, connection: sqlite3.Connection, totals: Totals) -> None:
-        oldest_s = self._ages.wall_s(self._clock.wall_s()) - self._limits.answers_age_s
-        answers.evict(connection, totals, oldest_s, self._limits.answers_limit_bytes)
+    def _evict(self, connection: sqlite3.Connection, totals: Totals, now_wall_s: float) -> None:
+        if self._restamping.settled:  # else there will be a next time
+            oldest_s = now_wall_s - self._limits.answers_age_s
+            answers.forget_old(connection, totals, oldest_s, also_unannounced=not self._announcing)
+        answers.make_room(connection, totals, self._limits.answers_limit_bytes)
 
     def _note_depth(self) -> None:
         if self.depth:

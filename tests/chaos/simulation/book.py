@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from firstline_core.types import (
     Status,
     Tier,
 )
+from firstline_edge.outbox.ages import LEAST_LEAP_S
 from firstline_edge.outbox.store import Outbox
 
 # A device that has to answer alone may lack time or a free core; nothing else is an excuse.
 _HONEST = (DeadlineExceededError, QueueFullError)
+_NOTICED_S = 65.0  # a wall clock that was set ahead, and what was stored before given its new times
+_ANSWERS_AGE_S = 7 * 86_400.0 - 600.0  # as the outbox keeps them, less what a seed lasts
 _LATE_S = 0.25  # an answer after its deadline by more than its promise's fsyncs take
 
 _STILL_STEPS = 10_000
@@ -77,6 +81,7 @@ class Book:
         self._clock = clock
         self._stories: dict[str, Story] = {}
         self._epoch = 0
+        self._kills_s: list[float] = []
         self._starts_s: list[float] = []
         self._effects: dict[str, object] = {}
         self._audits: set[str] = set()
@@ -222,6 +227,7 @@ class Book:
     def killed(self) -> None:
         """The agent, now."""
         self.note("killed")
+        self._kills_s.append(self._clock.monotonic_s())
         self._epoch += 1
 
     async def started(self, outbox: Outbox) -> None:
@@ -229,7 +235,7 @@ class Book:
         self.note("started", outbox.depth)
         self._starts_s.append(self._clock.monotonic_s())
         for request_id, story in self._stories.items():
-            if story.fate is Fate.PROMISED:
+            if story.fate is Fate.PROMISED and not self._may_be_forgotten(story):
                 await self._stored(request_id, outbox)
 
     def step(self, depth: int) -> None:
@@ -260,10 +266,10 @@ class Book:
             self.holds(story.fate is not Fate.OPEN, "{} was never answered", request_id)
             if story.fate is Fate.PROMISED:
                 self.holds(story.end is not None, "{} was promised, and its end never announced", request_id)
-                stored = await self._stored(request_id, outbox)
-                self.holds(
-                    story.end is not None and _same(stored, story.end), "{} is stored as another answer", request_id
-                )
+                if not self._may_be_forgotten(story):
+                    stored = await self._stored(request_id, outbox)
+                    same = story.end is not None and _same(stored, story.end)
+                    self.holds(same, "{} is stored as another answer", request_id)
             if story.end is not None and _answer(story.end).status is Status.FINAL:
                 self.holds(request_id in recorded, "{} was corrected, and the gateway knows nothing of it", request_id)
         self.note("closed")
@@ -313,19 +319,36 @@ class Book:
             self._check_expiry(request_id, story, answer)
 
     def _check_expiry(self, request_id: str, story: Story, answer: Answer) -> None:
-        """Too old by the time that passed, or by a wall clock that a start had to believe; or refused for good."""
+        """Too old by the time that passed, or that had passed as a clock showed later; or refused for good."""
         if answer.reason is Reason.CLOUD_ERROR:
             self.holds(self.failed > 0, "{} expired for the gateway's refusal, and nothing failed there", request_id)
             return
         began_s = story.promised_s or story.asked_s
         age_s = self._clock.monotonic_s() - began_s
-        last_start_s = max(self._starts_s, default=0.0)
+        ahead = [jump for jump in self._plan.jumps if jump.by_s > LEAST_LEAP_S]
+        shown = any(self._is_before_start(began_s, jump.at_s) for jump in ahead)
         # It was made before it was on the disk, and its caller was told after that.
         told_s = 3 * self._plan.fsync_s + 0.001
-        made_s = began_s - told_s
-        set_ahead = any(made_s <= jump.at_s <= last_start_s and jump.by_s > 0 for jump in self._plan.jumps)
-        old = age_s >= self._plan.max_age_s - told_s or set_ahead
+        # A life that takes no notice of a short jump stores all that comes after it so much too early.
+        unnoticed_s = sum(jump.by_s for jump in self._plan.jumps if 0 < jump.by_s <= LEAST_LEAP_S)
+        old = age_s >= self._plan.max_age_s - told_s - unnoticed_s or shown
         self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)
+
+    def _is_before_start(self, stored_s: float, jump_s: float) -> bool:
+        """Whether an agent that was up at the jump, or could not notice it before it was killed, found it stored."""
+        if any(stored_s <= start_s <= jump_s for start_s in self._starts_s):
+            return True
+        killed_s = next((kill_s for kill_s in self._kills_s if kill_s >= stored_s), math.inf)
+        return stored_s <= jump_s and killed_s <= jump_s + _NOTICED_S
+
+    def _may_be_forgotten(self, story: Story) -> bool:
+        """Announced, and too old by what a clock shows to an agent that did not store it itself.
+
+        With no promise left to wait, a jump is noticed with the next request that is promised, maybe after a restart.
+        """
+        restarted_s = max(self._starts_s, default=0.0)
+        jumps = (jump for jump in self._plan.jumps if jump.by_s >= _ANSWERS_AGE_S)
+        return story.end is not None and any(story.promised_s <= min(jump.at_s, restarted_s) for jump in jumps)
 
 
 def _answer(response: InferResponse) -> Answer:

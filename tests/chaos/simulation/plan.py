@@ -124,6 +124,8 @@ def draw(seed: int) -> Plan:
         Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * _DAY_S, -3600.0, -1.0, 1.0, 3600.0, 2 * _DAY_S)))
         for _ in range(rng.randint(1, 3))
     ]
+    if random.Random(f"{seed} leap").random() < 0.1:  # further than answers are kept
+        jumps = [Jump(jump.at_s, 10 * _DAY_S if jump.by_s > 0 else jump.by_s) for jump in jumps]
     others = random.Random(f"{seed} gateway")
     gateway_jumps = [
         Jump(others.uniform(20.0, 225.0), others.choice((-57 * 365 * _DAY_S, -300.0, 300.0, 2 * _DAY_S, 30 * _DAY_S)))
