@@ -92,7 +92,7 @@ def _begin(path: Path) -> None:
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)
     make_private(begun)
-    open_writer(begun).close()
+    open_writer(begun, alone=True).close()
     begun.replace(path)
     sync_folder(path.parent)
 

@@ -117,11 +117,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_writer(path: Path) -> sqlite3.Connection:
+def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
     """The database for writing, in the present format.
 
     Args:
         path: of the database, made by `make_private`; no other process uses it.
+        alone: there is to be no reader, so no room is taken for the file by which connections share the log's index.
 
     Raises:
         DamagedError: it is not whole.
@@ -134,6 +135,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is made now; another keeps its own
+        if alone:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # under WAL: each commit is fsynced
         connection.execute("PRAGMA secure_delete = FAST")  # zeros over what is deleted, where that costs no write
