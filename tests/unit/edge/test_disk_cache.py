@@ -20,7 +20,8 @@ import pytest
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
-from firstline_edge.disk_cache import BytesDisk, DiskCache, ForeignEntryError
+from firstline_edge.cache_database import BytesDisk, ForeignEntryError
+from firstline_edge.disk_cache import DiskCache
 
 KEY = b"k" * 32
 
