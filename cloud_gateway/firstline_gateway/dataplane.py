@@ -10,8 +10,8 @@ import structlog
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
-from firstline_core.protocol.http import EXTENSIONS, ModelState
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -42,7 +42,7 @@ _RETRY_WHILE_DRAINING_S = 1.0
 
 
 class GatewayDataPlane:
-    """Implements `firstline_core.protocol.http.DataPlane`."""
+    """Implements `firstline_core.protocol.data_plane.DataPlane`."""
 
     server_name = "firstline-gateway"
     server_version = __version__

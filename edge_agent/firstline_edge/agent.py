@@ -20,8 +20,8 @@ from typing import Any
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
 from firstline_core.protocol import short
+from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
-from firstline_core.protocol.http import EXTENSIONS, ModelState
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -42,7 +42,7 @@ PASSED_ON_INPUT = "image"
 
 
 class EdgeAgent:
-    """Answers on the device what may be answered there. An async context manager, and a `http.DataPlane`.
+    """Answers on the device what may be answered there. An async context manager, and a `data_plane.DataPlane`.
 
     Args:
         settings: see `settings.py`.

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, UnknownModelError
+from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.framing import parse_json
-from firstline_core.protocol.http import DataPlane, ModelState, Reply, error_reply, json_reply
+from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.statistics import ModelStatistics, as_json

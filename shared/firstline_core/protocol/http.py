@@ -1,6 +1,6 @@
 """What V2 over HTTP is, without a framework: header names, and every reply as a plain value.
 
-Both tiers implement `DataPlane`; their web frameworks only carry `Reply` values to and fro. Bodies suit
+Both tiers implement `data_plane.DataPlane`; their web frameworks only carry `Reply` values to and fro. Bodies suit
 tritonclient, which looks at the status alone, and KServe's client, which reads the JSON.
 """
 
@@ -12,33 +12,23 @@ import zlib
 from collections.abc import AsyncIterable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
+from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, header, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec
+from firstline_core.types import InferRequest, InferResponse, TensorSpec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
-
-# What both tiers offer over both transports; a tier adds its own.
-EXTENSIONS = (
-    "binary_tensor_data",
-    "classification",
-    "model_configuration",
-    "parameters",
-    "schedule_policy",
-    "statistics",
-)
 
 # Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
 _INLINE_JSON_BYTES = 256 * 1024
@@ -57,67 +47,6 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """One version of a model, as the repository's index has it; `reason` says why it is not ready."""
-
-    name: str
-    version: str
-    ready: bool
-    reason: str = ""
-
-
-class DataPlane(Protocol):
-    """What a tier offers to every transport."""
-
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def server_name(self) -> str: ...
-    @property
-    def server_version(self) -> str: ...
-    @property
-    def extensions(self) -> tuple[str, ...]: ...
-
-    async def infer(self, request: InferRequest) -> InferResponse: ...
-
-    def live(self) -> bool: ...
-
-    def ready(self) -> bool: ...
-
-    def model_ready(self, model: str, version: str) -> bool:
-        """Whether the model would answer now.
-
-        Raises:
-            UnknownModelError: there is no such model or version.
-        """
-        ...
-
-    def metadata(self, model: str, version: str) -> ModelMetadata:
-        """What the model takes and gives.
-
-        Raises:
-            UnknownModelError: there is no such model or version.
-        """
-        ...
-
-    def index(self) -> list[ModelState]:
-        """Every version of every model, by name and version."""
-        ...
-
-    def statistics(self) -> list[ModelStatistics]:
-        """Of every version of every model, by name and version."""
-        ...
-
-    def config(self, model: str, version: str) -> dict[str, Any]:
-        """Triton's configuration of the model, see `config_json`.
-
-        Raises:
-            UnknownModelError: there is no such model or version.
-        """
-        ...
 
 
 def error_reply(error: FirstlineError) -> Reply:

@@ -23,6 +23,7 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.protocol import extensions, http, oip
+from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -66,8 +67,8 @@ class Doubler:
         spec = TensorSpec("x", "FP32", (-1, 2))
         return ModelMetadata("double", ("7",), "onnx", (spec,), (TensorSpec("y", "FP32", (-1, 2)),), ("a", "b"))
 
-    def index(self) -> list[http.ModelState]:
-        return [http.ModelState("double", "7", self.up, "" if self.up else "asleep")]
+    def index(self) -> list[ModelState]:
+        return [ModelState("double", "7", self.up, "" if self.up else "asleep")]
 
     def statistics(self) -> list[ModelStatistics]:
         return [self.counted]
@@ -78,7 +79,7 @@ class Doubler:
 
 def plane(**changes: Any) -> Doubler:
     made = Doubler(**changes)
-    checked: http.DataPlane = made  # the fake implements the production interface
+    checked: DataPlane = made  # the fake implements the production interface
     assert checked is made
     return made
 

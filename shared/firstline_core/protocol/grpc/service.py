@@ -20,10 +20,10 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import extensions, http
+from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.grpc.statuses import status_of, trailers_of
-from firstline_core.protocol.http import DataPlane
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, TensorSpec
 
