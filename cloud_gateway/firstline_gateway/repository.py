@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
-from firstline_core.bundle.pipeline import LoadedModel, load_model
+from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown

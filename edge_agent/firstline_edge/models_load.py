@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from firstline_core.bundle.certificate import certificate_problem, valid_certificate
+from firstline_core.bundle.loading import load_edge, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
-from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_scorer
+from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.runtime.select import RuntimeOptions

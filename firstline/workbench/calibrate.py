@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.measure import Progress
 from firstline.workbench.observe import observe
+from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
-from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import Probabilities, temper

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.ranges import misfit
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import InputSpec, Model
-from firstline_core.bundle.pipeline import LoadedModel, load_model
+from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Softmax
 from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trial import trial_input

@@ -32,8 +32,8 @@ from firstline.workbench.evaluate import ALL_VARIANTS, Evaluation, evaluate
 from firstline.workbench.evidence import gather
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
-from firstline_core.bundle.pipeline import load_model, load_scorer
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.certificate import starts_at
 from firstline_core.runtime.select import RuntimeOptions

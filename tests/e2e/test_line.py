@@ -18,7 +18,7 @@ from firstline.async_client import AsyncClient
 from firstline.demo import assets
 from firstline.demo.house import Device, House, Transport, house
 from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import LinkDownError, RequestError, UnauthorizedError, UnknownAnswerError
 from firstline_core.runtime.select import RuntimeOptions

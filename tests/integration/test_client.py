@@ -21,7 +21,7 @@ from support.line import Line, line
 import firstline
 from firstline import AsyncClient, Client, Prediction
 from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.pipeline import load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import (
     FirstlineError,

@@ -15,7 +15,7 @@ from support.gateway import DIGITS
 from support.line import Line, line
 
 from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.pipeline import load_edge, load_model
+from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor

@@ -16,7 +16,7 @@ from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 from support.bundles import images, model, write_manifest
 
-from firstline_core.bundle.pipeline import load_model
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle
 from firstline_core.runtime.select import RuntimeOptions

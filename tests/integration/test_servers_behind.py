@@ -21,8 +21,8 @@ from support.bundles import encode, images, write_manifest
 from support.gateway import DIGITS, serving
 from support.keys import create_key
 
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.pipeline import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.oip import decode_response, encode_request

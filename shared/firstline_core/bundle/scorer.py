@@ -1,4 +1,4 @@
-"""A declared score as a function; those of a graph are `pipeline.load_scorer`'s."""
+"""A declared score as a function; those of a graph are `loading.load_scorer`'s."""
 
 from __future__ import annotations
 

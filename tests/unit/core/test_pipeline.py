@@ -11,8 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.bundles import artefact, encode, images, model, write_manifest
 from support.onnx_models import average_colours, linear, write_graph
 
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import InputSpec, Policy, Score
-from firstline_core.bundle.pipeline import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError

@@ -11,7 +11,7 @@ import pytest
 from support.bundles import encode, images
 from support.gateway import DIGITS
 
-from firstline_core.bundle.pipeline import load_model
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
 from firstline_core.protocol.http import headers_for
