@@ -1,7 +1,7 @@
 """The two models that everything is measured with, made from a seed: S takes some 20 us, M some 13 ms.
 
-As ONNX files for raw ONNX Runtime and for other servers, and as bundles for ours. Both end in a softmax of their own, so
-that no server has more to compute than another.
+As ONNX files for raw ONNX Runtime and for other servers, and as bundles for ours. Both end in a softmax of their own,
+so that no server has more to compute than another.
 """
 
 from __future__ import annotations
