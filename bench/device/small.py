@@ -1,8 +1,9 @@
-"""S: a perceptron of 64 inputs that takes microseconds, as a bundle whose certificate has every answer kept, or none."""
+"""S: a perceptron of 64 inputs that takes microseconds, in a bundle whose certificate has all answers kept, or none."""
 
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from firstline_core.bundle.steps import Softmax
 
 NAME, INPUT, FEATURES = "s", "x", 64
 LABELS = tuple(f"class {number}" for number in range(10))
-FULL_DIGEST_OF = "full"
 _WIDTHS = (FEATURES, 256, 128, len(LABELS))
 _BINS = 20
 
@@ -67,7 +67,7 @@ def _model(path: Path, seed: int) -> Model:
     random = np.random.default_rng(seed)
     weights: dict[str, Any] = {}
     nodes, before = [], INPUT
-    for n, (rows, columns) in enumerate(zip(_WIDTHS, _WIDTHS[1:], strict=False)):
+    for n, (rows, columns) in enumerate(pairwise(_WIDTHS)):
         weights[f"weights_{n}"] = (random.standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
         nodes.append(helper.make_node("MatMul", [before, f"weights_{n}"], [f"product_{n}"]))
         nodes.append(helper.make_node("Relu", [f"product_{n}"], [f"layer_{n}"]))
