@@ -39,6 +39,10 @@ from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
 from firstline_edge.runner import Runner
 
+_NO_ROWS = ((), (0,))
+# Looking a member up in its enumeration takes as long as reading a clock.
+_EDGE, _FIRST = Tier.EDGE, Wait.FIRST
+
 
 @dataclass(frozen=True, slots=True)
 class CascadeOptions:
@@ -115,7 +119,7 @@ class Cascade:
             RuntimeFailure: the model that had to answer failed.
         """
         trail = trail or Trail()
-        if not request.inputs or any(tensor.shape[:1] in ((), (0,)) for tensor in request.inputs):
+        if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         now_s = self._clock.monotonic_s()
         deadline_s = now_s + self._options.default_timeout_s if request.deadline_s is None else request.deadline_s
@@ -125,11 +129,11 @@ class Cascade:
         # 1. What needs no look at the edge model's answer.
         decision = policy.before(
             policy.Evidence(
-                route=request.route,
-                privacy=request.privacy,
-                holds_model=edge is not None,
-                size_bytes=request.size_bytes,
-                limit_bytes=self._options.limit_bytes,
+                request.route,
+                request.privacy,
+                edge is not None,
+                request.size_bytes,
+                self._options.limit_bytes,
             )
         )
         if model is None:
@@ -146,10 +150,12 @@ class Cascade:
         request, model, deadline_s, trail = case.request, case.model, case.deadline_s, case.trail
 
         # 2. The small model, from the cache or by running it.
-        if edge is not None and (decision is None or decision.tier is Tier.EDGE):
-            trail.turn_to(Tier.EDGE, decision.reason if decision is not None else None)
+        if edge is not None and (decision is None or decision.tier is _EDGE):
+            trail.turn_to(_EDGE, decision.reason if decision is not None else None)
             try:
-                await self._runner.ask(case, edge, case.rows)
+                slow = self._runner.ask_quickly(case, edge, case.rows)
+                if slow:
+                    await self._runner.ask_slowly(case, edge, slow)
             except (InferenceError, QueueFullError):
                 if decision is not None:  # bound to this device
                     raise

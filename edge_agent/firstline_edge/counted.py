@@ -7,6 +7,9 @@ from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.models import HeldModel
 
+_EDGE, _CACHE, _LOCAL_ONLY = Tier.EDGE, Tier.CACHE, Privacy.LOCAL_ONLY
+_AT_ONCE = (0.0,)
+
 
 class Counted:
     """Of one process, from its start on.
@@ -29,19 +32,23 @@ class Counted:
     def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
         """Counts an answer, and by its attempts what the device's own model and cache did for it."""
         answer = response.answer
-        if request.privacy is Privacy.LOCAL_ONLY or answer is None:
+        if request.privacy is _LOCAL_ONLY or answer is None:
             return
         found = self.of(response.model, response.version)
         found.answered(seconds, self._clock.wall_s())
-        tried = {attempt.tier: attempt.ms / 1000 for attempt in answer.attempts if attempt.outcome == "ok"}
-        if Tier.CACHE in tried:
-            found.cache_hit.add(tried[Tier.CACHE])
-        else:
+        hit = False
+        for tried in answer.attempts:
+            if tried.outcome != "ok":
+                continue
+            if tried.tier is _CACHE:
+                hit = True
+                found.cache_hit.add(tried.ms / 1000)
+            elif tried.tier is _EDGE:
+                found.ran(request.rows, tried.ms / 1000, _AT_ONCE)
+        if not hit:
             found.cache_miss.add(0.0)
-        if Tier.EDGE in tried:
-            found.ran(request.rows, tried[Tier.EDGE], (0.0,))
 
     def refused(self, request: InferRequest, held: HeldModel, seconds: float) -> None:
         """Counts a request that was not answered."""
-        if request.privacy is not Privacy.LOCAL_ONLY:
+        if request.privacy is not _LOCAL_ONLY:
             self.of(held.manifest.name, held.version).fail.add(seconds)

@@ -101,9 +101,9 @@ def chain(functions: Sequence[Step]) -> Step:
 
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+    shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
-    shifted /= shifted.sum(axis=-1, keepdims=True)
+    shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
     return cast(NDArray[np.float32], shifted)
 
 

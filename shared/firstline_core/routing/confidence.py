@@ -14,6 +14,8 @@ Scores = NDArray[np.float32]
 
 Kind = Literal["max_probability", "margin", "entropy"]
 
+_LEAST = np.float32(1e-7)
+
 
 def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     """Temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") of finished probabilities.
@@ -28,16 +30,24 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     Returns:
         (n, classes) float32, rows sum to 1.
     """
-    logarithms = np.log(np.maximum(probabilities, 1e-7, dtype=np.float32)) / np.float32(temperature)
-    logarithms -= logarithms.max(axis=-1, keepdims=True)
-    exponentials = np.exp(logarithms)
-    tempered: Probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return tempered
+    exponentials = _exponentials(probabilities, temperature)
+    exponentials /= np.add.reduce(exponentials, axis=-1, keepdims=True)
+    return exponentials
+
+
+def _exponentials(probabilities: Probabilities, temperature: float) -> Probabilities:
+    """Tempered probabilities, each row over its largest."""
+    found: Probabilities = np.maximum(probabilities, _LEAST, dtype=np.float32)
+    np.log(found, out=found)
+    if temperature != 1.0:
+        found /= np.float32(temperature)
+    found -= np.maximum.reduce(found, axis=-1, keepdims=True)
+    return np.exp(found, out=found)
 
 
 def max_probability(probabilities: Probabilities) -> Scores:
     """The likeliest class's probability, (n,) in [0, 1]."""
-    best: Scores = probabilities.max(axis=-1)
+    best: Scores = np.maximum.reduce(probabilities, axis=-1)
     return best
 
 
@@ -78,6 +88,9 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
         raise InvalidTensorError(
             f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
         )
+    if kind == "max_probability":  # the largest exponential is 1
+        best: Scores = 1 / np.add.reduce(_exponentials(probabilities, temperature), axis=-1)
+        return best
     return _SCORES[kind](temper(probabilities, temperature))
 
 
