@@ -31,7 +31,6 @@ from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Ten
 from firstline_edge import report
 from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
-from firstline_edge.counted import Counted
 from firstline_edge.models import HeldModel
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
@@ -84,7 +83,6 @@ class EdgeAgent:
         self._default_timeout_s = settings.policy.default_timeout_ms / 1000
         self._turns = Turns(settings.api.waiting_limit, clock)
         self._opened = contextlib.AsyncExitStack()
-        self._counted = Counted(clock)
 
     async def __aenter__(self) -> EdgeAgent:
         opening = open_parts(self.settings, self.metrics, self.limits, self._clock)
@@ -114,12 +112,10 @@ class EdgeAgent:
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
             error.request_id = request.request_id
-            self.parts.recorder.refused(request, error, trail, time.perf_counter() - started_s)
-            if (held := self.parts.models.find(request.model, request.version)) is not None:
-                self._counted.refused(request, held, time.perf_counter() - started_s)
+            held = self.parts.models.find(request.model, request.version)
+            self.parts.recorder.refused(request, held, error, trail, time.perf_counter() - started_s)
             raise
         seconds = time.perf_counter() - started_s
-        self._counted.answered(request, response, seconds)
         self.parts.recorder.answered(request, response, seconds, self._facts(request, trail))
         return response
 
@@ -183,7 +179,7 @@ class EdgeAgent:
         ]
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._counted.of(held.manifest.name, held.version) for held in self._held()]
+        return [self.parts.recorder.statistics(held.manifest.name, held.version) for held in self._held()]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)
@@ -211,6 +207,11 @@ class EdgeAgent:
         """The labels of a model, empty where this device does not hold it."""
         held = self.parts.models.find(model, version)
         return held.manifest.labels if held is not None else ()
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The metrics in Prometheus' form, and its content type."""
+        self.parts.recorder.flush()
+        return self.metrics.render()
 
     def status(self) -> dict[str, Any]:
         """How the agent is, see `report.py`."""

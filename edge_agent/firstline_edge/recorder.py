@@ -1,7 +1,7 @@
 """What the agent says of its answers: counters, log lines and the decision log. Never of a local_only request.
 
-Lines are written a moment after what they tell of, those of that moment together: nobody waits for them, and many cost
-little more than one.
+An answer is counted and written down a moment after it went out, those of that moment together: nobody waits for that,
+and many lines cost little more than one. Whoever asks for the numbers has them counted first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.case import Trail
+from firstline_edge.counted import Counted
+from firstline_edge.models import HeldModel
 
 _NAME = "firstline_edge"
 log = logger(_NAME)
@@ -36,11 +39,15 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class _Answered(NamedTuple):
     """An answer whose lines are yet to be written."""
 
-    at_s: float
-    ms: float
-    rows: int
+    request: InferRequest
     response: InferResponse
+    at_s: float
+    seconds: float
     facts: Mapping[str, Any]
+
+    @property
+    def ms(self) -> float:
+        return round(self.seconds * 1000, 3)
 
     def record(self) -> dict[str, object]:
         """For the decision log."""
@@ -57,7 +64,7 @@ class _Answered(NamedTuple):
                 tier=answer.tier.value,
                 reason=answer.reason.value,
                 status=answer.status.value,
-                rows=self.rows,
+                rows=self.request.rows,
                 ms=self.ms,
             )
 
@@ -84,6 +91,7 @@ class Recorder:
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
         self._log_requests = log_requests
         self._clock = clock
+        self._counted = Counted()
         self._waiting: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._audits = metrics.counter(
@@ -107,15 +115,17 @@ class Recorder:
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._metrics.observe(response, seconds)
-        ms = round(seconds * 1000, 3)
-        self._later(_Answered(self._clock.wall_s(), ms, request.rows, response, facts))
+        self._later(_Answered(request, response, self._clock.wall_s(), seconds, facts))
 
-    def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
-        """A request got an error instead."""
+    def refused(
+        self, request: InferRequest, held: HeldModel | None, error: FirstlineError, trail: Trail, seconds: float
+    ) -> None:
+        """A request got an error instead; `held` is its model, where this device holds it."""
         if request.privacy is _LOCAL_ONLY:
             return
         self._metrics.error(error)
+        if held is not None:
+            self._counted.refused(held, seconds)
         known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -188,14 +198,22 @@ class Recorder:
         self.flush()
         self._decisions.close()
 
+    def statistics(self, name: str, version: str) -> ModelStatistics:
+        """Of one version of a model, see `Counted.of`."""
+        self.flush()
+        return self._counted.of(name, version)
+
     def flush(self) -> None:
-        """Writes what waits."""
+        """Counts and writes what waits."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        if self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO):
-            for line in waiting:
-                if isinstance(line, _Answered):
+        says = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
+        for line in waiting:
+            if isinstance(line, _Answered):
+                self._metrics.observe(line.response, line.seconds)
+                self._counted.answered(line.request, line.response, line.seconds, line.at_s)
+                if says:
                     line.say()
         try:
             self._decisions.append(*(line.record() if isinstance(line, _Answered) else line for line in waiting))

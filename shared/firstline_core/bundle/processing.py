@@ -104,7 +104,7 @@ def softmax(logits: Array) -> NDArray[np.float32]:
     shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
-    return cast(NDArray[np.float32], shifted)
+    return cast("NDArray[np.float32]", shifted)
 
 
 def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:

@@ -30,19 +30,14 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     Returns:
         (n, classes) float32, rows sum to 1.
     """
-    exponentials = _exponentials(probabilities, temperature)
-    exponentials /= np.add.reduce(exponentials, axis=-1, keepdims=True)
-    return exponentials
-
-
-def _exponentials(probabilities: Probabilities, temperature: float) -> Probabilities:
-    """Tempered probabilities, each row over its largest."""
-    found: Probabilities = np.maximum(probabilities, _LEAST, dtype=np.float32)
-    np.log(found, out=found)
+    tempered: Probabilities = np.maximum(probabilities, _LEAST, dtype=np.float32)
     if temperature != 1.0:
-        found /= np.float32(temperature)
-    found -= np.maximum.reduce(found, axis=-1, keepdims=True)
-    return np.exp(found, out=found)
+        np.log(tempered, out=tempered)
+        tempered /= np.float32(temperature)
+        tempered -= np.maximum.reduce(tempered, axis=-1, keepdims=True)
+        np.exp(tempered, out=tempered)
+    tempered /= np.add.reduce(tempered, axis=-1, keepdims=True)
+    return tempered
 
 
 def max_probability(probabilities: Probabilities) -> Scores:
@@ -88,9 +83,6 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
         raise InvalidTensorError(
             f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
         )
-    if kind == "max_probability":  # the largest exponential is 1
-        best: Scores = 1 / np.add.reduce(_exponentials(probabilities, temperature), axis=-1)
-        return best
     return _SCORES[kind](temper(probabilities, temperature))
 
 
