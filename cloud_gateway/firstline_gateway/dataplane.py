@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import structlog
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
@@ -14,6 +14,7 @@ from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
     Answer,
@@ -69,7 +70,6 @@ class GatewayDataPlane:
         self._draining = False
         self._in_flight = 0
         self._idle = asyncio.Event()
-        self._idle.set()
         self._statistics = statistics
         self.limits = limits
 
@@ -106,7 +106,8 @@ class GatewayDataPlane:
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
         self._draining = True
-        await self._idle.wait()
+        if self._in_flight:
+            await self._idle.wait()
 
     def abandon(self) -> None:
         """Answers what is still in flight, while draining, with the advice to send it again."""
@@ -121,11 +122,10 @@ class GatewayDataPlane:
             CapacityError: no room, no time, no new work, or no store for what keeps a promise; come back later.
             InferenceError: the model failed.
         """
-        structlog.contextvars.bind_contextvars(request_id=request.request_id, rows=request.rows)
+        logs.FACTS.set(partial(_facts, request))
         if self._draining:
             raise _shutting_down()
         self._in_flight += 1
-        self._idle.clear()
         try:
             if request.promised and device_of(request.principal) is not None:
                 response = await self._deliver(request)
@@ -133,9 +133,9 @@ class GatewayDataPlane:
                 response = await self._answer(request)
         finally:
             self._in_flight -= 1
-            if not self._in_flight:
+            if self._draining and not self._in_flight:
                 self._idle.set()
-        structlog.contextvars.bind_contextvars(tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value)
+        logs.FACTS.set(partial(_facts, request, tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
@@ -179,6 +179,11 @@ class GatewayDataPlane:
         self._metrics.observe(response, seconds)
         self._statistics.of(served.key).answered(seconds, self._clock.wall_s())
         return response
+
+
+def _facts(request: InferRequest, **found: str) -> Mapping[str, object]:
+    """What a log line says of a request."""
+    return {"request_id": request.request_id, "rows": request.rows, **found}
 
 
 def _shutting_down() -> NotReadyError:

@@ -64,6 +64,9 @@ class LocalExecutor:
         running.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(running)
 
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        return run_batch(self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock)
+
     async def close(self, timeout_s: float) -> bool:
         return await asyncio.to_thread(self._close, timeout_s)
 

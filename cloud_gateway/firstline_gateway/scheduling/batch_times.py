@@ -18,11 +18,12 @@ class BatchTimes:
     nothing is taken to be gained by batching: a batch takes no longer than its parts one after the other.
     """
 
-    __slots__ = ("_batches", "_seconds_per_row", "_tried", "ended_s")
+    __slots__ = ("_batches", "_expected", "_seconds_per_row", "_tried", "ended_s")
 
     def __init__(self) -> None:
         self._seconds_per_row: dict[int, float] = {}  # by the power of two
         self._tried: dict[int, int] = {}  # how many batches had run when this size last did
+        self._expected: dict[int, float] = {}  # what `seconds` found, until the next batch
         self._batches = 0
         self.ended_s = float("-inf")
 
@@ -39,9 +40,16 @@ class BatchTimes:
         self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _HICCUP * before) - before)
         self._batches += 1
         self._tried[size] = self._batches
+        self._expected.clear()
 
     def seconds(self, rows: int) -> float:
         """What a batch is expected to take; 0 where nothing is known of the model."""
+        expected = self._expected.get(rows)
+        if expected is None:
+            expected = self._expected[rows] = self._seconds(rows)
+        return expected
+
+    def _seconds(self, rows: int) -> float:
         size = _size_of(rows)
         smaller = [known for known in self._seconds_per_row if known <= size]
         if smaller:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import structlog
 from support.databases import Kept, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
@@ -187,7 +186,7 @@ async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) ->
 
 
 async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
-    with captured_lines() as lines, structlog.contextvars.bound_contextvars():
+    with captured_lines() as lines:
         asked = asyncio.create_task(logged_request(bench))
         await until_held(bench.executor)
         bench.executor.release()
