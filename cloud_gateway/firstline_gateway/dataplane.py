@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError

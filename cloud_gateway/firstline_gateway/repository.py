@@ -16,6 +16,7 @@ from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelMetadata
 from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.calibration import measure
 
 log = logger(__name__)
 
@@ -190,5 +191,8 @@ def _load(path: Path, options: RuntimeOptions | None, taken: dict[ModelKey, Serv
         )
     if manifest.full is None:
         raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-    loaded = None if options is None else load_model(bundle, manifest.full, options)
+    loaded = None
+    if options is not None:
+        loaded = load_model(bundle, manifest.full, options)
+        loaded.batch_s = measure(loaded, manifest.input, manifest.full)
     return ServedModel(key, path, manifest, loaded, manifest.full.digest)

@@ -95,3 +95,7 @@ class InProcess(Protocol):
     def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         """As `Executor.run`, in this thread, however many run elsewhere."""
         ...
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        """Seconds that batches of a model took when it was loaded, by their rows; nothing where it was not measured."""
+        ...

@@ -67,6 +67,9 @@ class LocalExecutor:
     def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         return run_batch(self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock)
 
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        return self._models[key].batch_s
+
     async def close(self, timeout_s: float) -> bool:
         return await asyncio.to_thread(self._close, timeout_s)
 

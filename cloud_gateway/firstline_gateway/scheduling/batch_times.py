@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Weight of the newest batch in the running mean of its size; one hiccup counts as twice the mean at most.
 _SMOOTHING, _HICCUP = 0.2, 2.0
 # A batch twice as large has to bring so much more a second; below, it would only make everybody in it wait longer.
-_GAIN = 1.05
+GAIN = 1.05
 # Sizes that nothing smaller recommends are tried again after so many batches: models and machines change.
 _RETRY_BATCHES = 500
 
@@ -31,6 +33,13 @@ class BatchTimes:
     def known(self) -> bool:
         """Whether any batch ran."""
         return bool(self._seconds_per_row)
+
+    def expect(self, seconds: Mapping[int, float]) -> None:
+        """Takes what batches were measured to take, by their rows, before any ran."""
+        for rows, each in seconds.items():
+            self._seconds_per_row.setdefault(_size_of(rows), each / rows)
+            self._tried.setdefault(_size_of(rows), self._batches)
+        self._expected.clear()
 
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ended."""
@@ -69,7 +78,7 @@ class BatchTimes:
             if each is None or doubled is None or not fresh:
                 size += 1
                 break  # one step into the unknown at a time
-            if each < _GAIN * doubled:
+            if each < GAIN * doubled:
                 break
             size += 1
         return min(max_rows, 1 << size)

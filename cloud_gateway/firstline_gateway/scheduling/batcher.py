@@ -76,7 +76,6 @@ class Batcher:
         self._inline = (
             Inline(
                 executor,
-                self._admission.times,
                 clock=clock,
                 batch_rows=bounds.batch_rows,
                 on_batch=on_batch,

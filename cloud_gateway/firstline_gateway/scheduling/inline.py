@@ -10,7 +10,7 @@ one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from firstline_gateway.scheduling.batch_times import BatchTimes
 INLINE_S = 0.001
 TURN_S = 0.003
 WAITING_S = 0.01
+# A model that became too slow is tried again after so long, if it was not when it was loaded.
+_DOUBT_S = 10.0
 
 log = logger(__name__)
 
@@ -50,7 +52,6 @@ class Inline:
 
     Args:
         executor: runs batches here and now.
-        times: how long batches take; learned here too.
         clock: what deadlines are on.
         batch_rows: the most that one batch takes.
         on_batch: told each batch's rows.
@@ -61,7 +62,6 @@ class Inline:
     def __init__(
         self,
         executor: InProcess,
-        times: Mapping[ModelKey, BatchTimes],
         *,
         clock: Clock,
         batch_rows: int,
@@ -70,7 +70,9 @@ class Inline:
         on_ran: Callable[[ModelKey, int, float, Sequence[float]], None],
     ) -> None:
         self._executor = executor
-        self._times = times
+        # Its own: of batches in threads the time tells more of the interpreter's lock than of a small model.
+        self._times: dict[ModelKey, BatchTimes] = {}
+        self._forget_s: dict[ModelKey, float] = {}
         self._clock = clock
         self._batch_rows = batch_rows
         self._on_batch = on_batch
@@ -85,20 +87,19 @@ class Inline:
 
     def enter(self, key: ModelKey, request: InferRequest, now_s: float) -> asyncio.Future[Probabilities] | None:
         """Takes a request along, where its model is small enough and there is room; None where it has to queue."""
-        times = self._times.get(key)
-        if times is None or not times.known:
+        times = self._times.get(key) or self._expected(key, now_s)
+        if not times.known:
             return None
         rows = request.rows
         coach = self._coaches.get(key)
         waiting, waiting_s = (coach.rows, coach.work_s) if coach is not None else (0, 0.0)
         own_s = times.seconds(rows)
+        if own_s > INLINE_S:
+            self._doubt(key, now_s)
+            return None
         work_s = times.seconds(waiting + rows) if waiting else own_s
         ends_s = now_s + self._work_s + work_s - waiting_s
-        if (
-            own_s > INLINE_S
-            or ends_s - now_s > WAITING_S
-            or (request.deadline_s is not None and request.deadline_s < ends_s)
-        ):
+        if ends_s - now_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < ends_s):
             return None
         if coach is None:
             coach = self._coaches[key] = _Coach()
@@ -119,6 +120,18 @@ class Inline:
         for coach in coaches.values():
             for passenger in coach.passengers:
                 settle(passenger.answered, error)
+
+    def _expected(self, key: ModelKey, now_s: float) -> BatchTimes:
+        """What a model that was not asked yet is expected to take."""
+        self._forget_s[key] = now_s + _DOUBT_S
+        times = self._times[key] = BatchTimes()
+        times.expect(self._executor.measured(key))
+        return times
+
+    def _doubt(self, key: ModelKey, now_s: float) -> None:
+        """Its batches take too long here, or did while this machine was busy: later, what was measured first holds."""
+        if now_s >= self._forget_s[key]:
+            del self._times[key]
 
     def _run(self) -> None:
         """Runs what waits, for as long as one turn may take; what is left goes first in the next."""
