@@ -68,7 +68,7 @@ class GatewayDataPlane:
         self._deliveries = deliveries
         self._metrics = metrics
         self._clock = clock
-        self._draining = False
+        self.draining = False
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._statistics = statistics
@@ -79,11 +79,11 @@ class GatewayDataPlane:
 
     def ready(self) -> bool:
         """True while it could answer for at least one model, and is not shutting down."""
-        return not self._draining and any(not self._batcher.trouble(key) for key in self._repository.models)
+        return not self.draining and any(not self._batcher.trouble(key) for key in self._repository.models)
 
     def model_ready(self, model: str, version: str) -> bool:
         served = self._repository.resolve(model, version)
-        return not self._draining and not self._batcher.trouble(served.key)
+        return not self.draining and not self._batcher.trouble(served.key)
 
     def trouble(self, key: ModelKey) -> str:
         """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
@@ -94,7 +94,7 @@ class GatewayDataPlane:
 
     def index(self) -> list[ModelState]:
         reasons = (
-            (each.key, "shutting down" if self._draining else self.trouble(each.key)) for each in self._repository
+            (each.key, "shutting down" if self.draining else self.trouble(each.key)) for each in self._repository
         )
         return [ModelState(key.name, str(key.version), not reason, reason) for key, reason in reasons]
 
@@ -106,7 +106,7 @@ class GatewayDataPlane:
 
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
-        self._draining = True
+        self.draining = True
         if self._in_flight:
             await self._idle.wait()
 
@@ -124,7 +124,7 @@ class GatewayDataPlane:
             InferenceError: the model failed.
         """
         logs.FACTS.set(partial(_facts, request))
-        if self._draining:
+        if self.draining:
             raise _shutting_down()
         self._in_flight += 1
         try:
@@ -134,7 +134,7 @@ class GatewayDataPlane:
                 response = await self._answer(request)
         finally:
             self._in_flight -= 1
-            if self._draining and not self._in_flight:
+            if self.draining and not self._in_flight:
                 self._idle.set()
         logs.FACTS.set(partial(_facts, request, tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value))
         return response

@@ -203,9 +203,7 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     config = uvicorn.Config(
         create_asgi(gateway),
         # Whose constructor it calls for each connection.
-        http=partial(  # type: ignore[arg-type]
-            HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
-        ),
+        http=partial(HttpProtocol, gateway=gateway, newcomers=newcomers),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",
