@@ -18,6 +18,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
+    PROBABILITIES,
     Answer,
     Attempt,
     InferRequest,
@@ -151,7 +152,7 @@ class GatewayDataPlane:
             self._in_flight -= 1
             if self.draining and not self._in_flight:
                 self._idle.set()
-        logs.FACTS.set(partial(_facts, request, tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value))
+        logs.FACTS.set(partial(_facts, request, response))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
@@ -183,7 +184,7 @@ class GatewayDataPlane:
         response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
-            outputs=(Tensor(served.manifest.output_spec.name, probabilities),),
+            outputs=(Tensor(PROBABILITIES, probabilities),),
             id=request.id,
             answer=Answer(
                 request_id=request.request_id,
@@ -204,9 +205,12 @@ class GatewayDataPlane:
         return response
 
 
-def _facts(request: InferRequest, **found: str) -> Mapping[str, object]:
-    """What a log line says of a request."""
-    return {"request_id": request.request_id, "rows": request.rows, **found}
+def _facts(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
+    """What a log line says of a request, and of its answer."""
+    facts: dict[str, object] = {"request_id": request.request_id, "rows": request.rows}
+    if response is not None and response.answer is not None:
+        facts |= {"tier": response.answer.tier.value, "reason": response.answer.reason.value}
+    return facts
 
 
 def _shutting_down() -> NotReadyError:
@@ -235,11 +239,12 @@ def _check(request: InferRequest, served: ServedModel) -> None:
             f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
             f"{len(served.manifest.labels)} classes, counted from 0."
         )
-    name = served.manifest.input_spec.name
-    if [tensor.name for tensor in request.inputs] != [name]:
+    name = served.manifest.input.name
+    if len(request.inputs) != 1 or request.inputs[0].name != name:
         given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
         raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
-    known = served.manifest.output_spec.name
     for output in request.outputs:
-        if output.name != known:
-            raise InvalidTensorError(f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {known}.")
+        if output.name != PROBABILITIES:
+            raise InvalidTensorError(
+                f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
+            )

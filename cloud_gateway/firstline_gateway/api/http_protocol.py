@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from firstline_core.protocol.http_errors import closing_response
+from firstline_core.protocol.http_errors import Lowered, closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
 from firstline_gateway.api.door import Newcomers
 from firstline_gateway.api.exchange import Exchange, Head
@@ -246,7 +246,7 @@ class HttpProtocol(HttpToolsProtocol):
         address = address_of(unquote(url.path.decode("ascii")))
         if address is None:
             return None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.headers)}
+        headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(self.headers))
         self._head = Head(self.url, self.headers, address, headers, url.query or b"", self._shown())
         return self._head
 

@@ -20,12 +20,11 @@ class BatchTimes:
     nothing is taken to be gained by batching: a batch takes no longer than its parts one after the other.
     """
 
-    __slots__ = ("_batches", "_expected", "_seconds_per_row", "_tried", "ended_s")
+    __slots__ = ("_batches", "_seconds_per_row", "_tried", "ended_s")
 
     def __init__(self) -> None:
         self._seconds_per_row: dict[int, float] = {}  # by the power of two
         self._tried: dict[int, int] = {}  # how many batches had run when this size last did
-        self._expected: dict[int, float] = {}  # what `seconds` found, until the next batch
         self._batches = 0
         self.ended_s = float("-inf")
 
@@ -39,7 +38,6 @@ class BatchTimes:
         for rows, each in seconds.items():
             self._seconds_per_row.setdefault(_size_of(rows), each / rows)
             self._tried.setdefault(_size_of(rows), self._batches)
-        self._expected.clear()
 
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ended."""
@@ -49,17 +47,13 @@ class BatchTimes:
         self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _HICCUP * before) - before)
         self._batches += 1
         self._tried[size] = self._batches
-        self._expected.clear()
 
     def seconds(self, rows: int) -> float:
         """What a batch is expected to take; 0 where nothing is known of the model."""
-        expected = self._expected.get(rows)
-        if expected is None:
-            expected = self._expected[rows] = self._seconds(rows)
-        return expected
-
-    def _seconds(self, rows: int) -> float:
         size = _size_of(rows)
+        each = self._seconds_per_row.get(size)
+        if each is not None:
+            return rows * each
         smaller = [known for known in self._seconds_per_row if known <= size]
         if smaller:
             return rows * self._seconds_per_row[max(smaller)]
@@ -86,4 +80,4 @@ class BatchTimes:
 
 def _size_of(rows: int) -> int:
     """The power of two that `rows` are rounded up to."""
-    return max(0, rows - 1).bit_length()
+    return (rows - 1).bit_length() if rows > 1 else 0

@@ -10,7 +10,7 @@ one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,6 +72,7 @@ class Inline:
         self._executor = executor
         # Its own: of batches in threads the time tells more of the interpreter's lock than of a small model.
         self._times: dict[ModelKey, BatchTimes] = {}
+        self._measured: dict[ModelKey, Mapping[int, float]] = {}  # what they began with: another model, other times
         self._forget_s: dict[ModelKey, float] = {}
         self._clock = clock
         self._batch_rows = batch_rows
@@ -87,9 +88,12 @@ class Inline:
 
     def enter(self, key: ModelKey, request: InferRequest, now_s: float) -> asyncio.Future[Probabilities] | None:
         """Takes a request along, where its model is small enough and there is room; None where it has to queue."""
-        times = self._times.get(key) or self._expected(key, now_s)
-        if not times.known:
+        measured = self._executor.measured(key)
+        if not measured:
             return None
+        if measured is not self._measured.get(key):
+            self._expect(key, measured, now_s)
+        times = self._times[key]
         rows = request.rows
         coach = self._coaches.get(key)
         waiting, waiting_s = (coach.rows, coach.work_s) if coach is not None else (0, 0.0)
@@ -121,17 +125,17 @@ class Inline:
             for passenger in coach.passengers:
                 settle(passenger.answered, error)
 
-    def _expected(self, key: ModelKey, now_s: float) -> BatchTimes:
-        """What a model that was not asked yet is expected to take."""
+    def _expect(self, key: ModelKey, measured: Mapping[int, float], now_s: float) -> None:
+        """Has a model's batches take what they were measured to take."""
+        self._measured[key] = measured
         self._forget_s[key] = now_s + _DOUBT_S
         times = self._times[key] = BatchTimes()
-        times.expect(self._executor.measured(key))
-        return times
+        times.expect(measured)
 
     def _doubt(self, key: ModelKey, now_s: float) -> None:
         """Its batches take too long here, or did while this machine was busy: later, what was measured first holds."""
         if now_s >= self._forget_s[key]:
-            del self._times[key]
+            del self._measured[key]
 
     def _run(self) -> None:
         """Runs what waits, for as long as one turn may take; what is left goes first in the next."""

@@ -23,7 +23,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import contract, framing, repeated
+from firstline_core.protocol import contract, framing, repeated, reply_form
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.classification import classified
 from firstline_core.protocol.framing import Encoded
@@ -271,6 +271,18 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
         InvalidTensorError: the request names an output that there is not, or that has no classes where it asks for
             them, or asks for JSON where only binary data can hold a value (not finite, or not UTF-8).
     """
+    kind = reply_form.kind_of(request, response)
+    if kind is not None:
+        if not reply_form.known(kind):
+            marked = reply_form.marked(response)
+            reply_form.learn(kind, response, _encode_anew(request, marked, labels))
+        found = reply_form.filled(kind, response)
+        if found is not None:
+            return found
+    return _encode_anew(request, response, labels)
+
+
+def _encode_anew(request: InferRequest, response: InferResponse, labels: Sequence[str]) -> Encoded:
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id
