@@ -36,7 +36,7 @@ $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-buil
 endef
 
 .PHONY: help demo test check format mosquitto postgres tflite clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries wear timing line overload admission fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede idle decision agent deliveries wear timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -155,6 +155,9 @@ wear: .venv/test.stamp ## what a request writes to the device's flash, by route 
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
+
+agent: .venv/test.stamp ## what a request costs on the device beyond the model, in process
+	$(BIN)/python bench/agent.py
 
 fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and requests made from both descriptions (minutes, SEED=1)
 	$(CHAOS) --full --only fuzz
