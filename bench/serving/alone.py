@@ -24,10 +24,10 @@ _WARM_UP = 20
 
 def measured(model: Path, kind: Kind, *, batch: int, threads: int, seconds: float, on: Cores) -> dict[str, float]:
     """Rows a second of all threads together, and how long one run took."""
-    command = [sys.executable, "-m", "serving.alone", model, "--kind", kind.name, "--batch", batch]
+    command = [sys.executable, "-m", "serving.alone", model, "--kind", kind.name]
+    command += ["--batch", batch, "--threads", threads, "--seconds", seconds]
     told = subprocess.run(
-        ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *map(str, command)]
-        + ["--threads", str(threads), "--seconds", str(seconds)],
+        ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *map(str, command)],
         capture_output=True,
         text=True,
         check=True,

@@ -15,7 +15,6 @@ from serving.bodies import Body, Row
 from serving.models import INPUT, Kind, rows
 from serving.processes import Cores, Server, post
 
-_WARM_UP_S = 1
 _TOLERANCE = 1e-5
 
 
@@ -85,7 +84,7 @@ def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
 
 
 def measured(
-    server: Server, ask: Ask, right: Row, *, in_flight: int, seconds: int, on: Cores, warm_up_s: int = _WARM_UP_S
+    server: Server, ask: Ask, right: Row, *, in_flight: int, seconds: int, on: Cores, warm_up_s: int
 ) -> wrk.Load:
     """Loads a server that answers right before, and still does after it.
 

@@ -22,6 +22,11 @@ class Effort:
     quick: bool = False
     began_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def warm_up_s(self) -> int:
+        """Before each load."""
+        return 0 if self.quick else 1
+
     def tell(self, what: str) -> None:
         """On stderr, with the time so far."""
         print(f"[{time.monotonic() - self.began_s:5.0f} s] {what}", file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ def gateway(folder: Path, headers: dict[str, str], ask: Ask, right: Row, on: Cor
 
 
 @contextlib.contextmanager
-def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, threads: int = 0) -> Iterator[Server]:
+def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, threads: int = 0) -> Iterator[Server]:
     """The least that can be done on the same server (`load/raw_asgi.py`), unbatched."""
     port = free_port()
     command = [sys.executable, "-m", "load.raw_asgi", str(model), "--port", str(port), "--threads", str(threads)]
@@ -66,6 +66,25 @@ def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, threads
         log=folder / "raw_asgi.log",
         answers=lambda asked: checked(asked, ask, {}, right),
         environ=dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(_BENCH), *sys.path])},
+    ) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def agent(folder: Path, bundle: Path, ask: Ask, right: Row, on: Cores) -> Iterator[Server]:
+    """`edge-agent run` with its defaults and one bundle, over loopback; its gateway is down."""
+    config = folder / "edge-agent.toml"
+    config.write_text(
+        f'[agent]\ndevice_id = "bench"\nstate_dir = "state"\n[models]\ndirectories = ["{bundle}"]\n'
+        '[[links]]\nkind = "http"\nurl = "http://127.0.0.1:9"\n'
+    )
+    port = free_port()
+    with started(
+        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", str(port)],
+        port=port,
+        on=on,
+        log=folder / "edge-agent.log",
+        answers=lambda asked: checked(asked, ask, {}, right),
     ) as server:
         yield server
 

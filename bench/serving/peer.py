@@ -118,8 +118,11 @@ def running(peer: Peer, folder: Path, right: Row, first: Kind, on: Cores) -> Ite
     """Its server, while the context is open.
 
     Args:
+        peer: which.
         folder: has s.onnx and m.onnx, and takes the log.
         right: what the model says to what is asked of `first`.
+        first: the model that it has to answer for.
+        on: the cores it may use.
 
     Raises:
         StartError: its environment is not built, or it does not answer.

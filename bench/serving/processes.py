@@ -58,9 +58,13 @@ class Server:
         """Processor time of all its processes so far."""
         return sum(_cpu_s(pid) for pid in marked(self.mark))
 
+    def rss_mb(self) -> float:
+        """Resident memory as `ps` tells it, of all its processes added up (MB of 10^6 bytes)."""
+        return sum(_kib(pid, "status", "VmRSS:") for pid in marked(self.mark)) * 1024 / 1e6
+
     def memory_mb(self) -> float:
         """Resident memory of all its processes, what they share counted once (PSS; MB of 10^6 bytes)."""
-        return sum(_pss_kib(pid) for pid in marked(self.mark)) * 1024 / 1e6
+        return sum(_kib(pid, "smaps_rollup", "Pss:") for pid in marked(self.mark)) * 1024 / 1e6
 
 
 @contextlib.contextmanager
@@ -80,10 +84,14 @@ def started(
 
     Args:
         command: which makes it listen on `port` of 127.0.0.1.
+        port: a free one.
         on: the cores it may use, which it can count.
         log: takes what it says.
         answers: asks it; False while it does not answer yet.
+        patience_s: how long that may take.
+        headers: that every request needs.
         environ: instead of this process's.
+        cwd: where it runs.
 
     Raises:
         StartError: it ended, or did not answer in time.
@@ -177,12 +185,12 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _pss_kib(pid: int) -> int:
+def _kib(pid: int, file: str, name: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def _end_of(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""S and M on LitServe, batched as its documentation shows. Runs in LitServe's own environment, with `model.py` beside it."""
+"""S and M on LitServe, batched as its documentation shows; runs in its own environment, with `model.py` beside it."""
 
 from __future__ import annotations
 

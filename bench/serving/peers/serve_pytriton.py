@@ -1,4 +1,4 @@
-"""S and M on pytriton: Triton's HTTP server, Python models. Runs in pytriton's own environment, with `model.py` beside it."""
+"""S and M on pytriton, which is Triton and Python models; runs in its own environment, with `model.py` beside it."""
 
 from __future__ import annotations
 
