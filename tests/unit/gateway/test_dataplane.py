@@ -30,6 +30,7 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -75,6 +76,7 @@ class Bench:
             self.deliveries,
             metrics=self.metrics,
             statistics=Statistics(),
+            residency=Residency(repository, self.executor, clock=self.clock),
             clock=self.clock,
             limits=Limits(),
         )
