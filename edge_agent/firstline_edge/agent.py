@@ -176,7 +176,16 @@ class EdgeAgent:
                 reason=held.problem,
             )
             for held in self._held()
+        ] + [
+            ModelState(name, str(version), ready=False, reason=why)
+            for (name, version), why in sorted(self.parts.models.away.items())
         ]
+
+    async def load(self, model: str) -> None:
+        await self.parts.reloading.load(model)
+
+    async def unload(self, model: str) -> None:
+        await self.parts.reloading.unload(model)
 
     def statistics(self) -> list[ModelStatistics]:
         return [self.parts.recorder.statistics(held.manifest.name, held.version) for held in self._held()]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Tensor
+
+if TYPE_CHECKING:
+    from firstline_gateway.repository import ServedModel
 
 Probabilities = NDArray[np.float32]
 Outcome = Probabilities | FirstlineError
@@ -79,10 +82,34 @@ class Executor(Protocol):
         """
         ...
 
+    async def put(self, served: ServedModel) -> None:
+        """Runs a model from now on, in place of what it was given under the same key, of which no batch runs now.
+
+        Where models run in this process, `served.loaded` is there.
+        """
+        ...
+
+    async def drop(self, key: ModelKey) -> None:
+        """Gives a model up, and returns once its memory is free: batches that run on it end first."""
+        ...
+
     async def close(self, timeout_s: float) -> bool:
         """Ends the engine and frees the models. What runs at this moment has `timeout_s` to finish.
 
         Returns:
             False where something runs on: the models are kept, because it uses them.
         """
+        ...
+
+
+@runtime_checkable
+class InProcess(Protocol):
+    """An engine whose models are in this process, so that a batch of a small one can run in the thread that asks."""
+
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        """As `Executor.run`, in this thread, however many run elsewhere."""
+        ...
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        """Seconds that batches of a model took when it was loaded, by their rows; nothing where it was not measured."""
         ...

@@ -13,16 +13,18 @@ waits for them, and they give way to everything else.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from firstline_core.clock import Clock
-from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.batches import choose
+from firstline_gateway.scheduling.inline import Inline, expired, settle
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
@@ -48,6 +50,7 @@ class Batcher:
         executor: runs at most `executor.slots` batches at the same moment.
         clock: what deadlines are on.
         bounds: how much may wait.
+        concurrency: of a model's batches, the most that run at the same moment; 0 is `executor.slots`.
         on_batch: told each batch's rows, for the metrics.
         on_late: told of each request that was let in and not answered by its deadline, but for audits.
         on_ran: told of each batch that ended: its model, rows, seconds, and how long each of its requests had waited.
@@ -59,6 +62,7 @@ class Batcher:
         *,
         clock: Clock,
         bounds: Bounds,
+        concurrency: Callable[[ModelKey], int] = lambda key: 0,
         on_batch: Callable[[int], None] = lambda rows: None,
         on_late: Callable[[], None] = lambda: None,
         on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
@@ -66,17 +70,31 @@ class Batcher:
         self._executor = executor
         self._clock = clock
         self._bounds = bounds
+        self._concurrency = concurrency
+        self._running_of: Counter[ModelKey] = Counter()
         self._on_batch = on_batch
         self._on_late = on_late
         self._on_ran = on_ran
         self._queue = Queue()
         self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
+        self._inline = (
+            Inline(
+                executor,
+                clock=clock,
+                batch_rows=bounds.batch_rows,
+                on_batch=on_batch,
+                on_late=on_late,
+                on_ran=on_ran,
+            )
+            if isinstance(executor, InProcess)
+            else None
+        )
 
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
-        return len(self._queue)
+        return len(self._queue) + (len(self._inline) if self._inline is not None else 0)
 
     @property
     def wait_s(self) -> float:
@@ -99,8 +117,10 @@ class Batcher:
         """
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
-            raise _expired()
-        idle = len(self._running) < self._executor.slots and not self._queue
+            raise expired()
+        if self._inline is not None and (answered := self._inline.enter(key, request, now_s)) is not None:
+            return await answered
+        idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
         self._queue.add(item, item.work_s / self._executor.slots)
@@ -118,12 +138,14 @@ class Batcher:
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
+        if self._inline is not None:
+            self._inline.abandon(error)
         for item in tuple(self._queue):
             self._queue.remove(item)
-            _settle(item, error)
+            settle(item.answered, error)
         for running in self._running.values():
             for item in running.batch:
-                _settle(item, error)
+                settle(item.answered, error)
 
     def _expire(self, item: Waiting) -> None:
         self._queue.remove(item)
@@ -131,7 +153,7 @@ class Batcher:
             if item.level != AUDIT_LEVEL:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
-            _settle(item, _expired())
+            settle(item.answered, expired())
 
     def _busy_s(self, now_s: float) -> float:
         return sum(running.left_s(now_s) for running in self._running.values())
@@ -145,13 +167,20 @@ class Batcher:
                 now_s=now_s,
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._bounds.batch_rows,
+                full={key for key in self._running_of if self._is_full(key)},
             )
+            if not batch and not hopeless:  # all that waits is for models that run as often as they may
+                return
             for item in hopeless:
                 self._expire(item)
             for item in batch:
                 self._queue.remove(item)
             if batch:
                 self._start(batch, now_s)
+
+    def _is_full(self, key: ModelKey) -> bool:
+        most = self._concurrency(key)
+        return 0 < most <= self._running_of[key]
 
     def _start(self, batch: list[Waiting], now_s: float) -> None:
         key = batch[0].key
@@ -160,11 +189,13 @@ class Batcher:
         inputs = [item.request.inputs[0] for item in batch]
         deadlines_s = [item.request.deadline_s for item in batch]
         task = asyncio.create_task(self._executor.run(key, inputs, deadlines_s))
+        self._running_of[key] += 1
         self._running[task] = _Running(batch, now_s, self._admission.times[key].seconds(rows))
         task.add_done_callback(self._finish)
 
     def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
         ended = self._running.pop(task)
+        self._running_of[ended.batch[0].key] -= 1
         now_s = self._clock.monotonic_s()
         if not task.cancelled() and task.exception() is None:  # to fail is no measure of the work
             self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
@@ -177,22 +208,9 @@ class Batcher:
         error = task.exception()
         if error is not None:
             for item in ended.batch:
-                _settle(item, error)
+                settle(item.answered, error)
             return
         waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.batch]
         self._on_ran(ended.batch[0].key, ended.rows, now_s - ended.started_s, waits_s)
         for item, outcome in zip(ended.batch, task.result(), strict=True):
-            _settle(item, outcome)
-
-
-def _settle(item: Waiting, outcome: Probabilities | BaseException) -> None:
-    if item.answered.done():  # its caller went away
-        return
-    if isinstance(outcome, BaseException):
-        item.answered.set_exception(outcome)
-    else:
-        item.answered.set_result(outcome)
-
-
-def _expired() -> FirstlineError:
-    return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")
+            settle(item.answered, outcome)

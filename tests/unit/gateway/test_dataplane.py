@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import structlog
 from msgspec.structs import replace
 from support.databases import Kept, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
@@ -30,6 +29,7 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -75,6 +75,7 @@ class Bench:
             self.deliveries,
             metrics=self.metrics,
             statistics=Statistics(),
+            residency=Residency(repository, self.executor, clock=self.clock),
             clock=self.clock,
             limits=Limits(),
         )
@@ -187,7 +188,7 @@ async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) ->
 
 
 async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
-    with captured_lines() as lines, structlog.contextvars.bound_contextvars():
+    with captured_lines() as lines:
         asked = asyncio.create_task(logged_request(bench))
         await until_held(bench.executor)
         bench.executor.release()
