@@ -16,12 +16,14 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
-from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
+from firstline_core.protocol import short
+from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body, read_request
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.connection import connection_of, while_connected
 from firstline_gateway.api.errors import LastResort, send_reply
+from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.journal import record
@@ -133,6 +135,18 @@ _Answer = Callable[[Gateway, _Asked], Awaitable[Reply]]
 
 
 async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
+    if "prefer" in asked.headers and is_asynchronous(asked.headers):
+        request = await read_request(
+            asked.scope["path_params"]["model"],
+            asked.scope["path_params"].get("version", ""),
+            asked.headers,
+            asked.body,
+            principal=asked.caller.principal,
+            trust_request_id=False,
+            limits=gateway.plane.limits,
+            now_s=asked.arrived_s,
+        )
+        return await submitted(gateway, request)
     return await infer_reply(
         gateway.plane,
         asked.scope["path_params"]["model"],
@@ -147,6 +161,19 @@ async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
 
 
 async def _short(gateway: Gateway, asked: _Asked) -> Reply:
+    if "prefer" in asked.headers and is_asynchronous(asked.headers):
+        model = asked.scope["path_params"]["model"]
+        request = await short.read_request(
+            model,
+            gateway.plane.metadata(model, ""),
+            asked.headers,
+            QueryParams(asked.scope["query_string"]),
+            asked.body,
+            principal=asked.caller.principal,
+            limits=gateway.plane.limits,
+            arrived_s=asked.arrived_s,
+        )
+        return await submitted(gateway, request)
     return await short_reply(
         gateway.plane,
         asked.scope["path_params"]["model"],

@@ -177,25 +177,49 @@ async def infer_reply(
     Raises:
         FirstlineError: why there is no answer; `error_reply` says it.
     """
-    now_s = clock.monotonic_s() if arrived_s is None else arrived_s
+    request = await read_request(
+        *(model, version, headers, body),
+        principal=principal,
+        trust_request_id=trust_request_id,
+        limits=plane.limits,
+        now_s=clock.monotonic_s() if arrived_s is None else arrived_s,
+    )
+    response = await plane.infer(request)
+    encoded = encode_response(request, response, class_labels(plane, request, response))
+    return Reply(200, headers_for(encoded), encoded.body)
+
+
+async def read_request(
+    model: str,
+    version: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    principal: str,
+    trust_request_id: bool,
+    limits: Limits,
+    now_s: float,
+) -> InferRequest:
+    """The request that came over HTTP, not answered yet; see `infer_reply`.
+
+    Raises:
+        RequestError: it is none.
+    """
     length = header_length(headers)
 
     def decode() -> InferRequest:
         return decode_request(
             model,
-            decoded_body(headers, body, plane.limits),
+            decoded_body(headers, body, limits),
             length,
             version=version,
             now_s=now_s,
             principal=principal,
             trust_request_id=trust_request_id,
-            limits=plane.limits,
+            limits=limits,
         )
 
-    request = await decoded(decode, headers, len(body) if length is None else length)
-    response = await plane.infer(request)
-    encoded = encode_response(request, response, class_labels(plane, request, response))
-    return Reply(200, headers_for(encoded), encoded.body)
+    return await decoded(decode, headers, len(body) if length is None else length)
 
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
