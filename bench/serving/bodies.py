@@ -87,12 +87,11 @@ def plan(folder: Path, name: str, paths: list[str], body: Body, headers: dict[st
 
 
 def _requests(paths: list[str]) -> list[str]:
-    # Made once: wrk calls `request` for each.
+    # Made once, by what wrk calls when it knows the host; it calls `request` each time.
     listed = ", ".join(f'"{path}"' for path in paths)
     made = [
         "local made, at = {}, 0",
         "function init(args)",
-        "  wrk.init(args)",
         f"  for _, path in ipairs({{{listed}}}) do made[#made + 1] = wrk.format(nil, path) end",
         "end",
     ]

@@ -11,16 +11,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 
 from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import Certificate, Histogram
 from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
 
 INPUT, OUTPUT = "x", "probabilities"
 _SMALL_WIDTHS = (64, 512, 384, 10)
 _MEDIUM_CHANNELS = ((3, 32, 2), (32, 64, 1), (64, 64, 2), (64, 128, 1), (128, 128, 2), (128, 256, 1), (256, 256, 2))
 """Of each convolution: channels in, channels out, stride."""
+
+_BINS = 20
 
 
 class Kind(NamedTuple):
@@ -54,7 +58,7 @@ def write_onnx(kind: Kind, path: Path) -> Path:
 
 
 def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
-    """A bundle with this full model, named as its folder is; with `edge` it is the edge model too."""
+    """A bundle with this full model, named as its folder is; with `edge` it is the edge model too, and always sure."""
     content = write_onnx(kind, folder / "model.onnx").read_bytes()
     artefact = Artefact("model.onnx", hashlib.sha256(content).hexdigest(), len(content))
     model = Model("full", artefact, "onnx", "fp32")
@@ -66,8 +70,29 @@ def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
         edge=(Model("edge", artefact, "onnx", "fp32"),) if edge else (),
         full=model,
     )
+    if edge:
+        certified = msgspec.structs.replace(manifest.edge[0], certificate=_certificate(manifest))
+        manifest = msgspec.structs.replace(manifest, edge=(certified,))
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return folder
+
+
+def _certificate(manifest: Manifest) -> Certificate:
+    """One that has every answer of the edge model kept."""
+    return Certificate(
+        contract="disagreement",
+        epsilon=0.05,
+        delta=0.1,
+        threshold=0.0,
+        n=300,
+        kept=1.0,
+        risk_upper=0.04,
+        edge_digest=manifest.edge[0].digest,
+        full_digest=manifest.full_digest,
+        score_digest=manifest.policy.score.digest,
+        audit_epsilon=0.05,
+        histogram=Histogram(tuple(n / _BINS for n in range(1, _BINS)), (1 / _BINS,) * _BINS),
+    )
 
 
 def _small() -> ModelProto:
