@@ -219,7 +219,6 @@ async def read_request(
         RequestError: it is none.
     """
     length = header_length(headers)
-    limits = plane.limits
 
     def decode() -> InferRequest:
         return decode_request(
