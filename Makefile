@@ -9,6 +9,8 @@ PYTEST_ARGS ?= -q
 # longest files come last.
 PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+PEERS := bentoml litserve mlserver pytriton rayserve
 SEED ?= 1
 
 SHELL := /bin/bash
@@ -35,8 +37,9 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto postgres tflite ray clients lock wheel resolve size evaluate certificate bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision deliveries wear timing line overload admission fresh clean
+.PHONY: help demo test check format mosquitto postgres wrk tflite ray clients lock wheel resolve size evaluate certificate \
+  bench bench-peers loadgen bench-routing alarm \
+  chaos chaos-full soak fuzz audit sbom stampede idle decision agent deliveries wear timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -81,6 +84,16 @@ postgres:
 	PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; command -v initdb >/dev/null || \
 	  echo 'PostgreSQL is not installed: the tests that need one are left out' >&2
 
+# The client of `make bench`.
+wrk:
+	@if command -v wrk >/dev/null; then exit; fi; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
+	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends wrk; \
+	fi </dev/null || true; \
+	command -v wrk >/dev/null || echo 'wrk is not installed: the benchmarks over HTTP need it' >&2
+
 tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and numpy 1 (Python 3.11)
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
 	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$files
@@ -102,6 +115,8 @@ lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade fo
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients
 	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
+	$(LOCK) --output-file requirements/loadgen.lock --group loadgen
+	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
 wheel: .venv/test.stamp ## build dist/firstline-*.whl
 	rm -rf dist
@@ -112,6 +127,15 @@ resolve: .venv/uv.stamp ## show that every extra has wheels for x86-64 and aarch
 
 size: wheel ## measure what firstline[edge] takes on a device
 	$(BIN)/python bench/size.py dist/firstline-*.whl
+
+bench: .venv/test.stamp wrk mosquitto wheel ## both tiers beside the raw limit of this machine: table, plots, raw numbers (ten minutes)
+	$(BIN)/python bench/bench_serving.py --wheel dist/firstline-*.whl $(BENCH_ARGS)
+
+bench-peers: .venv/test.stamp wrk $(PEERS:%=.venv-peers/%/stamp) ## the gateway beside MLServer, pytriton, LitServe, BentoML and Ray Serve (15 minutes)
+	$(BIN)/python bench/bench_peers.py $(BENCH_ARGS)
+
+loadgen: .venv/test.stamp .venv-loadgen/stamp ## MLPerf LoadGen against both tiers: SingleStream, Server, Offline (minutes)
+	$(BIN)/python bench/bench_loadgen.py $(BENCH_ARGS)
 
 evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and of two real pairs where their data is there
 	$(BIN)/python bench/evaluate_pairs.py
@@ -160,6 +184,9 @@ wear: .venv/test.stamp ## what a request writes to the device's flash, by route 
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
+
+agent: .venv/test.stamp ## what a request costs on the device beyond the model, in process
+	$(BIN)/python bench/agent.py
 
 fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and requests made from both descriptions (minutes, SEED=1)
 	$(CHAOS) --full --only fuzz
@@ -211,4 +238,14 @@ clean: ## remove the environments, the caches and what was built
 .venv-clients/stamp: requirements/clients.lock .venv/uv.stamp
 	[ -x .venv-clients/bin/python ] || $(PYTHON) -m venv --without-pip .venv-clients
 	$(call install,.venv-clients,$<)
+	touch $@
+
+# Other servers, as their users install them: one that does not install is reported by the benchmark, and stops nothing.
+.venv-peers/%/stamp: requirements/peers/%.lock .venv/uv.stamp
+	[ -x .venv-peers/$*/bin/python ] || $(PYTHON) -m venv --without-pip .venv-peers/$*
+	{ $(call install,.venv-peers/$*,$<); } && touch $@ || echo 'the environment of $* could not be built' >&2
+
+.venv-loadgen/stamp: requirements/loadgen.lock .venv/uv.stamp
+	[ -x .venv-loadgen/bin/python ] || $(PYTHON) -m venv --without-pip .venv-loadgen
+	$(call install,.venv-loadgen,$<)
 	touch $@

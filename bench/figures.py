@@ -1,11 +1,14 @@
-"""Figures that were measured, beside what was aimed for, in `bench/results/TARGET.json`."""
+"""Figures that were measured, beside what was aimed for, in `bench/results/TARGET.json`.
+
+A list of them, or an object that has them as `figures` beside what they were made of.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,7 +32,10 @@ class Figure(NamedTuple):
 def measured(target: str) -> list[Figure]:
     """The figures that were reported last; none where nothing was."""
     path = RESULTS / f"{target}.json"
-    return [Figure(**row) for row in json.loads(path.read_text())] if path.exists() else []
+    if not path.exists():
+        return []
+    said = json.loads(path.read_text())
+    return [Figure(**row) for row in (said["figures"] if isinstance(said, dict) else said)]
 
 
 def report(target: str, figures: Sequence[Figure]) -> int:
@@ -38,11 +44,12 @@ def report(target: str, figures: Sequence[Figure]) -> int:
     return tell(figures)
 
 
-def write(target: str, figures: Sequence[Figure]) -> None:
-    """To the target's file."""
+def write(target: str, figures: Sequence[Figure], beside: Mapping[str, Any] | None = None) -> None:
+    """To the target's file, with what they were made of `beside` them."""
     RESULTS.mkdir(exist_ok=True)
     rows = [figure._asdict() for figure in figures]
-    (RESULTS / f"{target}.json").write_text(json.dumps(rows, indent=2) + "\n")
+    said = rows if beside is None else {**beside, "figures": rows}
+    (RESULTS / f"{target}.json").write_text(json.dumps(said, indent=2) + "\n")
 
 
 def tell(figures: Sequence[Figure]) -> int:

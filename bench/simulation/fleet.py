@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from routing.promises import MemoryOutbox
 
 from firstline_core.clock import Clock

@@ -12,6 +12,7 @@ One request, from the outside in
 
 What it knows
     repository      the models served, by name and version
+    residency       which of them are in memory, within a budget
     contracts/      whether each bundle's contract still holds, by the audits of all devices
     identity/       who may call: certificates, enrolment, revocation, API keys
     broker/         the files of a Mosquitto, and how revoked devices leave it

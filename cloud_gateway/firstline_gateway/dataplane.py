@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
@@ -35,6 +35,7 @@ from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.residency import UNLOADING, Residency
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.statistics import Statistics
 
@@ -57,10 +58,12 @@ class GatewayDataPlane:
         *,
         metrics: GatewayMetrics,
         statistics: Statistics,
+        residency: Residency,
         clock: Clock,
         limits: Limits,
     ) -> None:
         self._repository = repository
+        self._residency = residency
         self._batcher = batcher
         self._contracts = contracts
         self._deliveries = deliveries
@@ -77,12 +80,14 @@ class GatewayDataPlane:
         return True
 
     def ready(self) -> bool:
-        """True while it could answer for at least one model, and is not shutting down."""
-        return not self._draining and any(not self._batcher.trouble(key) for key in self._repository.models)
+        """True while it could answer for a model, has loaded what it loads at the start, and is not shutting down."""
+        return not self._draining and self._residency.complete and any(map(self._usable, self._repository.models))
 
     def model_ready(self, model: str, version: str) -> bool:
-        served = self._repository.resolve(model, version)
-        return not self._draining and not self._batcher.trouble(served.key)
+        return not self._draining and self._usable(self._repository.resolve(model, version).key)
+
+    def _usable(self, key: ModelKey) -> bool:
+        return not self._batcher.trouble(key) and self._residency.ready(key)
 
     def trouble(self, key: ModelKey) -> str:
         """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
@@ -92,16 +97,26 @@ class GatewayDataPlane:
         return self._repository.metadata(model, version)
 
     def index(self) -> list[ModelState]:
-        reasons = (
-            (each.key, "shutting down" if self._draining else self.trouble(each.key)) for each in self._repository
-        )
-        return [ModelState(key.name, str(key.version), not reason, reason) for key, reason in reasons]
+        found = {
+            each.key: self._residency.state(each, "shutting down" if self._draining else self.trouble(each.key))
+            for each in self._repository
+        }
+        for key, why in self._repository.away.items():
+            passing = "UNLOADING" if why == UNLOADING else ""
+            found[key] = ModelState(key.name, str(key.version), ready=False, reason=why, passing=passing)
+        return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
         return [self._statistics.of(each.key) for each in self._repository]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=True)
+
+    async def load(self, model: str) -> None:
+        await self._residency.load(model)
+
+    async def unload(self, model: str) -> None:
+        await self._residency.unload(model)
 
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
@@ -151,7 +166,14 @@ class GatewayDataPlane:
         served = self._repository.resolve(request.model, request.version)
         try:
             _check(request, served)
-            probabilities = await self._batcher.submit(served.key, request)
+            place = self._residency.hold(served.key) or await self._residency.brought(served.key, request.deadline_s)
+            try:
+                if place.served is not served:  # another bundle took its place while the request waited
+                    served = place.served
+                    _check(request, served)
+                probabilities = await self._batcher.submit(served.key, request)
+            finally:
+                self._residency.release(place)
         except FirstlineError:
             self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -24,7 +25,8 @@ from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
-from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.repository import Repository, load_full, load_repository, named
+from firstline_gateway.residency import Load, Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -50,6 +52,7 @@ class Gateway:
         settings: as `settings_load.py` gave them.
         repository: the models, loaded.
         executor: runs them; the gateway closes it.
+        load: one of them into memory; None where they run elsewhere.
         clock: what deadlines and durations are on.
 
     Raises:
@@ -57,7 +60,13 @@ class Gateway:
     """
 
     def __init__(
-        self, settings: Settings, repository: Repository, executor: Executor, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: Settings,
+        repository: Repository,
+        executor: Executor,
+        *,
+        load: Load | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings = settings
         self.repository = repository
@@ -67,6 +76,7 @@ class Gateway:
         self._executor = executor
         self._refreshing: asyncio.Task[None] | None = None
         statistics = Statistics()
+        concurrency_of = settings.models.concurrency_of
         batcher = Batcher(
             executor,
             clock=clock,
@@ -76,10 +86,22 @@ class Gateway:
                 seconds=settings.execution.queue_s,
                 batch_rows=settings.execution.max_batch_rows,
             ),
+            concurrency=lambda key: concurrency_of.get(key.name, settings.models.concurrency),
             on_batch=self.metrics.batch,
             on_late=self.metrics.late,
             on_ran=statistics.ran,
         )
+        self.residency = Residency(
+            repository,
+            executor,
+            load=load,
+            find=partial(named, Path(settings.models.directory), must_be_whole=load is not None),
+            budget_bytes=settings.models.memory_budget_mb << 20,
+            patience_s=settings.execution.queue_s,
+            background=not settings.models.wait,
+            clock=clock,
+        )
+        self.metrics.models(lambda: len(self.residency.resident), lambda: self.residency.used_bytes)
         self.unread = Unread(
             lambda: batcher.wait_s,
             lambda: self.metrics.error(REFUSED),
@@ -113,6 +135,7 @@ class Gateway:
             self.deliveries,
             metrics=self.metrics,
             statistics=statistics,
+            residency=self.residency,
             clock=clock,
             limits=settings.limits,
         )
@@ -130,6 +153,7 @@ class Gateway:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
         self._refreshing = asyncio.create_task(self._refresh())
         await self._executor.start()
+        await self.residency.start()
         await self.identity.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
@@ -171,6 +195,7 @@ class Gateway:
         if self._broker is not None:
             await self._broker.close()
         await self.identity.close()
+        await self.residency.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
@@ -196,16 +221,22 @@ class Gateway:
 
 
 def open_gateway(settings: Settings) -> Gateway:
-    """Loads the models and puts the gateway together; takes as long as the models take to load.
+    """Puts the gateway together; where it is to wait for its models, that takes as long as they take to load.
 
     Raises:
         ConfigError: a setting names something that is not there or no good.
     """
     check_files(settings)
     options = runtime_options(settings)
-    repository = load_repository(Path(settings.models.directory), options if loads_here(settings) else None)
+    here = loads_here(settings)
+    repository = load_repository(
+        Path(settings.models.directory),
+        options if here and settings.models.wait else None,
+        budget_bytes=settings.models.memory_budget_mb << 20,
+    )
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
-    gateway = Gateway(settings, repository, open_engine(settings, repository, options))
+    load = partial(load_full, options=options) if here else None
+    gateway = Gateway(settings, repository, open_engine(settings, repository, options), load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:

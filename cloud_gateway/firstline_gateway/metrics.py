@@ -45,6 +45,11 @@ class GatewayMetrics(RequestMetrics):
         self.gauge("queue_depth", "Requests that wait to run.", depth)
         self.gauge("queue_seconds", "How long a request would wait that came now.", wait_s)
 
+    def models(self, resident: Callable[[], float], used_bytes: Callable[[], float]) -> None:
+        """Says where to read how many models are in memory, and what they take of the budget."""
+        self.gauge("models_resident", "Versions of models that are in memory.", resident)
+        self.gauge("models_bytes", "What they take of models.memory_budget_mb.", used_bytes)
+
     def engine(self, report: Callable[[], EngineReport]) -> None:
         """Says where to read how the engine's servers are."""
         self.readings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_gateway.cores import usable_cores
@@ -91,6 +91,14 @@ class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: str = "models"
     """Each subfolder, or subfolder/version, that holds a manifest.json is a bundle; every version is served."""
+    wait: bool = True
+    """Load before listening; false listens at once, is ready later, and has requests wait for their model."""
+    memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """What the models in memory may take (MiB); of more, those used last stay. 0 is no limit. See docs/operating.md."""
+    concurrency: Annotated[int, Meta(ge=0)] = 0
+    """Batches of one model that run at the same moment, so that a slow one leaves room; 0 is `execution.sessions`."""
+    concurrency_of: dict[str, Count] = field(default_factory=dict)
+    """The same for single models, by name."""
 
 
 class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

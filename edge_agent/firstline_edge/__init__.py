@@ -19,6 +19,7 @@ What it rests on
     models_load     bundles opened, edge variants loaded
     model_timing    measures them: a meaningless input, and the time that a row takes
     bundle_copies   of bundles that worked, for when the files are damaged
+    reloading       models come and go at an operator's word
     workers         threads for runs that would hold up the event loop
     cache           what models said of rows, in memory
     disk_cache      the same, on disk

@@ -12,10 +12,11 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
+
+from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
@@ -180,7 +181,16 @@ class EdgeAgent:
                 reason=held.problem,
             )
             for held in self._held()
+        ] + [
+            ModelState(name, str(version), ready=False, reason=why)
+            for (name, version), why in sorted(self.parts.models.away.items())
         ]
+
+    async def load(self, model: str) -> None:
+        await self.parts.reloading.load(model)
+
+    async def unload(self, model: str) -> None:
+        await self.parts.reloading.unload(model)
 
     def statistics(self) -> list[ModelStatistics]:
         return [self._counted.of(held.manifest.name, held.version) for held in self._held()]

@@ -6,7 +6,8 @@ What the gateway is for a request, and what its failure means for the caller, is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (

@@ -167,13 +167,36 @@ class Problem:
 
 
 class Models:
-    """All bundles of this device, by name and version; the newest version is the current one."""
+    """All bundles of this device, by name and version; the newest version is the current one.
+
+    Attributes:
+        problems: folders that should have been bundles.
+        away: versions that are known and not held, each with the reason.
+    """
 
     def __init__(self, held: Iterable[HeldModel], problems: Iterable[Problem] = ()) -> None:
         self._held: dict[str, dict[str, HeldModel]] = {}
         for model in sorted(held, key=lambda model: model.manifest.version):
             self._held.setdefault(model.manifest.name, {})[model.version] = model
         self.problems = tuple(problems)
+        self.away: dict[tuple[str, int], str] = {}
+
+    def put(self, model: HeldModel) -> HeldModel | None:
+        """Holds a model from now on; what was held as this version."""
+        name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
+        before = versions.get(model.version)
+        versions[model.version] = model
+        self._held[name] = dict(sorted(versions.items(), key=lambda each: int(each[0])))
+        self.away.pop((name, model.manifest.version), None)
+        return before
+
+    def take(self, model: HeldModel, why: str) -> None:
+        """Holds a model no more; requests under way keep it until they are answered."""
+        name = model.manifest.name
+        self._held[name] = {version: held for version, held in self._held[name].items() if held is not model}
+        if not self._held[name]:
+            del self._held[name]
+        self.away[name, model.manifest.version] = why
 
     def find(self, name: str, version: str = "") -> HeldModel | None:
         """The model, or None where this device does not hold it in that version ("" is the current one)."""

@@ -33,13 +33,14 @@ from firstline_edge.identity.room import IdentityRoom
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models import Models
-from firstline_edge.models_load import open_models
+from firstline_edge.models_load import hold, open_models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.schema import count_promises
 from firstline_edge.recorder import Recorder
+from firstline_edge.reloading import Reloading
 from firstline_edge.router import Router
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
@@ -76,6 +77,7 @@ class Parts:
     gateway: Gateway
     hedging: Hedging
     cascade: Cascade
+    reloading: Reloading
 
 
 @asynccontextmanager
@@ -95,7 +97,8 @@ async def open_parts(
         opened.callback(state.close)
         workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
-        models = open_models([Path(folder) for folder in settings.models.directories], options, workers, copies)
+        directories = [Path(folder) for folder in settings.models.directories]
+        models = open_models(directories, options, workers, copies)
         opened.callback(models.close)
         opened.callback(workers.close)  # before the models, which its last runs use
         cache = make_cache(settings, state, clock)
@@ -181,6 +184,13 @@ async def open_parts(
             gateway=gateway,
             hedging=hedging,
             cascade=cascade,
+            reloading=Reloading(
+                models,
+                audits.standings,
+                directories,
+                partial(hold, options=options, workers=workers),
+                copies,
+            ),
         )
         works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock)]
         works += [audits.run(auditor, links), identity.run()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -108,7 +109,7 @@ class Recorder:
                     "event": "refused",
                     "version": request.version,
                     "error": error.message,
-                    "attempts": [asdict(attempt) for attempt in trail.attempts],
+                    "attempts": [structs.asdict(attempt) for attempt in trail.attempts],
                     **facts,
                 }
             )

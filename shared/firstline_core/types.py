@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from firstline_core.contract_notes import AuditNote, ContractNotice
@@ -37,8 +38,7 @@ PROBABILITIES = "probabilities"
 """A classifier's one output, on both tiers: FP32, (rows, classes)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(Struct, frozen=True, eq=False):
     """A named array. The first axis counts rows; the datatype follows from the array's dtype.
 
     Args:
@@ -127,8 +127,7 @@ LOWEST_PRIORITY = 3
 """Levels of `InferRequest.priority` go from 1, the highest, to this; 2 is the default."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
+class RequestedOutput(Struct, frozen=True):
     """An output that the caller named.
 
     Args:
@@ -142,8 +141,7 @@ class RequestedOutput:
     classification: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(Struct, frozen=True):
     """One inference request, already free of its transport.
 
     Args:
@@ -197,15 +195,14 @@ class InferRequest:
 
     def take(self, rows: Sequence[int]) -> InferRequest:
         """The same request for some of its rows, in the order given."""
-        return replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
+        return structs.replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
 
 
 HEDGED = "hedge"
 """The outcome of an attempt that was made early, in case it would be needed, and was not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One try at answering: `outcome` is "ok", an error's code, or `HEDGED`."""
 
     tier: Tier
@@ -213,8 +210,7 @@ class Attempt:
     ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class RowAnswer:
+class RowAnswer(Struct, frozen=True):
     """How one row of a batch was answered."""
 
     tier: Tier
@@ -225,8 +221,7 @@ class RowAnswer:
     model_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What every answer says of itself. Of several rows it is the summary; `rows` has each.
 
     Args:
@@ -255,8 +250,7 @@ class Answer:
     contract: ContractNotice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(Struct, frozen=True):
     """Outputs, and what the answer says of itself; `answer` is None only from a server not Firstline's."""
 
     model: str

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.audits import certified_digits, note_of, request_from
 from support.broker import Broker
 from support.databases import sqlite_store

@@ -264,10 +264,12 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
     }
     routed = {entry for entry in described if "infer" in entry[0]}
     assert routed == served
-    assert len(described - routed) == 28
+    assert len(described - routed) == 30
     said = {"/ca": 400, "answers": 404, "quota": 400, "/enroll": 400, "/renew": 401, "/revoke": 400}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         for path, method in described - routed:
+            if path.startswith("/v2/repository/models/"):  # which would change what the others find
+                continue
             address = path.replace("{model}", "digits").replace("{bundle}", "digits").replace("{version}", "1")
             expected = 404 if method == "DELETE" else next((said[word] for word in said if word in path), 200)
             if (method, path) == ("POST", "/firstline/v1/devices"):  # without a body

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from PIL import Image
 from support.broker import Broker
 from support.gateway import DIGITS, GatedExecutor
@@ -88,7 +89,7 @@ def request_of(**changes: object) -> InferRequest:
     request = InferRequest(
         model="digits", inputs=(Tensor("image", image),), request_id=new_request_id(), binary_output=True
     )
-    return replace(request, **changes)  # type: ignore[arg-type]
+    return structs.replace(request, **changes)  # type: ignore[arg-type]
 
 
 async def test_a_device_is_answered_under_its_own_request_id(mosquitto: Broker, repository: Repository) -> None:

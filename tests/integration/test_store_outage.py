@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,6 +15,7 @@ import psycopg
 import pytest
 from chaos.proxy import FINE, ChaosProxy, Network
 from cryptography.hazmat.primitives.asymmetric import ec
+from msgspec.structs import replace
 from support.databases import PostgreSql
 from support.deliveries import counted, delivery, post, read, same
 from support.faulty_disk import quick_folder, run_on
@@ -156,7 +156,7 @@ async def test_a_disk_may_be_full_and_have_room_again(small_disk: Path) -> None:
 # A disk that turns read-only under a gateway, as ext4 does after an error, and is well again.
 _READ_ONLY = """
 import asyncio, errno, json, sys
-from dataclasses import replace
+from msgspec.structs import replace
 import httpx
 from support.deliveries import delivery, post, read, same
 from support.faulty_disk import fail

@@ -70,4 +70,4 @@ def request_from(device: str, note: AuditNote | None = None, **changes: object) 
     """One 8x8 picture from a device, as an audit where there is a note."""
     image = Tensor("image", np.zeros((1, 8, 8, 1), np.uint8))
     request = InferRequest("digits", (image,), new_request_id(), principal=device and f"device:{device}", audit=note)
-    return replace(request, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(request, **changes)  # type: ignore[arg-type]

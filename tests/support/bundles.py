@@ -12,14 +12,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from support.onnx_models import average_colours, linear
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
+from firstline_core.bundle.steps import Decode, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.types import Tensor
 
 IMAGES = InputSpec("image", "BYTES", (-1,))
+COLOURS = ("red", "green", "blue")
+NUMBERS = InputSpec("x", "FP32", (-1, 2))
 
 
 def artefact(path: Path, root: Path) -> Artefact:
@@ -71,3 +75,23 @@ def images(*encoded: bytes, name: str = "image") -> Tensor:
     array = np.empty(len(encoded), object)
     array[:] = encoded
     return Tensor(name, array)
+
+
+def solid(channel: int, size: int = 6) -> NDArray[np.uint8]:
+    """Pixels of one colour, (size, size, 3)."""
+    pixels = np.zeros((size, size, 3), np.uint8)
+    pixels[:, :, channel] = 255
+    return pixels
+
+
+def colour_bundle(root: Path, *, size: int | str = 4, labels: tuple[str, ...] = COLOURS, resize: bool = True) -> Bundle:
+    """Images in, how much of each colour they have as probabilities out."""
+    path = average_colours(root / "colours.onnx", size=size)
+    steps = (Decode(), *((Resize(4, 4),) if resize else ()), Scale(), Layout("NCHW"))
+    return write_manifest(root, [model(path, root, preprocess=steps, postprocess=(Softmax(),))], labels)
+
+
+def number_bundle(root: Path, **fields: Any) -> Bundle:
+    """Two numbers in, their softmax out."""
+    path = linear(root / "m.onnx", np.eye(2, dtype=np.float32))
+    return write_manifest(root, [model(path, root, postprocess=(Softmax(),))], ["a", "b"], input=NUMBERS, **fields)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import httpx
 import numpy as np
+from msgspec.structs import replace
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip

@@ -6,13 +6,13 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from support.bundles import with_certificate
 
 from firstline_core.bundle.artefact import Artefact

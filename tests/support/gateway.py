@@ -15,6 +15,7 @@ from firstline_core.types import Array, InferRequest, Tensor
 from firstline_gateway import server
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import ServedModel
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -82,6 +83,12 @@ class GatedExecutor:
 
     def trouble(self, key: ModelKey) -> str:
         return self.away
+
+    async def put(self, served: ServedModel) -> None:
+        pass
+
+    async def drop(self, key: ModelKey) -> None:
+        pass
 
     async def close(self, timeout_s: float) -> bool:
         self.closed = True

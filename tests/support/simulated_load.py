@@ -13,6 +13,7 @@ from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
+from firstline_gateway.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
@@ -44,6 +45,12 @@ class TimedExecutor:
         return [doubled(tensor) for tensor in inputs]
 
     async def start(self) -> None:
+        pass
+
+    async def put(self, served: ServedModel) -> None:
+        pass
+
+    async def drop(self, key: ModelKey) -> None:
         pass
 
     def trouble(self, key: ModelKey) -> str:

@@ -31,6 +31,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     for router in (
         control.health,
         control.metadata,
+        control.operation,
         control.metrics,
         contracts.router,
         identity.enrolment,

@@ -32,6 +32,15 @@ async def _caller(
     await authorize(gateway_of(request).identity, request, "infer")
 
 
+async def _operator(
+    request: Request,
+    _documented: Annotated[
+        object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
+    ],
+) -> None:
+    await authorize(gateway_of(request).identity, request, "fleet")
+
+
 async def _reader_of_metrics(request: Request) -> None:
     gateway = gateway_of(request)
     if not gateway.settings.api.open_metrics:
@@ -42,6 +51,7 @@ async def _reader_of_metrics(request: Request) -> None:
 
 health = APIRouter(tags=["health"])
 metadata = APIRouter(tags=["models"], dependencies=[Depends(_caller)])
+operation = APIRouter(tags=["models"], dependencies=[Depends(_operator)])
 metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
 
 
@@ -118,6 +128,26 @@ async def repository_index(request: Request) -> Response:
     gateway = gateway_of(request)
     body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
     return response_of(extensions.index_reply(gateway.plane, body, _SMALL))
+
+
+@operation.post(
+    "/v2/repository/models/{model}/load",
+    summary="Read a model's bundles anew, all versions; what served before serves on where one does not load.",
+)
+async def load_model(request: Request, model: str) -> Response:
+    gateway = gateway_of(request)
+    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    return response_of(await extensions.load_reply(gateway.plane, model, body, _SMALL))
+
+
+@operation.post(
+    "/v2/repository/models/{model}/unload",
+    summary="Serve a model no more, and free its memory once requests in flight are answered.",
+)
+async def unload_model(request: Request, model: str) -> Response:
+    gateway = gateway_of(request)
+    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    return response_of(await extensions.unload_reply(gateway.plane, model, body, _SMALL))
 
 
 @metadata.get("/firstline/v1/models", summary="The models served: versions, labels and full model digests.")

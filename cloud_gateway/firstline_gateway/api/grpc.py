@@ -10,14 +10,16 @@ import grpc
 from cryptography import x509
 
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol.grpc.server import GrpcServer
-from firstline_core.protocol.grpc.service import Caller, Context, Door, InferenceService
+from firstline_core.protocol.grpc.server import GrpcServer, address_of
+from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, Context, Door, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented, presented_by
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
 from firstline_gateway.journal import record
+
+_SCOPES = {INFER: "infer", OPERATE: "fleet"}
 
 
 def grpc_server(gateway: Gateway) -> GrpcServer:
@@ -57,20 +59,14 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
             if key == identity.proxy_header:
                 proxied.append(value)
     presented: Presented | None = None
-    if identity.proxy_header and identity.trusts(_address(context.peer())):
+    if identity.proxy_header and identity.trusts(address_of(context.peer())):
         presented = await identity.presented_by_proxy(proxied)
     else:
         for certificate in context.auth_context().get("x509_pem_cert", ()):
             presented = _presented(certificate)
     caller = await caller_of(identity, presented, metadata.get("authorization", ""))
-    check_scope(caller, scope)
+    check_scope(caller, _SCOPES[scope])
     return Caller(caller.principal, caller.trust_request_id)
-
-
-def _address(peer: str) -> str:
-    """The address in "ipv4:127.0.0.1:1234" and "ipv6:%5B::1%5D:1234"."""
-    address = peer.partition(":")[2].rpartition(":")[0]
-    return address.replace("%5B", "").replace("%5D", "").strip("[]")
 
 
 @lru_cache(1024)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 from sqlalchemy import Connection
 
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import CapacityError
@@ -86,7 +87,7 @@ class ContractMonitor:
         self._fleet = Fleet()
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
         self._device_alarms = DeviceAlarms()
-        self._promising: dict[ModelKey, bool] = {}  # whether audits can test anything of a version
+        self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
         self._fleet.remember(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
         metrics.contracts(self.pools, self.device_alarms)
@@ -279,9 +280,10 @@ class ContractMonitor:
             log.error("audit not counted", model=model.name, version=model.version, device=device, why=sentence)
 
     def _promises(self, served: ServedModel) -> bool:
-        if served.key not in self._promising:
-            self._promising[served.key] = promises(served.manifest)
-        return self._promising[served.key]
+        known = self._promising.get(served.key)
+        if known is None or known[0] is not served.manifest:
+            known = self._promising[served.key] = served.manifest, promises(served.manifest)
+        return known[1]
 
 
 def _tell(pool: Pool, devices: int) -> None:

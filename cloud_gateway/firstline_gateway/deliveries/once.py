@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock

@@ -7,10 +7,11 @@ model's. One that is damaged is none.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from firstline_core.errors import FirstlineError, IntegrityError

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Tensor
+
+if TYPE_CHECKING:
+    from firstline_gateway.repository import ServedModel
 
 Probabilities = NDArray[np.float32]
 Outcome = Probabilities | FirstlineError
@@ -77,6 +80,17 @@ class Executor(Protocol):
         Raises:
             EngineUnavailableError: what runs the model is away; nobody in the batch has an answer.
         """
+        ...
+
+    async def put(self, served: ServedModel) -> None:
+        """Runs a model from now on, in place of what it was given under the same key, of which no batch runs now.
+
+        Where models run in this process, `served.loaded` is there.
+        """
+        ...
+
+    async def drop(self, key: ModelKey) -> None:
+        """Gives a model up, and returns once its memory is free: batches that run on it end first."""
         ...
 
     async def close(self, timeout_s: float) -> bool:

@@ -7,11 +7,11 @@ from functools import partial
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
+from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor, open_transports
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
-from firstline_gateway.repository import Repository
+from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Settings
 
 
@@ -29,16 +29,19 @@ def open_engine(settings: Settings, repository: Repository, options: RuntimeOpti
         )
     if settings.execution.engine == "ray":
         return _open_ray(settings, repository)
-    there = settings.oip.processing == "there"
+
+    def far(served: ServedModel) -> FarModel:
+        if settings.oip.processing == "there":
+            return FirstlineModel(served, settings.limits)
+        return V2Model(served, options, settings.limits)
+
     return OipExecutor(
-        {
-            served.key: FirstlineModel(served, settings.limits) if there else V2Model(served, options, settings.limits)
-            for served in repository
-        },
+        {served.key: far(served) for served in repository},
         open_transports(settings.oip, settings.limits),
         settings.oip,
         threads=settings.sessions,
         max_batch_rows=settings.execution.max_batch_rows,
+        make=far,
     )
 
 

@@ -16,6 +16,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.executors.rows import run_batch
+from firstline_gateway.repository import ServedModel
 
 
 class LocalExecutor:
@@ -41,7 +42,7 @@ class LocalExecutor:
         self._slots = sessions
         self._clock = clock
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
-        self._running: set[Future[list[Outcome]]] = set()
+        self._running: dict[Future[list[Outcome]], ModelKey] = {}
 
     @property
     def slots(self) -> int:
@@ -60,9 +61,24 @@ class LocalExecutor:
         running = self._threads.submit(
             run_batch, self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock
         )
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        self._running[running] = key
+        running.add_done_callback(self._running.pop)
         return await asyncio.wrap_future(running)
+
+    async def put(self, served: ServedModel) -> None:
+        assert served.loaded is not None  # noqa: S101 (see `Executor.put`)
+        before = self._models.get(served.key)
+        self._models[served.key] = served.loaded
+        if before is not None:
+            before.close()
+
+    async def drop(self, key: ModelKey) -> None:
+        model = self._models.pop(key, None)
+        running = [future for future, used in tuple(self._running.items()) if used == key]
+        if running:  # of clients that have left
+            await asyncio.wait([asyncio.wrap_future(future) for future in running])
+        if model is not None:
+            model.close()
 
     async def close(self, timeout_s: float) -> bool:
         return await asyncio.to_thread(self._close, timeout_s)

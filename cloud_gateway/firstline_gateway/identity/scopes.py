@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Scope = Literal["infer", "fleet", "admin"]
-"""infer: ask models; fleet: invite, list and revoke devices, and read contracts; admin: change contracts."""
+"""What each may do.
+
+infer: ask models. fleet: load and unload them; invite, list and revoke devices; read contracts. admin: change
+contracts.
+"""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -13,6 +13,7 @@ waits for them, and they give way to everything else.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ class Batcher:
         executor: runs at most `executor.slots` batches at the same moment.
         clock: what deadlines are on.
         bounds: how much may wait.
+        concurrency: of a model's batches, the most that run at the same moment; 0 is `executor.slots`.
         on_batch: told each batch's rows, for the metrics.
         on_late: told of each request that was let in and not answered by its deadline, but for audits.
         on_ran: told of each batch that ended: its model, rows, seconds, and how long each of its requests had waited.
@@ -59,6 +61,7 @@ class Batcher:
         *,
         clock: Clock,
         bounds: Bounds,
+        concurrency: Callable[[ModelKey], int] = lambda key: 0,
         on_batch: Callable[[int], None] = lambda rows: None,
         on_late: Callable[[], None] = lambda: None,
         on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
@@ -66,6 +69,8 @@ class Batcher:
         self._executor = executor
         self._clock = clock
         self._bounds = bounds
+        self._concurrency = concurrency
+        self._running_of: Counter[ModelKey] = Counter()
         self._on_batch = on_batch
         self._on_late = on_late
         self._on_ran = on_ran
@@ -100,7 +105,7 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _expired()
-        idle = len(self._running) < self._executor.slots and not self._queue
+        idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
         self._queue.add(item, item.work_s / self._executor.slots)
@@ -145,13 +150,20 @@ class Batcher:
                 now_s=now_s,
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._bounds.batch_rows,
+                full={key for key in self._running_of if self._is_full(key)},
             )
+            if not batch and not hopeless:  # all that waits is for models that run as often as they may
+                return
             for item in hopeless:
                 self._expire(item)
             for item in batch:
                 self._queue.remove(item)
             if batch:
                 self._start(batch, now_s)
+
+    def _is_full(self, key: ModelKey) -> bool:
+        most = self._concurrency(key)
+        return 0 < most <= self._running_of[key]
 
     def _start(self, batch: list[Waiting], now_s: float) -> None:
         key = batch[0].key
@@ -160,11 +172,13 @@ class Batcher:
         inputs = [item.request.inputs[0] for item in batch]
         deadlines_s = [item.request.deadline_s for item in batch]
         task = asyncio.create_task(self._executor.run(key, inputs, deadlines_s))
+        self._running_of[key] += 1
         self._running[task] = _Running(batch, now_s, self._admission.times[key].seconds(rows))
         task.add_done_callback(self._finish)
 
     def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
         ended = self._running.pop(task)
+        self._running_of[ended.batch[0].key] -= 1
         now_s = self._clock.monotonic_s()
         if not task.cancelled() and task.exception() is None:  # to fail is no measure of the work
             self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from firstline_gateway.executors.base import ModelKey
@@ -18,7 +19,13 @@ class Choice(NamedTuple):
 
 
 def choose(
-    queue: Queue, times: Mapping[ModelKey, BatchTimes], *, now_s: float, margin_s: float, max_rows: int
+    queue: Queue,
+    times: Mapping[ModelKey, BatchTimes],
+    *,
+    now_s: float,
+    margin_s: float,
+    max_rows: int,
+    full: AbstractSet[ModelKey] = frozenset(),
 ) -> Choice:
     """The next batch. What is passed over for it is foreseen to be done so much later.
 
@@ -28,12 +35,15 @@ def choose(
         now_s: the present.
         margin_s: what predictions are usually late by.
         max_rows: of a batch; a larger request is a batch of its own.
+        full: models that run as many batches as they may; what waits for them waits on.
 
     Returns:
-        An empty batch where nothing waits but what is hopeless.
+        An empty batch where nothing waits but what is hopeless, or for models that are full.
     """
     hopeless = [item for item in queue if item.request.deadline_s is not None and item.latest_s < now_s + item.alone_s]
     candidates = [item for item in queue if item not in hopeless] if hopeless else list(queue)
+    if full:
+        candidates = [item for item in candidates if item.key not in full]
     if not candidates:
         return Choice([], hopeless)
     first = _first(candidates, times, margin_s)

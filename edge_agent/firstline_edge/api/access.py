@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Protocol
 
-from firstline_core.errors import RequestError
+from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.protocol.tensors import shown
 from firstline_edge.agent import LOCAL_PRINCIPAL
 from firstline_edge.settings import ApiSection
@@ -72,6 +73,28 @@ class LoopbackAccess:
 
     def bearer(self, authorization: str) -> str:
         return LOCAL_PRINCIPAL
+
+
+def check_local(peer: tuple[str, int] | None) -> None:
+    """Whether a caller is on this machine, as those must be who change what it holds.
+
+    Args:
+        peer: address and port; None where the connection has none: a Unix socket's.
+
+    Raises:
+        ForbiddenError: it is not.
+    """
+    if peer is not None and not is_loopback(peer[0]):
+        raise ForbiddenError(f"Models are loaded and unloaded from the device itself, not from {peer[0]}.")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return found.is_loopback or (found.version == 6 and bool(found.ipv4_mapped and found.ipv4_mapped.is_loopback))
 
 
 def _name(authority: str) -> str:

@@ -16,10 +16,11 @@ from starlette.routing import Route
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.http import Reply
+from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import openapi
-from firstline_edge.api.access import Access
+from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.arrival import arrived_s
 from firstline_edge.api.bodies import BodyBudget
@@ -27,6 +28,9 @@ from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.streams import Streams
 
 log = logger(__name__)
+
+# Of an order to load or unload.
+_SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 Handler = Callable[[Request, str], Awaitable[Reply | Response]]
 
@@ -70,6 +74,16 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
         return extensions.index_reply(agent, body, agent.limits)
 
+    async def load(request: Request, _principal: str) -> Reply:
+        check_local(request.client)
+        body = await http.read_body(request.stream(), request.headers, _SMALL)
+        return await extensions.load_reply(agent, request.path_params["model"], body, _SMALL)
+
+    async def unload(request: Request, _principal: str) -> Reply:
+        check_local(request.client)
+        body = await http.read_body(request.stream(), request.headers, _SMALL)
+        return await extensions.unload_reply(agent, request.path_params["model"], body, _SMALL)
+
     async def infer(request: Request, principal: str) -> Reply:
         came_s = arrived_s(request)
         with budget.share() as counted:
@@ -112,6 +126,8 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
             Route("/v2", guarded(server_metadata)),
             Route("/v2/models/stats", guarded(statistics)),
             Route("/v2/repository/index", guarded(index), methods=["POST"]),
+            Route("/v2/repository/models/{model}/load", guarded(load), methods=["POST"]),
+            Route("/v2/repository/models/{model}/unload", guarded(unload), methods=["POST"]),
             *(Route(path, guarded(model_metadata)) for path in model_paths),
             *(Route(f"{path}/config", guarded(model_config)) for path in model_paths),
             *(Route(f"{path}/stats", guarded(statistics)) for path in model_paths),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from firstline_core.protocol.grpc.server import GrpcServer
-from firstline_core.protocol.grpc.service import Caller, Context, Door, InferenceService
+from firstline_core.protocol.grpc.server import GrpcServer, address_of
+from firstline_core.protocol.grpc.service import OPERATE, Caller, Context, Door, InferenceService
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.access import Access
+from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.bodies import BodyBudget
 
 
@@ -21,7 +21,9 @@ def grpc_server(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> GrpcSer
         CapacityError: the address is taken, or not this machine's.
     """
 
-    async def authorize(context: Context, _scope: str) -> Caller:
+    async def authorize(context: Context, scope: str) -> Caller:
+        if scope == OPERATE and not context.peer().startswith("unix:"):
+            check_local((address_of(context.peer()), 0))
         metadata = dict(context.invocation_metadata() or ())
         return Caller(access.bearer(metadata.get("authorization", "")))
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, refusals, short_infer, v2_infer
+from firstline_core.protocol.openapi import (
+    MODEL,
+    PRIORITY,
+    TIMEOUT,
+    VERSION,
+    refusals,
+    repository_change,
+    short_infer,
+    v2_infer,
+)
 from firstline_edge.report import VERSION as AGENT_VERSION
 
 _REQUEST_ID = {
@@ -77,6 +86,12 @@ def description() -> dict[str, Any]:
         "/v2/models/stats": _get("models", "How often and how long each model ran, as Triton tells it."),
         **{f"{path}/stats": _get("models", "How often and how long the model ran.", *named) for path, named in models},
         "/v2/repository/index": {"post": _INDEX},
+        "/v2/repository/models/{model}/load": {
+            "post": repository_change("Read a model's bundles anew; from the device itself.")
+        },
+        "/v2/repository/models/{model}/unload": {
+            "post": repository_change("Hold a model no more; from the device itself.")
+        },
         **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
         "/firstline/v1/models/{model}/infer": {
             "post": short_infer(

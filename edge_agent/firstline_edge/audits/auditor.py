@@ -18,9 +18,9 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock

@@ -85,7 +85,7 @@ class Standings:
         self._records = self._read()
         self._watched: dict[HeldModel, Watched] = {}
         for model in models:
-            self._watch(model)
+            self.watch(model)
 
     def __iter__(self) -> Iterator[Watched]:
         return iter(self._watched.values())
@@ -198,7 +198,8 @@ class Standings:
         if self._watched:
             self._write(self._encoded())
 
-    def _watch(self, model: HeldModel) -> None:
+    def watch(self, model: HeldModel) -> None:
+        """Begins, or goes on, to test a model's certificate, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None or certificate.audit_epsilon is None:
             return
@@ -223,6 +224,13 @@ class Standings:
             standing=Standing(record.alarmed, record.threshold),
         )
         self._watched[model] = watched
+
+    def unwatch(self, model: HeldModel) -> None:
+        """Tests a model's certificate no more; what was found is kept for when it comes again."""
+        watched = self._watched.pop(model, None)
+        if watched is not None and watched.scores is not None:
+            watched.record.scores = tuple(watched.scores.counts)
+            self.save()
 
     def _alarm(self, watched: Watched, cause: str) -> None:
         """Tightens: never below the threshold in use, and with a test that begins anew at the new one."""

@@ -6,10 +6,10 @@ Probes have their own: in the pool they would wait behind requests, and a busy d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from urllib.parse import quote
 
 import orjson
+from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.contract_notes import ContractNotice

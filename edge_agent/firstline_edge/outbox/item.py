@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from firstline_core.errors import LinkDownError, ProtocolError
 from firstline_core.protocol.oip import (
@@ -98,7 +99,7 @@ def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
     Raises:
         InvalidTensorError: an input or output that V2 cannot carry.
     """
-    request = encode_request(replace(item.request, deadline_s=None), binary=True)
+    request = encode_request(structs.replace(item.request, deadline_s=None), binary=True)
     provisional = pack_response(item.provisional)
     stored = StoredItem(
         request_id=item.request.request_id,
@@ -245,9 +246,11 @@ def expire(provisional: InferResponse, reason: Reason | None = None) -> InferRes
     if answer is None:
         return provisional
     rows = tuple(
-        replace(row, status=Status.EXPIRED, reason=reason or row.reason) if row.status is Status.PROVISIONAL else row
+        structs.replace(row, status=Status.EXPIRED, reason=reason or row.reason)
+        if row.status is Status.PROVISIONAL
+        else row
         for row in answer.rows
     )
-    return replace(
-        provisional, answer=replace(answer, status=Status.EXPIRED, reason=reason or answer.reason, rows=rows)
+    return structs.replace(
+        provisional, answer=structs.replace(answer, status=Status.EXPIRED, reason=reason or answer.reason, rows=rows)
     )

@@ -14,6 +14,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "classification",
     "model_configuration",
+    "model_repository",
     "parameters",
     "schedule_policy",
     "statistics",
@@ -22,12 +23,24 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One version of a model, as the repository's index has it; `reason` says why it is not ready."""
+    """One version of a model, as the repository's index has it.
+
+    Args:
+        ready: whether a request would be answered, if need be once the model is in memory again.
+        reason: why it is not ready, or what else is to be said of it.
+        passing: "LOADING" or "UNLOADING" while it is; "" else.
+    """
 
     name: str
     version: str
     ready: bool
     reason: str = ""
+    passing: str = ""
+
+    @property
+    def state(self) -> str:
+        """In Triton's words."""
+        return self.passing or ("READY" if self.ready else "UNAVAILABLE")
 
 
 class DataPlane(Protocol):
@@ -77,5 +90,22 @@ class DataPlane(Protocol):
 
         Raises:
             UnknownModelError: there is no such model or version.
+        """
+        ...
+
+    async def load(self, model: str) -> None:
+        """Reads a model's bundles anew, all versions, and serves what is found.
+
+        Raises:
+            UnknownModelError: there is no bundle of that name.
+            RequestError: one does not load; what was served before is served on.
+        """
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Serves a model no more, and frees its memory once requests in flight are answered.
+
+        Raises:
+            UnknownModelError: no such model is served.
         """
         ...

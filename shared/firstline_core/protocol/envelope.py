@@ -14,7 +14,8 @@ An error's payload is `{"error": sentence, "code": code}`, as over HTTP.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, ProtocolError
 from firstline_core.protocol.http_errors import error_body, error_from

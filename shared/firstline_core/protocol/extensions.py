@@ -1,14 +1,14 @@
-"""Triton's extensions beside inference, for REST and gRPC alike: the list of models, their configuration, statistics.
+"""Triton's extensions beside inference, for REST and gRPC alike: models listed, loaded, configured and counted.
 
 https://github.com/triton-inference-server/server/tree/main/docs/protocol
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from firstline_core.errors import FirstlineError, InvalidTensorError, UnknownModelError
+from firstline_core.errors import FirstlineError, InvalidTensorError, RequestError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.framing import parse_json
 from firstline_core.protocol.http import Reply, error_reply, json_reply
@@ -26,7 +26,7 @@ def index_json(found: Sequence[ModelState], *, ready_only: bool) -> list[dict[st
         {
             "name": each.name,
             "version": each.version,
-            "state": "READY" if each.ready else "UNAVAILABLE",
+            "state": each.state,
             "reason": each.reason,
         }
         for each in found
@@ -45,6 +45,50 @@ def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
     if not isinstance(ready_only, bool):
         raise InvalidTensorError(f'The body is {shown(asked)}; send nothing, or {{"ready": true}}.')
     return json_reply(index_json(plane.index(), ready_only=ready_only))
+
+
+async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
+    """`POST /v2/repository/models/{model}/load`; the body may be empty.
+
+    Raises:
+        RequestError: it is no object of parameters, or has some that are not taken; or see `DataPlane.load`.
+    """
+    check_load_parameters(_parameters(body, limits))
+    await plane.load(model)
+    return json_reply({"name": model, "load": True})
+
+
+async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) -> Reply:
+    """`POST /v2/repository/models/{model}/unload`; the body may be empty. No model here depends on another.
+
+    Raises:
+        RequestError: it is no object of parameters; or see `DataPlane.unload`.
+    """
+    _parameters(body, limits)
+    await plane.unload(model)
+    return json_reply({"name": model, "unload": True})
+
+
+def check_load_parameters(names: Iterable[str]) -> None:
+    """Refuses what Triton would load instead of what lies in the repository.
+
+    Raises:
+        RequestError: a configuration or a file comes with the request.
+    """
+    for name in names:
+        if name == "config" or name.startswith("file:"):
+            raise RequestError(
+                f"Parameter {shown(name)} is not taken: a model is what its signed bundle says. Put the bundle into "
+                "the models folder, and load it without parameters."
+            )
+
+
+def _parameters(body: bytes, limits: Limits) -> dict[str, Any]:
+    asked = parse_json(body, limits) if body.strip() else {}
+    parameters = asked.get("parameters", {}) if isinstance(asked, dict) else None
+    if not isinstance(parameters, dict):
+        raise InvalidTensorError(f'The body is {shown(asked)}; send nothing, or {{"parameters": {{}}}}.')
+    return parameters
 
 
 def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelStatistics]:

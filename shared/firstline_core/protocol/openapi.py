@@ -87,6 +87,25 @@ def refusals() -> dict[str, Any]:
     return {status: {"description": text, "content": content} for status, text in said.items()}
 
 
+def repository_change(summary: str) -> dict[str, Any]:
+    """The operation that loads, or unloads, a model."""
+    return {
+        "tags": ["models"],
+        "summary": summary,
+        "security": [{"HTTPBearer": []}],
+        "parameters": [MODEL],
+        "requestBody": {
+            "required": False,
+            "content": {
+                "application/json": {
+                    "schema": {"type": "object", "properties": {"parameters": {"type": "object"}}},
+                }
+            },
+        },
+        "responses": {"200": {"description": "Done.", "content": {"application/json": {}}}, **refusals()},
+    }
+
+
 def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
     """V2's infer.
 

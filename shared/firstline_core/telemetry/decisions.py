@@ -7,7 +7,6 @@ without one are from before.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
@@ -17,11 +16,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
+from msgspec import structs
 
 from firstline_core.storage.files import give_up
 from firstline_core.types import InferResponse
 
+_ENCODER = msgspec.json.Encoder()
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"}\n?\Z')
 
 
@@ -56,7 +57,7 @@ class DecisionLog:
         """
         if response.answer is not None:
             about = {"at": wall_s, "model": response.model, "version": response.version, "ms": ms}
-            self.append(about | dataclasses.asdict(response.answer) | facts)
+            self.append(about | structs.asdict(response.answer) | facts)
 
     def append(self, record: Mapping[str, object]) -> None:
         """Adds one line.
@@ -64,7 +65,7 @@ class DecisionLog:
         Raises:
             OSError: the disk refused.
         """
-        line = _with_crc(orjson.dumps(record))
+        line = _with_crc(_ENCODER.encode(record))
         if self._torn:  # the piece of a line before must not spoil this one
             line = b"\n" + line
         if self._stream is None:
@@ -147,8 +148,8 @@ def _read(text: bytes) -> dict[str, Any] | None:
     if crc is not None and int(crc[1], 16) != zlib.crc32(text[: crc.start()]):
         return None
     try:
-        line = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        line = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if not isinstance(line, dict):
         return None

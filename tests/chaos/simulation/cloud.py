@@ -27,6 +27,8 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.repository import ServedModel
+from firstline_gateway.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
@@ -70,6 +72,12 @@ class SimulatedExecutor:
         return [full_says(tensor.array[:, 0]) for tensor in inputs]
 
     async def start(self) -> None:
+        pass
+
+    async def put(self, served: ServedModel) -> None:
+        pass
+
+    async def drop(self, key: ModelKey) -> None:
         pass
 
     def trouble(self, key: ModelKey) -> str:
@@ -139,6 +147,7 @@ class Cloud:
             deliveries,
             metrics=self._metrics,
             statistics=Statistics(),
+            residency=Residency(self._repository, executor, clock=self._clock),
             clock=self._clock,
             limits=DEFAULT_LIMITS,
         )

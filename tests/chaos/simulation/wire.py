@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from simulation.network import Gateway, SimulatedLink, Weather
 
 from firstline_core.clock import Clock

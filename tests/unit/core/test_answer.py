@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError
 from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -112,7 +113,7 @@ def test_an_answer_without_a_notice_is_as_it_was() -> None:
     "notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5, devices=9)]
 )
 def test_a_notice_comes_back(notice: ContractNotice) -> None:
-    said = replace(ANSWER, contract=notice)
+    said = msgspec.structs.replace(ANSWER, contract=notice)
     assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
 
 

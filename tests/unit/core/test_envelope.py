@@ -1,8 +1,8 @@
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.escalations import request, response
 
 from firstline_core import errors

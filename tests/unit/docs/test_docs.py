@@ -50,7 +50,7 @@ def test_every_value_of_an_answer_is_explained(values: type[Reason | Status | Ti
 
 
 def test_every_parameter_is_explained() -> None:
-    assert set(Answer.__dataclass_fields__) <= listed(ANSWERS)
+    assert set(Answer.__struct_fields__) <= listed(ANSWERS)
     for wish in (Route, Privacy, Wait):
         assert f"| `{wish.__name__.lower()}` | {', '.join(f'`{value}`' for value in wish)} |" in ANSWERS
 

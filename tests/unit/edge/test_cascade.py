@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.edge import SURE, UNSURE, Scene, outcomes, request, said, tiers, yes
 from support.escalations import settle
 

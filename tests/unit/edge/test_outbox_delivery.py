@@ -2,12 +2,12 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.escalations import ScriptedLink, request, response, row, settle
 from support.logs import captured_lines
 

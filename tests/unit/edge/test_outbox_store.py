@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.escalations import request, response
 
 from firstline_core.clock import SimulatedClock
@@ -501,8 +502,8 @@ async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(ou
         one = item()
         assert one.provisional.answer is not None
         attempts = (Attempt(Tier.EDGE, "ok", 1.0), Attempt(Tier.CLOUD, tried, 9.0))
-        answer = replace(one.provisional.answer, attempts=attempts)
-        await outbox.put(replace(one, provisional=replace(one.provisional, answer=answer)))
+        answer = structs.replace(one.provisional.answer, attempts=attempts)
+        await outbox.put(replace(one, provisional=structs.replace(one.provisional, answer=answer)))
     assert [one.asked for one in await outbox.pending(9)] == [True, False, True]
     assert [one.asked for one in await outbox.pending(9, besides_asked=True)] == [False]
     with sqlite3.connect("file::memory:") as connection:

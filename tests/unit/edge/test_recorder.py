@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from support.escalations import request, response
 from support.logs import captured_lines
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 import firstline
 import firstline.errors
@@ -39,10 +41,10 @@ def test_what_the_clients_give_can_be_imported_from_where_they_are() -> None:
     while needed - known:
         found = (needed - known).pop()
         known.add(found)
-        if is_dataclass(found):
+        if is_dataclass(found) or issubclass(found, Struct):
             hints = typing.get_type_hints(found)
-            for field in fields(found):
-                needed |= _named(hints[field.name])
+            for name in hints:
+                needed |= _named(hints[name])
     for found in known:
         assert getattr(firstline, found.__name__) is found
     assert any(issubclass(found, Enum) for found in known)

@@ -310,3 +310,18 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
         await bench.release()
     assert bench.batches == [[[1]], [[5], [3]], [[2], [4]]]
     await asyncio.gather(*tasks)
+
+
+async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_room() -> None:
+    bench = Bench(slots=3)
+    bench.batcher._concurrency = lambda key: 1 if key == M else 0
+    first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
+    other = await bench.submit(request_of(3), N)
+    assert [key for key, _ in bench.executor.batches] == [M, N]
+    await bench.release(1)
+    assert (await other).tolist() == [[6.0]]
+    assert bench.batcher.depth == 1
+    await bench.release()
+    assert (await first).tolist() == [[2.0]]
+    await bench.release()
+    assert (await second).tolist() == [[4.0]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 from support.audits import THRESHOLD, certificate_of, certified_digits, note_of, request_from
 from support.databases import Kept, sqlite_store

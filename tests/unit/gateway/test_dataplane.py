@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import structlog
+from msgspec.structs import replace
 from support.databases import Kept, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
@@ -30,6 +30,7 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -75,6 +76,7 @@ class Bench:
             self.deliveries,
             metrics=self.metrics,
             statistics=Statistics(),
+            residency=Residency(repository, self.executor, clock=self.clock),
             clock=self.clock,
             limits=Limits(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,16 +23,15 @@ from firstline_core.errors import (
     RemoteTimeoutError,
 )
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.settings import Settings
 from firstline_gateway.settings_load import load
 
 T = TypeVar("T")
-WANTED = replace(
-    deployment_of(replace(SERVED, path=Path("models/m").absolute()), Settings()), replicas_min=2, replicas_max=2
-)
+WHERE = Path("models/m").absolute()
+WANTED = replace(deployment_of(replace(SERVED, path=WHERE), Settings()), replicas_min=2, replicas_max=2)
 
 
 class FakeCluster:
@@ -209,6 +209,27 @@ async def test_batches_do_not_wait_for_replicas_that_are_gone() -> None:
     with pytest.raises(EngineUnavailableError):
         await asked
     assert site.clock.monotonic_s() - began_s < 5
+    await site.executor.close(1.0)
+
+
+async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> None:
+    site = Site()
+    other = ModelKey("other", 1)
+    served = replace(SERVED, key=other, path=WHERE.parent / "other")
+    site.executor = RayExecutor(
+        {M: WANTED},
+        site.cluster,
+        in_flight=2,
+        timeout_s=30.0,
+        make=partial(deployment_of, settings=Settings()),
+        clock=site.clock,
+    )
+    await site.up()
+    await site.until(site.executor.put(served), step_s=0.1)
+    assert site.executor.trouble(other) == ""
+    assert len(site.cluster.deployed) == 2
+    await site.executor.drop(other)
+    assert len(site.cluster.deployed) == 2, "other gateways may use it"
     await site.executor.close(1.0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -33,6 +33,7 @@ from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.http_client import HttpClient
 from firstline_gateway.executors.oip.probing import Probing
 from firstline_gateway.executors.rows import Group, joined, prepare_batch, shared_out
+from firstline_gateway.repository import ServedModel
 from firstline_gateway.settings import Oip
 
 _RETRY_AFTER_S = 1.0
@@ -47,6 +48,7 @@ class OipExecutor:
         found: how many batches, for how long.
         threads: that prepare inputs side by side.
         max_batch_rows: the most rows in one request to a server.
+        make: a model as the servers have it, of one that is put in later.
         clock: what deadlines are on.
         rng: for the choice of servers.
     """
@@ -59,9 +61,11 @@ class OipExecutor:
         *,
         threads: int,
         max_batch_rows: int,
+        make: Callable[[ServedModel], FarModel] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
+        self._make = make
         self._models = dict(models)
         self._max_batch_rows = max_batch_rows
         self._clock = clock
@@ -151,6 +155,14 @@ class OipExecutor:
             return {position: outcome for each in alone for position, outcome in each.items()}
         except FirstlineError as error:
             return {position: error for position, _ in group}
+
+    async def put(self, served: ServedModel) -> None:
+        assert self._make is not None  # noqa: S101 (only tests give none, and put nothing in)
+        self._models[served.key] = self._make(served)
+        await self._probing.look_for_models()
+
+    async def drop(self, key: ModelKey) -> None:
+        self._models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""

@@ -58,6 +58,15 @@ class Probing:
         except TimeoutError:
             pass  # it is asked all the same, and until then does not count
 
+    async def look_for_models(self) -> None:
+        """Asks the servers that answer for the models at once: they have changed."""
+        for endpoint in self._transports:
+            if endpoint.answers:
+                try:
+                    await self._look_for_models(endpoint)
+                except LinkError as error:
+                    endpoint.lost(f"{endpoint.url} is away: {error.message}.")
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -103,7 +112,7 @@ class Probing:
 
     async def _look_for_models(self, endpoint: Endpoint) -> None:
         replies: dict[str, HttpReply] = {}
-        for key, model in self._models.items():
+        for key, model in tuple(self._models.items()):
             for question in model.questions:
                 if question not in replies:
                     replies[question] = await self._get(endpoint, question)

@@ -35,6 +35,7 @@ _BELIEVED_S = 10.0
 _ATTEMPTS = 4
 _PAUSE_S = 0.1
 _START_S = 5.0
+_PUT_S = 30.0
 _RETRY_AFTER_S = 1.0
 
 log = logger(__name__)
@@ -157,9 +158,12 @@ class RayExecutor:
         return call.result()
 
     async def put(self, served: ServedModel) -> None:
-        """See `Executor.put`; it is deployed within seconds."""
+        """See `Executor.put`; returns once a replica is up, or takes its time."""
         assert self._make is not None  # noqa: S101 (only tests give none, and put nothing in)
         self._models[served.key] = self._make(served)
+        until_s = self._clock.monotonic_s() + _PUT_S
+        while self.trouble(served.key) and self._clock.monotonic_s() < until_s:
+            await self._clock.sleep(_WHILE_AWAY_S)
 
     async def drop(self, key: ModelKey) -> None:
         """See `Executor.drop`; its deployment stays, for other gateways use it."""

@@ -15,6 +15,12 @@ from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES
 _FRAME_BYTES = 65_536
 
 
+def address_of(peer: str) -> str:
+    """The address in "ipv4:127.0.0.1:1234" and "ipv6:%5B::1%5D:1234"."""
+    address = peer.partition(":")[2].rpartition(":")[0]
+    return address.replace("%5B", "").replace("%5D", "").strip("[]")
+
+
 class GrpcServer:
     """Listens on one address, from `start` on.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
@@ -31,6 +32,9 @@ from firstline_core.types import InferRequest, TensorSpec
 READ_TIMEOUT_S = 60.0
 # Of a message that is no inference: a few names.
 _SMALL_BYTES = 65_536
+
+INFER, OPERATE = "infer", "operate"
+"""What a call wants of its caller: to ask models, or to change which are served."""
 
 log = logger(__name__)
 
@@ -51,7 +55,8 @@ class Door:
     """What a tier asks of callers, and keeps of their calls.
 
     Args:
-        authorize: finds the caller of a call, who must have a scope; raises `FirstlineError` where they may not.
+        authorize: finds the caller of a call, who must be allowed `INFER` or `OPERATE`; raises `FirstlineError` where
+            they may not.
         share: a caller's part of the bodies under way: a function that takes so many bytes, and raises `QueueFullError`
             where they do not fit.
         record: told how each inference ended: the model, the principal, the seconds, and why there is no answer.
@@ -96,12 +101,12 @@ class InferenceService:
                 "RepositoryIndexResponse",
                 {"models": extensions.index_json(self._plane.index(), ready_only=asked.ready)},
             ),
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
-        open_to_all = ("ServerLive", "ServerReady")
+        scopes = {"ServerLive": "", "ServerReady": "", "RepositoryModelLoad": OPERATE, "RepositoryModelUnload": OPERATE}
         methods = {
-            name: grpc.stream_unary_rpc_method_handler(
-                self._simple(name, answer, scope="" if name in open_to_all else "infer")
-            )
+            name: grpc.stream_unary_rpc_method_handler(self._simple(name, answer, scope=scopes.get(name, INFER)))
             for name, answer in answers.items()
         }
         methods["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._infer)
@@ -141,7 +146,7 @@ class InferenceService:
         remaining_s = context.time_remaining()
         journal = _Journal(self._door.record, self._clock, arrived_s)
         try:
-            caller = await self._door.authorize(context, "infer")
+            caller = await self._door.authorize(context, INFER)
             journal.principal = caller.principal
             with self._door.share(caller.principal) as take:
                 sent = await _first(messages)
@@ -166,7 +171,7 @@ class InferenceService:
     async def _stream_infer(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
         """One after the other: answers come in the order of their requests, and an error ends its request alone."""
         try:
-            caller = await self._door.authorize(context, "infer")
+            caller = await self._door.authorize(context, INFER)
         except FirstlineError as error:
             await _refuse(context, error)
             return
@@ -226,6 +231,15 @@ class InferenceService:
             version=self._plane.server_version,
             extensions=self._plane.extensions,
         )
+
+    async def _load(self, asked: Any) -> Any:
+        extensions.check_load_parameters(asked.parameters)
+        await self._plane.load(name := asked.model_name or asked.repository_name)
+        return _reply("RepositoryModelLoadResponse", model_name=name, isLoaded=True)
+
+    async def _unload(self, asked: Any) -> Any:
+        await self._plane.unload(name := asked.model_name or asked.repository_name)
+        return _reply("RepositoryModelUnloadResponse", model_name=name, isUnloaded=True)
 
     def _model_metadata(self, asked: Any) -> Any:
         found = self._plane.metadata(asked.name, asked.version)

@@ -1,0 +1,106 @@
+"""Asking a server: whether it answers right, and then how fast."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+
+from serving import bodies, wrk
+from serving.bodies import Body, Row
+from serving.models import INPUT, Kind, rows
+from serving.processes import Cores, Server, post
+
+_TOLERANCE = 1e-5
+
+
+class WrongAnswerError(Exception):
+    """A server says something else than the model; nothing of it may be measured."""
+
+
+class Ask(NamedTuple):
+    """One kind of request, as a server wants it.
+
+    Attributes:
+        paths: asked in turn.
+        answer: the output, from an answer's headers and content.
+    """
+
+    paths: list[str]
+    body: Body
+    answer: Callable[[dict[str, str], bytes], Row]
+
+
+class Question(NamedTuple):
+    """What a measurement asks for; the name is what figures call it ("S binary, 32 in flight")."""
+
+    kind: Kind
+    form: str
+    in_flight: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.name.upper()} {self.form}, {self.in_flight} in flight"
+
+
+def v2(form: str, kind: Kind, models: list[str]) -> Ask:
+    """V2 over HTTP, "binary" or "JSON"."""
+    body = {"binary": bodies.v2_binary, "JSON": bodies.v2_json}[form](rows(kind))
+    return Ask([bodies.infer_path(model) for model in models], body, bodies.v2_answer)
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """The model alone, on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def expected(path: Path, kind: Kind) -> Row:
+    """What the model itself says of what is asked."""
+    found: Row = session(path).run(None, {INPUT: rows(kind)})[0]
+    return found
+
+
+def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
+    """Whether a server answers; asked once at the first address.
+
+    Raises:
+        WrongAnswerError: it does, and not with what the model says.
+    """
+    status, told, content = post(port, ask.paths[0], ask.body.headers | headers, ask.body.content)
+    if status != 200:
+        if status in (404, 425, 429, 500, 502, 503):  # it still starts
+            return False
+        raise WrongAnswerError(f"answered {status}: {content[:300]!r}")
+    found = ask.answer(told, content)
+    if found.shape != right.shape or not np.allclose(found, right, atol=_TOLERANCE):
+        raise WrongAnswerError(f"answered {found.ravel()[:4]}, not {right.ravel()[:4]}")
+    return True
+
+
+def measured(
+    server: Server, ask: Ask, right: Row, *, in_flight: int, seconds: int, on: Cores, warm_up_s: int
+) -> wrk.Load:
+    """Loads a server that answers right before, and still does after it.
+
+    Raises:
+        WrongAnswerError: it does not.
+    """
+    _must(server, ask, right)
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder:
+        script = bodies.plan(Path(folder), "load", ask.paths, ask.body, server.headers)
+        if warm_up_s:
+            wrk.load(server, script, in_flight=in_flight, seconds=warm_up_s, on=on)
+        found = wrk.load(server, script, in_flight=in_flight, seconds=seconds, on=on)
+    _must(server, ask, right)
+    return found
+
+
+def _must(server: Server, ask: Ask, right: Row) -> None:
+    if not checked(server.port, ask, server.headers, right):
+        raise WrongAnswerError("does not answer any more")

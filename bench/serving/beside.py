@@ -1,0 +1,204 @@
+"""`make bench-peers`: the gateway, raw ASGI and every peer, each alone on one core, the same client on the other.
+
+Rounds are interleaved: in each, everybody is started anew, one after the other, in rotated order. Each is asked in the
+best form that it speaks, and in JSON, which all do. Answers are compared with the model's own before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import figures as book
+from figures import Figure
+
+from serving import machine, ours, peer, wrk
+from serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
+from serving.bodies import Row
+from serving.effort import Effort
+from serving.figuring import at_least, told
+from serving.models import KINDS, Kind, M, S, write_onnx
+from serving.processes import Cores, Server, StartError, cores
+from serving.samples import Sample, median, of_load, ratio
+
+TARGET = PART = "bench-peers"
+GATEWAY, RAW = "gateway", "raw ASGI"
+QUESTIONS = (
+    Question(S, "binary", 32),
+    Question(S, "JSON", 32),
+    Question(S, "binary", 1),
+    Question(S, "JSON", 1),
+    Question(M, "binary", 8),
+    Question(M, "JSON", 8),
+)
+_FIRST_WARM_UP_S = 3  # some have much to start when they are asked first
+_AIMS = {"MLServer": 6.0, "pytriton": 3.5}
+_FORMS: Mapping[str, Callable[[Kind], Ask]] = {
+    form: partial(lambda form, kind: v2(form, kind, [kind.name]), form) for form in ("binary", "JSON")
+}
+
+
+class Contender(NamedTuple):
+    """One that is measured.
+
+    Attributes:
+        forms: what asks it, by "binary" and "JSON".
+        start: runs it, for the models in a folder, until it answers for the kind.
+    """
+
+    name: str
+    forms: Mapping[str, Callable[[Kind], Ask]]
+    start: Callable[[Kind], AbstractContextManager[Server]]
+    kinds: Sequence[Kind]
+
+
+def contenders(folder: Path, right: Mapping[str, Row], headers: dict[str, str], on: Cores) -> list[Contender]:
+    """Ours, the raw limit for each model, and the peers."""
+
+    def gateway(kind: Kind) -> AbstractContextManager[Server]:
+        return ours.gateway(folder / "gateway", headers, _FORMS["binary"](kind), right[kind.name], on)
+
+    def raw(kind: Kind) -> AbstractContextManager[Server]:
+        return ours.raw_asgi(folder, folder / f"{kind.name}.onnx", _FORMS["binary"](kind), right[kind.name], on)
+
+    def other(one: peer.Peer, kind: Kind) -> AbstractContextManager[Server]:
+        return peer.running(one, folder, right[kind.name], kind, on)
+
+    return [
+        Contender(GATEWAY, _FORMS, gateway, (S, M)),
+        *(Contender(RAW, _FORMS, raw, (kind,)) for kind in (S, M)),
+        *(Contender(one.name, one.forms, partial(other, one), (S, M)) for one in peer.PEERS),
+    ]
+
+
+def measure(effort: Effort, only: Sequence[str]) -> tuple[list[Sample], dict[str, str]]:
+    """Every round of everybody; and of those that could not be measured, why."""
+    server_core, client_core, _ = cores()
+    samples: list[Sample] = []
+    failed: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as name:
+        folder = Path(name)
+        files = {kind.name: write_onnx(kind, folder / f"{kind.name}.onnx") for kind in KINDS.values()}
+        right = {kind.name: expected(files[kind.name], kind) for kind in KINDS.values()}
+        headers = ours.gateway_folder(folder / "gateway", KINDS)
+        known = [one for one in contenders(folder, right, headers, server_core) if one.name in only]
+        for number in range(effort.rounds):
+            for contender in known[number % len(known) :] + known[: number % len(known)]:
+                if contender.name in failed:
+                    continue
+                effort.tell(f"round {number + 1} of {effort.rounds}: {contender.name}")
+                try:
+                    samples += _turn(contender, number, effort, right, client_core)
+                except (StartError, WrongAnswerError, subprocess.CalledProcessError) as error:
+                    failed[contender.name] = str(error)
+                    effort.tell(f"{contender.name} {error}")
+    return samples, failed
+
+
+def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str, Row], client: Cores) -> list[Sample]:
+    found = []
+    with contender.start(contender.kinds[0]) as server:
+        found.append(Sample(PART, number, contender.name, "start", {"s": server.start_s}))
+        asked = [q for q in QUESTIONS if q.form in contender.forms and q.kind in contender.kinds]
+        for question in asked:
+            load = measured(
+                server,
+                contender.forms[question.form](question.kind),
+                right[question.kind.name],
+                in_flight=question.in_flight,
+                seconds=effort.seconds,
+                on=client,
+                warm_up_s=_FIRST_WARM_UP_S if question is asked[0] and not effort.quick else effort.warm_up_s,
+            )
+            found.append(of_load(PART, number, contender.name, question.name, load))
+    return found
+
+
+def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure]:
+    """How many times a peer's rate ours is, form by form; and our binary beside the quicker one of its forms."""
+    rows = []
+    for other in (one.name for one in peer.PEERS):
+        if other in failed:
+            rows.append(told(f"{other} could not be measured: {failed[other][:200]}", None))
+        best, form = _best(samples, other)
+        times = None if best is None else ratio(samples, (GATEWAY, QUESTIONS[0].name), (other, best))
+        what = f"gateway, S binary, 32 in flight: rate / {other}'s with {form or 'nothing'}"
+        rows.append(at_least(what, times, _AIMS[other]) if other in _AIMS else told(what, times))
+        for question in QUESTIONS[1:]:
+            if median(samples, other, question.name, "rate_per_s") is not None:
+                times = ratio(samples, (GATEWAY, question.name), (other, question.name))
+                rows.append(told(f"gateway, {question.name}: rate / {other}'s", times))
+    for who in dict.fromkeys(one.who for one in samples):
+        for question in QUESTIONS:
+            for name, unit, digits in (("rate_per_s", "/s", 1), ("p50_us", "us", 0), ("cpu_us", "us", 0)):
+                value = median(samples, who, question.name, name)
+                what = {"p50_us": ": p50", "cpu_us": ": processor time"}.get(name, "")
+                if value is not None:
+                    rows.append(told(f"{who}, {question.name}{what}", value, unit, digits))
+        memory = [one.values["memory_mb"] for one in samples if one.who == who and "memory_mb" in one.values]
+        rows.append(told(f"{who}: memory with both models, all its processes", max(memory, default=None), "MB", 0))
+        rows.append(told(f"{who}: from its start to the first answer", median(samples, who, "start", "s"), "s", 1))
+    bad = {one.who for one in samples if one.values.get("bad")}
+    rows.append(told("servers of which an answer was no 200", float(len(bad))))
+    return rows
+
+
+def _best(samples: Sequence[Sample], who: str) -> tuple[str | None, str | None]:
+    """The quicker one of its forms for S at 32 in flight, so that nobody is compared with its weaker side."""
+    rates = {q: median(samples, who, q.name, "rate_per_s") for q in QUESTIONS[:2]}
+    known = {q: rate for q, rate in rates.items() if rate is not None}
+    if not known:
+        return None, None
+    best = max(known, key=lambda question: known[question])
+    return best.name, best.form
+
+
+def versions(only: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Of each peer's packages, by its own interpreter."""
+    script = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    found = {}
+    for one in peer.PEERS:
+        packages = (one.package, "onnxruntime", "numpy")
+        if one.name in only and one.python.exists():
+            said = subprocess.run([one.python, "-c", script, *packages], capture_output=True, text=True, check=True)
+            found[one.name] = dict(zip(packages, said.stdout.split(), strict=True)) | {"note": one.note}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 whatever the figures are: times of one machine are no gate."""
+    everybody = (GATEWAY, RAW, *(one.name for one in peer.PEERS))
+    parser = argparse.ArgumentParser(prog="bench_peers.py", description=__doc__)
+    parser.add_argument("--only", choices=everybody, nargs="+", default=list(everybody), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=3, help="of each load (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
+    parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called")
+    said = parser.parse_args(arguments)
+    if not wrk.available():
+        print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
+        return 1
+    wrk.raise_descriptors()
+    effort = Effort(1, 1, quick=True) if said.quick else Effort(said.rounds, said.seconds)
+    described = machine.described() | {"rounds": effort.rounds, "seconds": effort.seconds}
+    described["peers"] = versions(said.only)
+    samples, failed = measure(effort, said.only)
+    rows = figures(samples, failed)
+    book.write(
+        said.target,
+        rows,
+        {"machine": described, "not measured": failed, "samples": [one._asdict() for one in samples]},
+    )
+    if not said.quick:
+        from serving import plots
+
+        plots.draw(said.target)
+    book.tell(rows)
+    return 0

@@ -1,0 +1,109 @@
+"""The bodies that servers are asked with, and what wrk needs to send them: V2 in JSON and in binary, seeded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.models import INPUT, OUTPUT
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+Row = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Body(NamedTuple):
+    """One request's content, and the headers that it needs."""
+
+    headers: dict[str, str]
+    content: bytes
+
+
+def v2_binary(given: Row) -> Body:
+    """V2 with the binary tensor extension, both ways."""
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": INPUT,
+                    "shape": list(given.shape),
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": given.nbytes},
+                }
+            ],
+            "outputs": [{"name": OUTPUT, "parameters": {"binary_data": True}}],
+        },
+        separators=(",", ":"),
+    ).encode()
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
+    return Body(headers, head + given.tobytes())
+
+
+def v2_json(given: Row) -> Body:
+    """V2 as everybody speaks it."""
+    tensor = {"name": INPUT, "shape": list(given.shape), "datatype": "FP32", "data": numbers(given.ravel())}
+    return Body({"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
+
+
+def numbers(given: Row) -> Any:
+    """Lists of the shortest decimals: `0.123`, not what FP32 makes of it in FP64."""
+    return given.astype(np.float64).round(3).tolist()
+
+
+def v2_answer(headers: dict[str, str], content: bytes) -> Row:
+    """The answer's output, whichever form it came in; `headers` by lowered names."""
+    length = int(headers.get("inference-header-content-length", len(content)))
+    said = json.loads(content[:length])
+    (output,) = (output for output in said["outputs"] if output["name"] == OUTPUT)
+    shape = output["shape"]
+    if "data" in output:
+        return np.array(output["data"], np.float32).reshape(shape)
+    return np.frombuffer(content[length:], np.float32).reshape(shape)
+
+
+def infer_path(model: str) -> str:
+    return f"/v2/models/{model}/infer"
+
+
+def plan(folder: Path, name: str, paths: list[str], body: Body, headers: dict[str, str]) -> Path:
+    """A script for wrk that asks the addresses in turn, and tells what came of it as a line of JSON."""
+    content = folder / f"{name}.body"
+    content.write_bytes(body.content)
+    lines = [
+        'wrk.method = "POST"',
+        f'local file = io.open("{content}", "rb")',
+        'wrk.body = file:read("*a")',
+        "file:close()",
+        *(f'wrk.headers["{key}"] = "{value}"' for key, value in (body.headers | headers).items()),
+        *_requests(paths),
+        _DONE,
+    ]
+    script = folder / f"{name}.lua"
+    script.write_text("\n".join(lines))
+    return script
+
+
+def _requests(paths: list[str]) -> list[str]:
+    # Made once, by what wrk calls when it knows the host; it calls `request` each time.
+    listed = ", ".join(f'"{path}"' for path in paths)
+    made = [
+        "local made, at = {}, 0",
+        "function init(args)",
+        f"  for _, path in ipairs({{{listed}}}) do made[#made + 1] = wrk.format(nil, path) end",
+        "end",
+    ]
+    if len(paths) == 1:
+        return [f'wrk.path = "{paths[0]}"']
+    return [*made, "function request() at = at % #made + 1; return made[at] end"]
+
+
+_DONE = """function done(summary, latency, requests)
+  io.write(string.format(
+    '\\n{"requests":%d,"microseconds":%d,"bad_status":%d,"broken":%d,"late":%d,"p50_us":%d,"p90_us":%d,"p99_us":%d}\\n',
+    summary.requests, summary.duration, summary.errors.status,
+    summary.errors.connect + summary.errors.read + summary.errors.write, summary.errors.timeout,
+    latency:percentile(50), latency:percentile(90), latency:percentile(99)))
+end"""

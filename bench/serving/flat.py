@@ -1,0 +1,148 @@
+"""What a request costs the gateway with 1 to 256 in flight and with 1 to 50 models, in its processor time.
+
+Flat is told in two ways. *Spread* is the dearest over the cheapest. *Growth* is how much dearer a request ever becomes
+than it was with fewer in flight (or models): batches, and reading many requests at one look, make the later ones
+cheaper, which is no harm, and shows in the spread alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from figures import Figure
+
+from serving import ours
+from serving.asking import Ask, expected, measured, v2
+from serving.bodies import Row
+from serving.effort import Effort
+from serving.figuring import at_most, told
+from serving.models import S, write_onnx
+from serving.processes import Server, cores
+from serving.samples import Sample, median, of_load
+from serving.wrk import Load
+
+PART = "flat"
+GATEWAY, RAW = "gateway", "raw ASGI"
+IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MODELS = (1, 2, 5, 10, 20, 50)
+IN_FLIGHT_OF_MODELS = (1, 32)
+_AIM = 1.1
+_MOST_ROUNDS, _MOST_S = 3, 2
+_QUICK_IN_FLIGHT, _QUICK_MODELS = (1, 256), (1, 5)
+
+
+def measure(effort: Effort) -> list[Sample]:
+    """Every round of it, at most three: it is long."""
+    samples = []
+    for number in range(min(effort.rounds, _MOST_ROUNDS)):
+        effort.tell(f"in flight, round {number + 1}")
+        samples += _in_flight(effort, number)
+        effort.tell(f"models, round {number + 1}")
+        samples += _models(effort, number)
+    return samples
+
+
+def _in_flight(effort: Effort, number: int) -> list[Sample]:
+    server_core, _, _ = cores()
+    samples = []
+    steps = _QUICK_IN_FLIGHT if effort.quick else IN_FLIGHT
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as name, contextlib.ExitStack() as running:
+        folder = Path(name)
+        file, ask = write_onnx(S, folder / "s.onnx"), v2("binary", S, ["s"])
+        right = expected(file, S)
+        headers = ours.gateway_folder(folder / "gateway", {"s": S})
+        servers = {
+            GATEWAY: running.enter_context(ours.gateway(folder / "gateway", headers, ask, right, server_core)),
+            RAW: running.enter_context(ours.raw_asgi(folder, file, ask, right, server_core)),
+        }
+        # Up in one round and down in the next: what changes with time would look like a slope.
+        for in_flight in steps if number % 2 == 0 else reversed(steps):
+            for who, server in servers.items():
+                load = _measured(server, ask, right, in_flight, effort)
+                samples.append(of_load(PART, number, who, in_flight_name(in_flight), load))
+    return samples
+
+
+def _models(effort: Effort, number: int) -> list[Sample]:
+    server_core, _, _ = cores()
+    samples = []
+    steps = _QUICK_MODELS if effort.quick else MODELS
+    for count in steps if number % 2 == 0 else reversed(steps):
+        with tempfile.TemporaryDirectory(prefix="firstline-bench-") as name:
+            folder, models = Path(name), ours.copies(count)
+            right = expected(write_onnx(S, folder / "s.onnx"), S)
+            headers = ours.gateway_folder(folder, models)
+            ask = v2("binary", S, list(models))
+            with ours.gateway(folder, headers, ask, right, server_core) as server:
+                for in_flight in IN_FLIGHT_OF_MODELS:
+                    load = _measured(server, ask, right, in_flight, effort)
+                    samples.append(of_load(PART, number, GATEWAY, models_name(count, in_flight), load))
+    return samples
+
+
+def _measured(server: Server, ask: Ask, right: Row, in_flight: int, effort: Effort) -> Load:
+    _, client_core, _ = cores()
+    seconds, warm_up_s = min(effort.seconds, _MOST_S), effort.warm_up_s
+    return measured(server, ask, right, in_flight=in_flight, seconds=seconds, on=client_core, warm_up_s=warm_up_s)
+
+
+def in_flight_name(in_flight: int) -> str:
+    return f"{in_flight} in flight"
+
+
+def models_name(count: int, in_flight: int) -> str:
+    return f"{count} model{'s' * (count > 1)}, {in_flight} in flight"
+
+
+def costs(samples: Sequence[Sample], who: str, names: Sequence[str]) -> list[float]:
+    """Processor time of a request (us), medians over the rounds, of those steps that were measured."""
+    found = (median(samples, who, name, "cpu_us") for name in names)
+    return [cost for cost in found if cost]
+
+
+def spread(found: Sequence[float]) -> float | None:
+    """The dearest over the cheapest."""
+    return max(found) / min(found) if found else None
+
+
+def growth(found: Sequence[float]) -> float | None:
+    """The most that a step costs over the cheapest one before it; 1 where costs only fall."""
+    if not found:
+        return None
+    return max((cost / min(found[: at + 1]) for at, cost in enumerate(found)), default=1.0)
+
+
+def figures(samples: Sequence[Sample]) -> list[Figure]:
+    """Growth is what is aimed for; the spread, and what raw ASGI does, are told beside it."""
+    in_flight = [in_flight_name(n) for n in IN_FLIGHT]
+    rows = []
+    ours_found, raw_found = costs(samples, GATEWAY, in_flight), costs(samples, RAW, in_flight)
+    what = "processor time of a request, S, 1 to 256 in flight"
+    rows += [
+        at_most(f"{what}: growth", growth(ours_found), _AIM),
+        told(f"{what}: spread", spread(ours_found)),
+        told(f"{what}: growth on raw ASGI", growth(raw_found)),
+        told(f"{what}: spread on raw ASGI", spread(raw_found)),
+    ]
+    for at_once in IN_FLIGHT_OF_MODELS:
+        found = costs(samples, GATEWAY, [models_name(n, at_once) for n in MODELS])
+        what = f"processor time of a request, 1 to 50 models of S asked in turn, {at_once} in flight"
+        aimed = at_once == 1  # with more, many models have smaller batches each, which is not the gateway's cost
+        rows.append(
+            at_most(f"{what}: growth", growth(found), _AIM) if aimed else told(f"{what}: growth", growth(found))
+        )
+        rows.append(told(f"{what}: spread", spread(found)))
+    for name in in_flight:
+        rows += [
+            told(f"gateway, S binary, {name}: processor time", median(samples, GATEWAY, name, "cpu_us"), "us", 1),
+            told(f"raw ASGI, S binary, {name}: processor time", median(samples, RAW, name, "cpu_us"), "us", 1),
+            told(f"gateway, S binary, {name}", median(samples, GATEWAY, name, "rate_per_s"), "/s", 0),
+        ]
+    for at_once in IN_FLIGHT_OF_MODELS:
+        for count in MODELS:
+            name = models_name(count, at_once)
+            rows.append(told(f"gateway, {name}: processor time", median(samples, GATEWAY, name, "cpu_us"), "us", 1))
+    return [row for row in rows if row.value is not None or row.aim]

@@ -1,0 +1,140 @@
+"""The two models that everything is measured with, made from a seed: S takes some 20 us, M some 13 ms.
+
+As ONNX files for raw ONNX Runtime and for other servers, and as bundles for ours. Both end in a softmax of their own,
+so that no server has more to compute than another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.certificate import Certificate, Histogram
+from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
+
+INPUT, OUTPUT = "x", "probabilities"
+_SMALL_WIDTHS = (64, 512, 384, 10)
+_MEDIUM_CHANNELS = ((3, 32, 2), (32, 64, 1), (64, 64, 2), (64, 128, 1), (128, 128, 2), (128, 256, 1), (256, 256, 2))
+"""Of each convolution: channels in, channels out, stride."""
+
+_BINS = 20
+
+
+class Kind(NamedTuple):
+    """One of the models.
+
+    Attributes:
+        row: shape of one row of its input.
+        classes: of its output.
+    """
+
+    name: str
+    row: tuple[int, ...]
+    classes: int
+
+
+S = Kind("s", (_SMALL_WIDTHS[0],), _SMALL_WIDTHS[-1])
+M = Kind("m", (3, 224, 224), 100)
+KINDS = {kind.name: kind for kind in (S, M)}
+
+
+def rows(kind: Kind, count: int = 1, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Input of so many rows: normal, to three decimals, so that a row of M is 962 KB of JSON."""
+    return np.random.default_rng(seed).standard_normal((count, *kind.row)).round(3).astype(np.float32)
+
+
+def write_onnx(kind: Kind, path: Path) -> Path:
+    """The model alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(_small() if kind is S else _medium(), path)
+    return path
+
+
+def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
+    """A bundle with this full model, named as its folder is; with `edge` it is the edge model too, and always sure."""
+    content = write_onnx(kind, folder / "model.onnx").read_bytes()
+    artefact = Artefact("model.onnx", hashlib.sha256(content).hexdigest(), len(content))
+    model = Model("full", artefact, "onnx", "fp32")
+    manifest = Manifest(
+        name=folder.name,
+        version=1,
+        labels=tuple(f"class {n}" for n in range(kind.classes)),
+        input=InputSpec(INPUT, "FP32", (-1, *kind.row)),
+        edge=(Model("edge", artefact, "onnx", "fp32"),) if edge else (),
+        full=model,
+    )
+    if edge:
+        certified = msgspec.structs.replace(manifest.edge[0], certificate=_certificate(manifest))
+        manifest = msgspec.structs.replace(manifest, edge=(certified,))
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return folder
+
+
+def _certificate(manifest: Manifest) -> Certificate:
+    """One that has every answer of the edge model kept."""
+    return Certificate(
+        contract="disagreement",
+        epsilon=0.05,
+        delta=0.1,
+        threshold=0.0,
+        n=300,
+        kept=1.0,
+        risk_upper=0.04,
+        edge_digest=manifest.edge[0].digest,
+        full_digest=manifest.full_digest,
+        score_digest=manifest.policy.score.digest,
+        audit_epsilon=0.05,
+        histogram=Histogram(tuple(n / _BINS for n in range(1, _BINS)), (1 / _BINS,) * _BINS),
+    )
+
+
+def _small() -> ModelProto:
+    nodes, weights, last = [], {}, INPUT
+    for n, (before, after) in enumerate(pairwise(_SMALL_WIDTHS)):
+        weights[f"weights_{n}"] = _random((before, after), before**-0.5, n)
+        weights[f"bias_{n}"] = np.zeros(after, np.float32)
+        nodes.append(helper.make_node("Gemm", [last, f"weights_{n}", f"bias_{n}"], [f"layer_{n}"]))
+        nodes.append(helper.make_node("Relu", [f"layer_{n}"], [f"relu_{n}"]))
+        last = f"relu_{n}"
+    nodes[-1:] = [helper.make_node("Softmax", [nodes[-1].input[0]], [OUTPUT], axis=-1)]
+    return _model(S, nodes, weights)
+
+
+def _medium() -> ModelProto:
+    nodes, weights, last = [], {}, INPUT
+    for n, (before, after, stride) in enumerate(_MEDIUM_CHANNELS):
+        weights[f"weights_{n}"] = _random((after, before, 3, 3), (2 / (9 * before)) ** 0.5, n)
+        weights[f"bias_{n}"] = np.zeros(after, np.float32)
+        given = [last, f"weights_{n}", f"bias_{n}"]
+        nodes.append(helper.make_node("Conv", given, [f"layer_{n}"], strides=[stride, stride], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"layer_{n}"], [f"relu_{n}"]))
+        last = f"relu_{n}"
+    channels = _MEDIUM_CHANNELS[-1][1]
+    weights["head"] = _random((channels, M.classes), channels**-0.5, 99)
+    nodes.append(helper.make_node("GlobalAveragePool", [last], ["pooled"]))
+    nodes.append(helper.make_node("Flatten", ["pooled"], ["features"]))
+    nodes.append(helper.make_node("MatMul", ["features", "head"], ["logits"]))
+    nodes.append(helper.make_node("Softmax", ["logits"], [OUTPUT], axis=-1))
+    return _model(M, nodes, weights)
+
+
+def _random(shape: tuple[int, ...], scale: float, seed: int) -> Any:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def _model(kind: Kind, nodes: list[NodeProto], weights: dict[str, Any]) -> ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        kind.name,
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", *kind.row])],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n", kind.classes])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)

@@ -1,0 +1,125 @@
+"""Pictures of what was measured, as PNG in bench/results/serving, from the raw numbers of bench/results/TARGET.json."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from figures import RESULTS
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+from PIL import Image
+
+from serving import flat, rest
+from serving.samples import Sample, median, values
+
+mpl.use("Agg")
+_STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "figure.dpi": 90,
+    "font.size": 8,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "svg.hashsalt": "firstline",
+}
+_OURS, _RAW, _PEER = "#0b5fa5", "#444444", "#8d99ae"
+FOLDER = RESULTS / "serving"
+
+
+def draw(target: str) -> None:
+    """What there are samples of."""
+    said = json.loads((RESULTS / f"{target}.json").read_text())
+    samples = [Sample(**one) for one in said["samples"]]
+    with mpl.rc_context(_STYLE):
+        for part, make in (("rest", rates), ("flat", costs), ("bench-peers", beside)):
+            of = [one for one in samples if one.part == part]
+            if of:
+                _save(make(of), part)
+
+
+def rates(samples: Sequence[Sample]) -> Picture:
+    """Requests a second of the gateway and of raw ASGI; a dot is a round."""
+    picture, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(2, 1))
+    sets = ([q.name for q in rest.SMALL], [q.name + rest.TWO for q in rest.MEDIUM])
+    for axes, names in zip(panels, sets, strict=True):
+        for at, (who, colour) in enumerate(((rest.GATEWAY, _OURS), (rest.RAW, _RAW))):
+            places = np.arange(len(names)) + (at - 0.5) * 0.38
+            axes.bar(places, [median(samples, who, n, "rate_per_s") or 0 for n in names], 0.36, color=colour, label=who)
+            for place, name in zip(places, names, strict=True):
+                found = values(samples, who, name, "rate_per_s")
+                axes.plot([place] * len(found), found, ".", color="white", markeredgecolor="black", markersize=5)
+        axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names])
+    panels[0].set(title="S, one core", ylabel="requests a second")
+    panels[1].set(title="M, two cores")
+    panels[0].legend()
+    return picture
+
+
+def costs(samples: Sequence[Sample]) -> Picture:
+    """Processor time of a request, by how many are in flight, and by how many models are asked in turn."""
+    picture, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    names = {n: flat.in_flight_name(n) for n in flat.IN_FLIGHT}
+    for who, colour in ((flat.GATEWAY, _OURS), (flat.RAW, _RAW)):
+        _line(left, _costs(samples, who, names), colour, who)
+    for in_flight, style in zip(flat.IN_FLIGHT_OF_MODELS, ("-", "--"), strict=True):
+        names = {n: flat.models_name(n, in_flight) for n in flat.MODELS}
+        _line(right, _costs(samples, flat.GATEWAY, names), _OURS, f"{in_flight} in flight", style)
+    left.set(title="S", xlabel="in flight", ylabel="processor time of a request (us)")
+    right.set(title="copies of S, asked in turn", xlabel="models")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    left.set_xticks(flat.IN_FLIGHT, [str(n) for n in flat.IN_FLIGHT], minor=False)
+    right.set_xticks(flat.MODELS, [str(n) for n in flat.MODELS], minor=False)
+    for axes in (left, right):
+        axes.minorticks_off()
+    return picture
+
+
+def beside(samples: Sequence[Sample]) -> Picture:
+    """Requests a second of everybody, on a logarithmic scale."""
+    whats = list(dict.fromkeys(one.what for one in samples if "rate_per_s" in one.values))
+    everybody = list(dict.fromkeys(one.who for one in samples))
+    picture, panels = plt.subplots(
+        1, len(whats), figsize=(2.6 * len(whats) + 1, 3.2), sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, what in zip(panels[0], whats, strict=True):
+        found = [median(samples, who, what, "rate_per_s") or np.nan for who in everybody]
+        colours = [{"gateway": _OURS, "raw ASGI": _RAW}.get(who, _PEER) for who in everybody]
+        axes.barh(everybody, found, color=colours)
+        for at, rate in enumerate(found):
+            text = "not its form" if np.isnan(rate) else f"{rate:,.0f}"
+            axes.annotate(
+                text, (1 if np.isnan(rate) else rate, at), xytext=(3, 0), textcoords="offset points", va="center"
+            )
+        axes.set(title=what.replace(", ", "\n"), xscale="log", xlabel="requests a second")
+        axes.margins(x=0.3)
+    panels[0][0].invert_yaxis()
+    return picture
+
+
+def _costs(samples: Sequence[Sample], who: str, names: dict[int, str]) -> dict[int, float]:
+    found = {n: median(samples, who, name, "cpu_us") for n, name in names.items()}
+    return {n: cost for n, cost in found.items() if cost is not None}
+
+
+def _line(axes: Axes, known: dict[int, float], colour: str, label: str, style: str = "-") -> None:
+    axes.plot(list(known), list(known.values()), style, marker="o", markersize=4, color=colour, label=label)
+
+
+def _save(picture: Picture, name: str) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    drawn = io.BytesIO()
+    picture.savefig(drawn, metadata={"Software": None})
+    plt.close(picture)
+    # Few colours are a third of the bytes, and look the same.
+    Image.open(drawn).convert("RGB").quantize(64).save(FOLDER / f"{name}.png", optimize=True)

@@ -1,0 +1,181 @@
+"""The gateway over REST beside raw ASGI on the same server, and both beside `session.run` without any server.
+
+In each round every contender is started anew, asked one after the other, in an order that changes from round to round:
+what a machine does meanwhile meets all of them, and so does what one start of a process has of luck.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+from figures import Figure
+
+from serving import alone, ours
+from serving.asking import Ask, Question, expected, measured
+from serving.effort import Effort
+from serving.figuring import at_least, at_most, told
+from serving.models import KINDS, M, S, write_onnx
+from serving.processes import Cores, Server, cores
+from serving.samples import Sample, median, of_load, ratio
+
+PART = "rest"
+GATEWAY, RAW, SESSION = "gateway", "raw ASGI", "session.run"
+TWO = ", two cores"
+
+S_BINARY, S_JSON = Question(S, "binary", 32), Question(S, "JSON", 32)
+S_ONE, S_JSON_ONE = Question(S, "binary", 1), Question(S, "JSON", 1)
+M_BINARY, M_JSON = Question(M, "binary", 8), Question(M, "JSON", 8)
+SMALL = (S_BINARY, S_JSON, S_ONE, S_JSON_ONE)
+"""Asked of a server on one core."""
+MEDIUM = (M_BINARY, M_JSON)
+"""Asked of a server that has both cores; the client has what it leaves."""
+
+
+class Turn(NamedTuple):
+    """A server that is started for some questions."""
+
+    who: str
+    start: Callable[[Ask], AbstractContextManager[Server]]
+    questions: Sequence[Question]
+    suffix: str
+    client: Cores
+
+
+def measure(effort: Effort) -> list[Sample]:
+    """Every round of it."""
+    server_core, client_core, both = cores()
+    samples: list[Sample] = []
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as name:
+        folder = Path(name)
+        files = {kind.name: write_onnx(kind, folder / f"{kind.name}.onnx") for kind in KINDS.values()}
+        right = {kind.name: expected(files[kind.name], kind) for kind in KINDS.values()}
+        headers = ours.gateway_folder(folder / "gateway", KINDS)
+        turns = [
+            Turn(
+                GATEWAY,
+                lambda ask: ours.gateway(folder / "gateway", headers, ask, right["s"], server_core),
+                SMALL,
+                "",
+                client_core,
+            ),
+            Turn(
+                RAW,
+                lambda ask: ours.raw_asgi(folder, files["s"], ask, right["s"], server_core),
+                SMALL,
+                "",
+                client_core,
+            ),
+            Turn(
+                GATEWAY,
+                lambda ask: ours.gateway(folder / "gateway", headers, ask, right["m"], both),
+                MEDIUM,
+                TWO,
+                both,
+            ),
+            Turn(
+                RAW,
+                lambda ask: ours.raw_asgi(folder, files["m"], ask, right["m"], both, threads=len(both)),
+                MEDIUM,
+                TWO,
+                both,
+            ),
+        ]
+        for number in range(effort.rounds):
+            for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
+                effort.tell(f"round {number + 1} of {effort.rounds}: {turn.who}{turn.suffix}")
+                with turn.start(ours.asked(turn.questions[0])) as server:
+                    for question in turn.questions:
+                        load = measured(
+                            server,
+                            ours.asked(question),
+                            right[question.kind.name],
+                            in_flight=question.in_flight,
+                            seconds=effort.seconds,
+                            on=turn.client,
+                            warm_up_s=effort.warm_up_s,
+                        )
+                        samples.append(of_load(PART, number, turn.who, question.name + turn.suffix, load))
+                    samples.append(Sample(PART, number, turn.who, "start" + turn.suffix, {"s": server.start_s}))
+            for kind, batch, threads, on in (
+                (S, 1, 1, server_core),
+                (S, 64, 1, server_core),
+                (M, 1, 1, server_core),
+                (M, 1, len(both), both),
+            ):
+                what = _alone(kind.name.upper(), batch, TWO if on == both else "")
+                found = alone.measured(
+                    files[kind.name], kind, batch=batch, threads=threads, seconds=effort.seconds / 2, on=on
+                )
+                samples.append(Sample(PART, number, SESSION, what, found))
+    return samples
+
+
+def _alone(kind: str, batch: int, suffix: str) -> str:
+    return f"{kind}, batch {batch}{suffix}"
+
+
+def figures(samples: Sequence[Sample]) -> list[Figure]:
+    """The issue's rows, and what else one would ask of them."""
+
+    def beside(question: Question, suffix: str = "") -> float | None:
+        return ratio(samples, (GATEWAY, question.name + suffix), (RAW, question.name + suffix))
+
+    def to_session(what: str, question: Question, suffix: str = "") -> float | None:
+        return ratio(samples, (GATEWAY, question.name + suffix), (SESSION, what))
+
+    one = S_ONE.name
+    rows = [
+        at_least("REST binary, S, 32 in flight, one core: rate / raw ASGI's", beside(S_BINARY), 0.9),
+        at_least("REST JSON, S, 32 in flight, one core: rate / raw ASGI's with orjson", beside(S_JSON), 0.9),
+        at_least("REST binary, M, 8 in flight, two cores: rate / raw ASGI's", beside(M_BINARY, TWO), 0.97),
+        at_least("REST JSON of 962 KB, M, 8 in flight, two cores: rate / raw ASGI's", beside(M_JSON, TWO), 0.8),
+        at_most(
+            "REST binary, S, 1 in flight: p50 / raw ASGI's",
+            ratio(samples, (GATEWAY, one), (RAW, one), "p50_us"),
+            1.2,
+        ),
+        told(
+            "REST binary, S, 32 in flight: rate / session.run's at batch 1",
+            to_session(_alone("S", 1, ""), S_BINARY),
+        ),
+        told(
+            "REST binary, S, 32 in flight: rate / session.run's at batch 64",
+            to_session(_alone("S", 64, ""), S_BINARY),
+        ),
+        told(
+            "REST binary, M, 8 in flight: rate / session.run's on two threads",
+            to_session(_alone("M", 1, TWO), M_BINARY, TWO),
+        ),
+        told(
+            "REST JSON, M, 8 in flight, two cores: rate / the binary form's on raw ASGI",
+            ratio(samples, (GATEWAY, M_JSON.name + TWO), (RAW, M_BINARY.name + TWO)),
+        ),
+    ]
+    for who in (GATEWAY, RAW):
+        for question in SMALL:
+            what = question.name
+            rows += [
+                told(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 0),
+                told(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 1),
+                told(f"{who}, {what}: p50", median(samples, who, what, "p50_us"), "us", 0),
+                told(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
+            ]
+        for question in MEDIUM:
+            what = question.name + TWO
+            rows += [
+                told(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 1),
+                told(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 0),
+                told(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
+            ]
+    for what in (_alone("S", 1, ""), _alone("S", 64, ""), _alone("M", 1, ""), _alone("M", 1, TWO)):
+        rows.append(told(f"session.run, {what}", median(samples, SESSION, what, "rate_per_s"), "rows/s", 0))
+    bad = [one.values["bad"] for one in samples if "bad" in one.values]
+    lost = sum(bad) if bad else None
+    rows.append(Figure("answers that were no 200", lost, "", "0", None if lost is None else lost == 0))
+    client = [one.values["client_share"] for one in samples if one.what in {q.name for q in SMALL}]
+    rows.append(told("of its core, the client used at most", max(client, default=None)))
+    return rows

@@ -1,0 +1,119 @@
+"""`make bench`: runs the parts, prints the table, draws it, and writes figures, raw numbers and the machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import figures as book
+from figures import Figure
+
+from serving import flat, limits, machine, rest, wrk
+from serving.effort import QUICK, Effort
+from serving.samples import Sample
+
+TARGET = "bench"
+PARTS = ("rest", "flat", "device", "mqtt", "limits")
+
+
+class Found(NamedTuple):
+    """What a part measured: figures, and the samples they were made of where the part has rounds."""
+
+    figures: list[Figure]
+    samples: list[Sample]
+
+
+def _in_rounds(part: Any) -> Callable[[Effort, Path | None], Found]:
+    def run(effort: Effort, _: Path | None) -> Found:
+        samples: list[Sample] = part.measure(effort)
+        return Found(part.figures(samples), samples)
+
+    return run
+
+
+def _limits(effort: Effort, wheel: Path | None) -> Found:
+    samples = limits.measure(effort)
+    return Found(limits.figures(samples) + limits.others(effort, wheel), samples)
+
+
+def _device(effort: Effort, _: Path | None) -> Found:
+    import agent
+
+    effort.tell("the agent in process")
+    requests, repeats = (200, 1) if effort.quick else (2000, effort.rounds)
+    return Found(asyncio.run(agent.measured(requests, repeats)), [])
+
+
+_RUNS: dict[str, Callable[[Effort, Path | None], Found]] = {
+    "rest": _in_rounds(rest),
+    "flat": _in_rounds(flat),
+    "device": _device,
+    "limits": _limits,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 whatever the figures are: times of one machine are no gate."""
+    parser = argparse.ArgumentParser(prog="bench_serving.py", description=__doc__)
+    parser.add_argument("--only", choices=_RUNS, nargs="+", default=list(_RUNS), help="parts (default: all)")
+    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
+    parser.add_argument("--wheel", type=Path, help="whose installed size is measured; left out without")
+    parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called (default: bench)")
+    said = parser.parse_args(arguments)
+    if not wrk.available():
+        print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
+        return 1
+    wrk.raise_descriptors()
+    effort = QUICK if said.quick else Effort(said.rounds, said.seconds)
+    described = machine.described()
+    found = {part: _RUNS[part](effort, said.wheel) for part in said.only}
+    effort.tell("done")
+    for part, one in found.items():
+        found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
+    keep(said.target, found, described, effort)
+    if not said.quick:
+        from serving import plots
+
+        plots.draw(said.target)
+    book.tell([figure for one in found.values() for figure in one.figures])
+    print()
+    print(table([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
+    return 0
+
+
+def keep(target: str, found: dict[str, Found], described: dict[str, Any], effort: Effort) -> None:
+    """Writes what was measured; parts that were not run stay as they were."""
+    path = book.RESULTS / f"{target}.json"
+    before = json.loads(path.read_text()) if path.exists() else {"machine": {}, "samples": [], "figures": []}
+    figures = [figure for one in found.values() for figure in one.figures]
+    others = [Figure(**row) for row in before["figures"] if row["figure"].partition(":")[0] not in found]
+    samples = [one._asdict() for part in found.values() for one in part.samples]
+    kept = [one for one in before["samples"] if one["part"] not in found]
+    said = described | {"rounds": effort.rounds, "seconds": effort.seconds}
+    machines = dict.fromkeys(found, said) | {p: m for p, m in before["machine"].items() if p not in found}
+    ordered = sorted(figures + others, key=lambda figure: _place(figure.figure))
+    book.write(target, ordered, {"machine": machines, "samples": kept + samples})
+
+
+def _place(figure: str) -> int:
+    part = figure.partition(":")[0]
+    return PARTS.index(part) if part in PARTS else len(PARTS)
+
+
+def table(rows: Sequence[Figure]) -> str:
+    """Aim, measured, and whether it holds, as text."""
+    cells = [("", "measured", "aim", "")]
+    for row in rows:
+        value = "nothing" if row.value is None else f"{row.value:g} {row.unit}".strip()
+        cells.append((row.figure, value, row.aim or "", "holds" if row.holds else "DOES NOT HOLD"))
+    widths = [max(len(line[column]) for line in cells) for column in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )

@@ -1,0 +1,110 @@
+"""wrk as the client: a closed loop of so many requests in flight, on a core of its own, from C.
+
+What a Python client takes for a request is more than what a good server does; wrk takes a few microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from serving.processes import Cores, Server, prefer
+
+_TIMEOUT_S = 30
+
+
+class Load(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        requests: that were answered, with whichever status.
+        bad: of them, those whose status is no success; and those that were never answered.
+        server_cpu_s, client_cpu_s: processor time that was used meanwhile.
+        memory_mb: of the server, at the end.
+    """
+
+    requests: int
+    seconds: float
+    bad: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    server_cpu_s: float
+    client_cpu_s: float
+    memory_mb: float
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """The server's processor time for each request."""
+        return self.server_cpu_s / max(1, self.requests) * 1e6
+
+
+def available() -> bool:
+    """Whether it is installed: `make wrk`."""
+    return shutil.which("wrk") is not None
+
+
+def load(server: Server, script: Path, *, in_flight: int, seconds: int, on: Cores) -> Load:
+    """Asks for so long, with `script` (see `bodies.plan`) saying what.
+
+    Raises:
+        subprocess.CalledProcessError: wrk could not.
+    """
+    command = ["wrk", "-t1", f"-c{in_flight}", f"-d{seconds}s", "--timeout", f"{_TIMEOUT_S}s"]
+    command += ["--script", str(script), f"http://127.0.0.1:{server.port}"]
+    before_s, used = server.cpu_s(), _children_cpu_s()
+    client = subprocess.Popen(
+        ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    prefer(client.pid)
+    try:
+        told, _ = client.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            client.kill()
+    if client.returncode:
+        raise subprocess.CalledProcessError(client.returncode, command, told)
+    said = json.loads(told.strip().splitlines()[-1])
+    return Load(
+        requests=said["requests"],
+        seconds=said["microseconds"] / 1e6,
+        bad=said["bad_status"] + said["broken"] + said["late"],
+        p50_us=said["p50_us"],
+        p90_us=said["p90_us"],
+        p99_us=said["p99_us"],
+        server_cpu_s=server.cpu_s() - before_s,
+        client_cpu_s=_children_cpu_s() - used,
+        memory_mb=server.memory_mb(),
+    )
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def raise_descriptors() -> None:
+    """256 connections need more than some shells allow; servers inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def version() -> str:
+    """As it says."""
+    told = subprocess.run(["wrk", "--version"], capture_output=True, text=True, check=False)  # it exits with 1
+    return (told.stdout + told.stderr).splitlines()[0]

@@ -1,0 +1,149 @@
+"""Models come and go while the agent runs: what lies in the models' folders now, read at an operator's word."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from firstline_core.bundle.store import declared
+from firstline_core.errors import RequestError, UnknownModelError, UpdateError
+from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.logs import logger
+from firstline_edge.audits.standing import Standings
+from firstline_edge.bundle_copies import BundleCopies
+from firstline_edge.models import HeldModel, Models
+from firstline_edge.models_load import bundle_paths
+
+log = logger(__name__)
+
+# For requests under way to end, before the caller is told that the model is gone.
+_END_S = 10.0
+_UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hold it again"
+
+
+class Reloading:
+    """Changes what a device holds, one change at a time.
+
+    Args:
+        models: changed here.
+        standings: of their certificates.
+        directories: bundles, or folders of bundles.
+        hold: opens, loads and measures one bundle; blocks.
+        copies: keeps one of each bundle that works.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        standings: Standings,
+        directories: Sequence[Path],
+        hold: Callable[[Path], HeldModel],
+        copies: BundleCopies,
+    ) -> None:
+        self._models = models
+        self._standings = standings
+        self._directories = directories
+        self._hold = hold
+        self._copies = copies
+        self._turn = asyncio.Lock()
+
+    async def load(self, name: str) -> None:
+        """See `DataPlane.load`. Versions that lie in the folders no more are held no more."""
+        async with self._turn:
+            paths = await asyncio.to_thread(self._named, name)
+            known = [held for held in self._models.all if held.manifest.name == name]
+            if not paths and not known:
+                raise UnknownModelError(
+                    f"There is no bundle {shown(name)} in models.directories; put it there, then load it."
+                )
+            problems = [] if paths else [f"There is no bundle {shown(name)} in models.directories any more."]
+            here: set[int] = set()
+            for path, version in paths:
+                here.add(version)
+                try:
+                    self._exchange(await asyncio.to_thread(self._opened, path))
+                except (UpdateError, RequestError) as error:
+                    problems.append(error.message)
+                    if self._models.find(name, str(version)) is None:
+                        self._models.away[name, version] = error.message
+            for held in known if paths else ():
+                if held.manifest.version not in here:
+                    self._let_go(held, "its bundle lies in models.directories no more")
+            await asyncio.to_thread(_give_back)
+        if problems:
+            raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was held before is held on.")
+
+    async def unload(self, name: str) -> None:
+        """See `DataPlane.unload`. Requests for it go to the gateway, as for any model that is not held."""
+        async with self._turn:
+            known = [held for held in self._models.all if held.manifest.name == name]
+            if not known:
+                raise UnknownModelError(f"This device holds no model {shown(name)}, so there is none to unload.")
+            ended = [_end_of(held) for held in known]
+            for held in known:
+                self._let_go(held, _UNLOADED.format(name=name))
+            del held
+            known.clear()
+            gc.collect()
+            try:
+                async with asyncio.timeout(_END_S):
+                    for end in ended:
+                        await end.wait()
+            except TimeoutError:
+                log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
+            await asyncio.to_thread(_give_back)
+
+    def _named(self, name: str) -> list[tuple[Path, int]]:
+        found = [(path, declared(path)) for path in bundle_paths(self._directories)]
+        return [(path, said[1]) for path, said in found if said is not None and said[0] == name]
+
+    def _opened(self, path: Path) -> HeldModel:
+        """A bundle that can be held.
+
+        Raises:
+            UpdateError: it cannot be trusted.
+            RequestError: none of its edge variants runs here.
+        """
+        held = self._hold(path)
+        if held.edge is None and held.manifest.edge:
+            raise RequestError(held.problem)
+        if held.edge is not None:
+            self._copies.keep(held.bundle)
+        return held
+
+    def _exchange(self, held: HeldModel) -> None:
+        before = self._models.put(held)
+        if before is not None:
+            self._standings.unwatch(before)
+        self._standings.watch(held)
+
+    def _let_go(self, held: HeldModel, why: str) -> None:
+        self._models.take(held, why)
+        self._standings.unwatch(held)
+        log.info("model unloaded", model=held.manifest.name, version=held.version)
+
+
+def _end_of(held: HeldModel) -> asyncio.Event:
+    """Set once nothing uses the model any more: each request under way holds it, and so does nobody else."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    if held.edge is None:
+        ended.set()
+        return ended
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(ended.set)
+
+    weakref.finalize(held.edge.loaded, tell).atexit = False
+    return ended
+
+
+def _give_back() -> None:
+    """Returns freed memory to the system, which glibc keeps for later."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

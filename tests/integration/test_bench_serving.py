@@ -1,0 +1,91 @@
+"""The speed benchmark still runs, against real processes and for a moment: every row of its table is measured."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import figures
+import pytest
+from serving import beside, rest, run, wrk
+from serving.effort import QUICK
+from serving.processes import StartError, cores, free_port, marked, started
+
+pytestmark = pytest.mark.skipif(not wrk.available(), reason="needs wrk: `make wrk`")
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    yield tmp_path
+
+
+def told(results: Path, target: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((results / f"{target}.json").read_text())
+    return said
+
+
+def _listens(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port)):
+        return True
+
+
+@pytest.mark.timeout(180)
+def test_the_gateway_beside_raw_asgi(results: Path) -> None:
+    assert run.main(["--quick", "--only", "rest"]) == 0
+    said = told(results, "bench")
+    assert [row["figure"] for row in said["figures"] if row["value"] is None] == []
+    assert {(one["who"], one["what"]) for one in said["samples"]} >= {
+        (who, question.name) for who in (rest.GATEWAY, rest.RAW) for question in rest.SMALL
+    }
+    (none_bad,) = (row for row in said["figures"] if row["figure"] == "rest: answers that were no 200")
+    assert none_bad["holds"]
+    assert said["machine"]["rest"]["cores"] >= 1
+
+
+def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
+    first = run.Found([figures.Figure("rest: a", 1.0, "")], [])
+    run.keep("bench", {"rest": first}, {"when": "then"}, QUICK)
+    run.keep("bench", {"flat": run.Found([figures.Figure("flat: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
+    said = told(results, "bench")
+    assert [row["figure"] for row in said["figures"]] == ["rest: a", "flat: b"]
+    assert [said["machine"][part]["when"] for part in ("rest", "flat")] == ["then", "now"]
+
+
+def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside.peer, "_CHECKOUT", results)  # where nobody has an environment
+    assert beside.main(["--quick", "--only", "LitServe"]) == 0
+    assert "has no environment" in told(results, "bench-peers")["not measured"]["LitServe"]
+
+
+def test_a_server_takes_with_it_all_that_it_started(tmp_path: Path) -> None:
+    """Also what has left its session, as Ray's processes do."""
+    port = free_port()
+    script = (
+        "import subprocess, sys, http.server as h\n"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"h.HTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()\n"
+    )
+    with started(
+        [sys.executable, "-c", script],
+        port=port,
+        on=cores()[0],
+        log=tmp_path / "log",
+        answers=_listens,
+    ) as server:
+        assert len(marked(server.mark)) == 2
+        assert server.memory_mb() > 5
+    assert marked(server.mark) == []
+
+
+def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no such thing')"]
+    with (
+        pytest.raises(StartError, match=r"ended with 1.*no such thing"),
+        started(command, port=free_port(), on=cores()[0], log=tmp_path / "log", answers=lambda _: False),
+    ):
+        pass

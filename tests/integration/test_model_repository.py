@@ -1,0 +1,280 @@
+"""Models are loaded and unloaded on running tiers, over REST and gRPC: Triton's `model_repository` extension."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.agent import edge_settings, serving_agent, until
+from support.broker import free_port
+from support.bundles import model, write_manifest
+from support.databases import sqlite_store
+from support.gateway import DIGITS, serving
+from support.grpc_calls import calling, digits_message, refusal
+from support.keys import create_key
+from support.onnx_models import linear_model
+
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.errors import ForbiddenError
+from firstline_core.protocol.grpc.schema import message
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.api import server as edge_server
+from firstline_edge.api.access import access_of, check_local
+from firstline_edge.api.bodies import BodyBudget
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings_load import load
+
+LOAD, UNLOAD = "/v2/repository/models/{}/load", "/v2/repository/models/{}/unload"
+NUMBERS = InputSpec("image", "FP32", (-1, 4))
+ROW = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+
+def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> Path:
+    """A bundle of four numbers to three classes, which is its own edge model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = linear_model(folder / "full.onnx", pixels=4, classes=3, softmax=True, seed=seed)
+    full = model(file, folder)
+    write_manifest(
+        folder, [model(file, folder, id="edge")], ("a", "b", "c"), name=name, version=version, full=full, input=NUMBERS
+    )
+    return folder
+
+
+def gateway_of(folder: Path, **more: object) -> Gateway:
+    (folder / "models").mkdir(exist_ok=True)
+    known = {
+        "auth.mode": "off",
+        "models.directory": str(folder / "models"),
+        "store.url": sqlite_store(folder).url,
+        "identity.directory": str(folder / "identity"),
+        "execution.sessions": 2,
+    }
+    return open_gateway(load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()}))
+
+
+class Asking:
+    """Asks a tier over REST."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        reply = await self.client.post(path, content=b"" if body is None else json.dumps(body))
+        return reply.status_code, reply.json()
+
+    async def index(self) -> dict[tuple[str, str], tuple[str, str]]:
+        _, found = await self.post("/v2/repository/index")
+        return {(each["name"], each["version"]): (each["state"], each["reason"]) for each in found}
+
+    async def probabilities(self, name: str = "small") -> list[float]:
+        status, said = await self.post(f"/v2/models/{name}/infer", ROW)
+        assert status == 200, said
+        values: list[float] = said["outputs"][0]["data"]
+        return values
+
+
+@pytest.fixture(params=["gateway", "agent"])
+async def tier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Asking, Path]]:
+    """Either tier with one small model, and the folder of its models."""
+    folder = tmp_path / "models"
+    put(folder / "small")
+    async with httpx.AsyncClient(timeout=20) as client:
+        if request.param == "gateway":
+            async with serving(gateway_of(tmp_path)) as url:
+                client.base_url = httpx.URL(url)
+                yield Asking(client), folder
+        else:
+            async with serving_agent(edge_settings(tmp_path / "state", models__directories=[str(folder)])) as (_, url):
+                client.base_url = httpx.URL(url)
+                yield Asking(client), folder
+
+
+async def test_a_changed_bundle_is_served_after_a_load(tier: tuple[Asking, Path]) -> None:
+    asking, folder = tier
+    before = await asking.probabilities()
+    put(folder / "small", seed=1)
+    assert await asking.probabilities() == before
+    assert await asking.post(LOAD.format("small")) == (200, {"name": "small", "load": True})
+    assert await asking.probabilities() != before
+    put(folder / "second", version=2)
+    put(folder / "another", name="another")
+    assert (await asking.post(LOAD.format("small"), {"parameters": {}}))[0] == 200
+    assert await asking.probabilities() == before  # version 2 is the current one, and has the first weights
+    assert set(await asking.index()) == {("small", "1"), ("small", "2")}
+    assert (await asking.post(LOAD.format("another")))[0] == 200
+    assert set(await asking.index()) == {("small", "1"), ("small", "2"), ("another", "1")}
+    shutil.rmtree(folder / "small")
+    assert (await asking.post(LOAD.format("small")))[0] == 200
+    state, reason = (await asking.index())["small", "1"]
+    assert (state, "no more" in reason) == ("UNAVAILABLE", True)
+
+
+async def test_an_unloaded_model_is_gone_until_it_is_loaded_again(tier: tuple[Asking, Path]) -> None:
+    asking, _ = tier
+    assert await asking.post(UNLOAD.format("small"), {"parameters": {"unload_dependents": False}}) == (
+        200,
+        {"name": "small", "unload": True},
+    )
+    state, reason = (await asking.index())["small", "1"]
+    assert (state, reason.startswith("unloaded")) == ("UNAVAILABLE", True)
+    status, _ = await asking.post("/v2/models/small/infer", ROW)
+    assert status in (404, 503)  # an agent has no gateway here to send it to
+    assert (await asking.client.get("/v2/models/small/ready")).status_code == 404
+    assert (await asking.post(UNLOAD.format("small")))[0] == 404
+    assert (await asking.post(LOAD.format("small")))[0] == 200
+    assert (await asking.index())["small", "1"] == ("READY", "")
+    assert len(await asking.probabilities()) == 3
+
+
+async def test_a_bundle_that_does_not_load_leaves_what_was_served(tier: tuple[Asking, Path]) -> None:
+    asking, folder = tier
+    before = await asking.probabilities()
+    (folder / "small" / "full.onnx").write_bytes(b"nothing")
+    status, said = await asking.post(LOAD.format("small"))
+    assert status == 400
+    assert "manifest says" in said["error"]
+    assert "served on" in said["error"] or "held on" in said["error"]
+    assert await asking.probabilities() == before
+    state, _ = (await asking.index())["small", "1"]
+    assert state == "READY"
+    assert (await asking.post(LOAD.format("nobody")))[0] == 404
+
+
+@pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
+async def test_what_would_come_with_the_request_is_refused(tier: tuple[Asking, Path], name: str) -> None:
+    status, said = await tier[0].post(LOAD.format("small"), {"parameters": {name: "e30="}})
+    assert status == 400
+    assert "a model is what its signed bundle says" in said["error"]
+    for body in ([1], {"parameters": 3}, "x"):
+        assert (await tier[0].post(LOAD.format("small"), body))[0] == 400
+        assert (await tier[0].post(UNLOAD.format("small"), body))[0] == 400
+
+
+async def test_nothing_is_lost_while_models_are_exchanged(tier: tuple[Asking, Path]) -> None:
+    asking, folder = tier
+    stop = False
+    seen: list[tuple[float, ...]] = []
+
+    async def ask() -> None:
+        while not stop:
+            seen.append(tuple(await asking.probabilities()))
+
+    tasks = [asyncio.create_task(ask()) for _ in range(4)]
+    for seed in (1, 2, 3):
+        put(folder / "next", seed=seed)
+        shutil.rmtree(folder / "small")
+        (folder / "next").rename(folder / "small")
+        assert (await asking.post(LOAD.format("small")))[0] == 200
+        await asking.probabilities()
+    stop = True
+    await asyncio.gather(*tasks)
+    assert len(set(seen)) >= 2
+
+
+async def test_over_grpc_the_gateway_wants_an_operators_key(tmp_path: Path) -> None:
+    from firstline_gateway import server
+
+    put(tmp_path / "models" / "small")
+    gateway = gateway_of(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
+    settings = gateway.settings
+    fleet, shop = (
+        create_key(settings.store, "keeper", "operator"),
+        create_key(settings.store, "shop", "application"),
+    )
+    found = server.open_grpc(gateway)
+    assert found is not None
+    await gateway.start()
+    await found.start()
+    asked = {kind: message(f"RepositoryModel{kind}Request")(model_name="small") for kind in ("Load", "Unload")}
+    async with calling(found.port, key=shop) as call:
+        assert (await refusal(call("RepositoryModelLoad", asked["Load"])))[0] == "PERMISSION_DENIED"
+        assert "model_repository" in (await call("ServerMetadata")).extensions
+    async with calling(found.port, key=fleet) as call:
+        assert (await call("RepositoryModelUnload", asked["Unload"])).isUnloaded
+        status, sentence, _ = await refusal(call("RepositoryModelUnload", asked["Unload"]))
+        assert (status, "is not served: unloaded" in sentence) == ("NOT_FOUND", True)
+        # KServe's clients have the model's name where Triton has the repository's.
+        assert (
+            await call("RepositoryModelLoad", message("RepositoryModelLoadRequest")(repository_name="small"))
+        ).isLoaded
+        asked["Load"].parameters["config"].string_param = "{}"
+        assert (await refusal(call("RepositoryModelLoad", asked["Load"])))[0] == "INVALID_ARGUMENT"
+    await found.stop(1)
+    await gateway.close()
+
+
+async def test_over_grpc_the_agent_wants_a_caller_on_the_device(tmp_path: Path) -> None:
+    port = free_port()
+    settings = edge_settings(tmp_path / "state", grpc__enabled=True, grpc__port=port)
+    async with (
+        EdgeAgent(settings) as agent,
+        edge_server._grpc(agent, access_of(settings.api), BodyBudget(1 << 20)),
+        calling(port) as call,
+    ):
+        assert (
+            await call("RepositoryModelUnload", message("RepositoryModelUnloadRequest")(model_name="digits"))
+        ).isUnloaded
+        assert (await refusal(call("ModelInfer", digits_message())))[0] in ("UNAVAILABLE", "NOT_FOUND")
+        assert (await call("RepositoryModelLoad", message("RepositoryModelLoadRequest")(model_name="digits"))).isLoaded
+        assert (await call("ModelInfer", digits_message())).model_name == "digits"
+    for address in ("10.0.0.7", "fe80::1", "localhost"):
+        with pytest.raises(ForbiddenError, match="from the device itself"):
+            check_local((address, 1))
+    for peer in (("127.0.0.1", 1), ("::1", 1), ("::ffff:127.0.0.1", 1), None):
+        check_local(peer)
+
+
+async def test_fifty_models_share_one_gateway_and_a_budget_of_ten(tmp_path: Path) -> None:
+    for number in range(50):
+        put(tmp_path / "models" / f"m{number:02}", name=f"m{number:02}", seed=number)
+    gateway = gateway_of(tmp_path, models__wait=False, models__memory_budget_mb=11)
+    most = 0
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        asking = Asking(client)
+        first = {name: await asking.probabilities(name) for name in (f"m{number:02}" for number in range(50))}
+        assert len({tuple(values) for values in first.values()}) == 50
+        assert (await client.get("/v2/health/ready")).status_code == 200
+        assert {state for state, _ in (await asking.index()).values()} == {"READY"}
+
+        async def ask(name: str) -> None:
+            nonlocal most
+            assert await asking.probabilities(name) == first[name]
+            most = max(most, len(gateway.residency.resident))
+            assert gateway.residency.used_bytes <= 11 << 20
+
+        names = [f"m{(number * 7) % 50:02}" for number in range(200)]
+        for start in range(0, 200, 8):
+            await asyncio.gather(*map(ask, names[start : start + 8]))
+        assert most == 10
+        text = (await client.get("/metrics")).text
+        assert "firstline_gateway_models_resident 10.0" in text
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/v2/health/ready")).status_code == 200
+
+
+async def test_a_gateway_that_does_not_wait_says_loading_and_has_requests_wait(tmp_path: Path) -> None:
+    put(tmp_path / "models" / "small")
+    shutil.copytree(DIGITS, tmp_path / "models" / "damaged")
+    (tmp_path / "models" / "damaged" / "full.onnx").write_bytes(b"")
+    gateway = gateway_of(tmp_path, models__wait=False)
+    assert not gateway.plane.ready()
+    (small,) = [state for state in gateway.plane.index() if state.name == "small"]
+    assert (small.ready, small.state) == (False, "LOADING")
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+        asking = Asking(client)
+        assert len(await asking.probabilities()) == 3
+        await until(lambda: is_ready(client))
+        found = await asking.index()
+        assert found["small", "1"] == ("READY", "")
+        state, reason = found["digits", "1"]
+        assert (state, "manifest says" in reason) == ("UNAVAILABLE", True)
+        _, said = await asking.post("/v2/models/digits/infer", ROW)
+        assert "is not served" in said["error"]

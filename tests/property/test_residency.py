@@ -1,0 +1,287 @@
+"""Whatever is asked, loaded, unloaded and refused in whatever order: models in memory keep to their budget, requests
+that were let in keep their model, and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.far_servers import MANIFEST
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import FirstlineError, ModelLoadError, NotReadyError, UnknownModelError
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.residency import Place, Residency
+
+NAMES = [f"m{number}" for number in range(6)]
+SIZE_BYTES = 1 << 20
+BUDGET = 3
+
+
+class SmallModel(ServedModel):
+    """Takes one of three places."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return SIZE_BYTES
+
+
+def served(name: str, digest: str = "d") -> ServedModel:
+    return SmallModel(ModelKey(name, 1), Path(name), MANIFEST, None, digest)
+
+
+class Engine:
+    """Knows what it holds, and complains where it would run what is not there."""
+
+    def __init__(self) -> None:
+        self.held: dict[ModelKey, ServedModel] = {}
+
+    async def put(self, model: ServedModel) -> None:
+        assert model.loaded is not None
+        self.held[model.key] = model
+
+    async def drop(self, key: ModelKey) -> None:
+        del self.held[key]
+
+
+class Room:
+    """A residency whose loads fail, and take, as the test says."""
+
+    def __init__(self, *, budget: int = BUDGET, background: bool = False) -> None:
+        self.clock = SimulatedClock()
+        self.engine = Engine()
+        self.failing: set[str] = set()
+        self.on_disk: dict[str, str] = dict.fromkeys(NAMES, "d")
+        self.loads = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.repository = Repository({ModelKey(name, 1): served(name) for name in NAMES})
+        self.residency = Residency(
+            self.repository,
+            cast(Any, self.engine),
+            load=self._load,
+            find=self._find,
+            budget_bytes=budget * SIZE_BYTES,
+            background=background,
+            clock=self.clock,
+        )
+
+    def _load(self, model: ServedModel) -> LoadedModel:
+        self.gate.wait(10)
+        self.loads += 1
+        if model.key.name in self.failing:
+            raise ModelLoadError("It is broken.")
+        return cast(LoadedModel, SimpleNamespace(close=lambda: None))
+
+    def _find(self, name: str) -> tuple[list[ServedModel], list[Any]]:
+        return ([served(name, self.on_disk[name])], []) if name in self.on_disk else ([], [])
+
+
+async def settled(*tasks: asyncio.Task[Any]) -> None:
+    """Until the tasks, or everything that can go on, has ended."""
+    async with asyncio.timeout(5):
+        while not all(task.done() for task in tasks):  # noqa: ASYNC110 (threads work)
+            await asyncio.sleep(0.0005)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.room = self.loop.run_until_complete(self._room())
+        self.held: list[Place] = []
+
+    async def _room(self) -> Room:
+        return Room()
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    @property
+    def full(self) -> bool:
+        return len({place.served.key for place in self.held}) >= BUDGET
+
+    @rule(name=st.sampled_from(NAMES), together=st.integers(1, 4))
+    def ask(self, name: str, together: int) -> None:
+        key, residency = ModelKey(name, 1), self.room.residency
+        loads, was_there = self.room.loads, key in residency.resident
+        served_now = key in self.room.repository.models
+
+        async def all_ask() -> list[Any]:
+            asked = [asyncio.ensure_future(residency.brought(key, 1e9)) for _ in range(together)]
+            if self.full and not was_there and served_now:  # nobody gives way: the deadline does
+                while not residency._places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
+                    await asyncio.sleep(0.0005)
+                for task in asked:
+                    task.cancel()
+            await settled(*asked)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        found = self.run(all_ask())
+        for each in found:
+            if isinstance(each, Place):
+                assert each.served is self.room.repository.models[key]
+                self.held.append(each)
+            elif not served_now:
+                assert isinstance(each, UnknownModelError)
+            elif name in self.room.failing or residency._places[key].problem:
+                assert isinstance(each, NotReadyError | asyncio.CancelledError)
+            else:
+                assert isinstance(each, asyncio.CancelledError)
+                assert self.full
+        assert self.room.loads - loads <= (0 if was_there else 1)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def answer(self, data: Any) -> None:
+        place = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.room.residency.release(place)
+
+    @rule(name=st.sampled_from(NAMES), breaks=st.booleans())
+    def break_or_mend(self, name: str, breaks: bool) -> None:
+        (self.room.failing.add if breaks else self.room.failing.discard)(name)
+        self.run(self.room.clock.advance(20))  # long enough to try again
+
+    @rule(name=st.sampled_from(NAMES), digest=st.sampled_from(["d", "e"]))
+    def change(self, name: str, digest: str) -> None:
+        self.room.on_disk[name] = digest
+
+    @rule(name=st.sampled_from(NAMES))
+    def load(self, name: str) -> None:
+        if any(place.served.key.name == name for place in self.held):
+            return  # it would wait for them
+        key, before = ModelKey(name, 1), self.room.engine.held.get(ModelKey(name, 1))
+        try:
+            self.run(self.room.residency.load(name))
+        except FirstlineError:
+            assert name in self.room.failing or self.full
+            assert self.room.engine.held.get(key) is before
+        else:
+            assert self.room.engine.held[key].digest == self.room.on_disk[name]
+            assert self.room.residency.hold(key) is not None
+            self.room.residency._places[key].holders -= 1
+
+    @rule(name=st.sampled_from(NAMES))
+    def unload(self, name: str) -> None:
+        if any(place.served.key.name == name for place in self.held):
+            return
+        try:
+            self.run(self.room.residency.unload(name))
+        except UnknownModelError:
+            assert ModelKey(name, 1) in self.room.repository.away
+        assert ModelKey(name, 1) not in self.room.engine.held
+
+    @invariant()
+    def memory_is_what_it_says(self) -> None:
+        residency = self.room.residency
+        assert set(residency.resident) == set(self.room.engine.held)
+        assert residency.used_bytes <= BUDGET * SIZE_BYTES
+        for place in self.held:
+            assert place.served.key in self.room.engine.held
+
+    def teardown(self) -> None:
+        self.run(self.room.residency.close())
+        self.loop.close()
+
+
+Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestResidency = Machine.TestCase
+
+
+@pytest.fixture
+async def room() -> Room:
+    return Room()
+
+
+async def test_one_load_for_all_who_wait(room: Room) -> None:
+    room.gate.clear()
+    asked = [asyncio.create_task(room.residency.brought(ModelKey("m0", 1), None)) for _ in range(20)]
+    await asyncio.sleep(0)
+    room.gate.set()
+    await settled(*asked)
+    assert room.loads == 1
+    assert room.residency._places[ModelKey("m0", 1)].holders == 20
+
+
+async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Room) -> None:
+    residency = room.residency
+    places = [await residency.brought(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
+    residency.release(places[1])
+    residency.release(places[0])
+    held = residency.hold(ModelKey("m1", 1))  # used after m0
+    assert held is not None
+    residency.release(held)
+    await residency.brought(ModelKey("m3", 1), None)
+    assert {key.name for key in residency.resident} == {"m1", "m2", "m3"}
+    waiting = [asyncio.create_task(residency.brought(ModelKey(name, 1), 5.0)) for name in ("m4", "m5")]
+    await settled(waiting[0])  # m1 was idle
+    assert {key.name for key in residency.resident} == {"m2", "m3", "m4"}
+    await room.clock.advance(6)
+    with pytest.raises(NotReadyError, match="not loaded in the time") as refused:
+        await waiting[1]
+    assert refused.value.retry_after_s
+    residency.release(places[2])
+    await residency.brought(ModelKey("m0", 1), None)  # nobody who left keeps others from their turn
+
+
+async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room: Room) -> None:
+    for name in ("m0", "m1", "m2"):
+        await room.residency.brought(ModelKey(name, 1), None)
+    waiting = asyncio.create_task(room.residency.brought(ModelKey("m3", 1), None))
+    await asyncio.sleep(0.01)
+    await room.residency.unload("m3")
+    with pytest.raises(UnknownModelError, match="unloaded"):
+        await waiting
+
+
+async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
+    place = await room.residency.brought(ModelKey("m0", 1), None)
+    unloading = asyncio.create_task(room.residency.unload("m0"))
+    await asyncio.sleep(0.01)
+    assert ModelKey("m0", 1) in room.engine.held
+    assert not unloading.done()
+    room.residency.release(place)
+    await settled(unloading)
+    assert ModelKey("m0", 1) not in room.engine.held
+
+
+async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
+    room = Room(budget=0)
+    room.residency._budget_bytes = SIZE_BYTES - 1
+    with pytest.raises(NotReadyError, match=r"more than models\.memory_budget_mb"):
+        await room.residency.brought(ModelKey("m0", 1), None)
+    assert room.loads == 0
+
+
+async def test_a_load_that_failed_is_tried_again_after_a_while(room: Room) -> None:
+    room.failing.add("m0")
+    for _ in range(3):
+        with pytest.raises(NotReadyError, match="It is broken"):
+            await room.residency.brought(ModelKey("m0", 1), None)
+    assert room.loads == 1
+    assert room.residency.state(room.repository.models[ModelKey("m0", 1)], "").state == "UNAVAILABLE"
+    room.failing.clear()
+    await room.clock.advance(11)
+    await room.residency.brought(ModelKey("m0", 1), None)
+    assert room.loads == 2
+
+
+async def test_what_fits_is_loaded_in_the_background() -> None:
+    room = Room(background=True)
+    assert not room.residency.complete
+    await room.residency.start()
+    async with asyncio.timeout(5):
+        while not room.residency.complete:  # noqa: ASYNC110 (a thread works)
+            await asyncio.sleep(0.001)
+    assert len(room.residency.resident) == BUDGET
+    assert all(room.residency.ready(key) for key in room.repository.models)

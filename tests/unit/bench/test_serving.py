@@ -1,0 +1,111 @@
+"""Figures of the speed benchmark are made of its samples as they say, and its bodies are what servers understand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import beside, bodies, flat, peer, rest
+from serving.asking import session
+from serving.models import INPUT, M, S, rows, write_bundle
+from serving.samples import Sample, median, ratio
+
+from firstline_core.bundle.store import open_bundle
+
+
+def sample(who: str, what: str, **values: float) -> Sample:
+    return Sample("p", 0, who, what, values)
+
+
+def test_a_ratio_is_of_medians() -> None:
+    found = [sample("a", "x", rate_per_s=rate) for rate in (1, 90, 100)] + [sample("b", "x", rate_per_s=100)]
+    assert median(found, "a", "x", "rate_per_s") == 90
+    assert ratio(found, ("a", "x"), ("b", "x")) == 0.9
+    assert ratio(found, ("a", "x"), ("c", "x")) is None
+    assert median(found, "a", "x", "p50_us") is None
+
+
+def test_growth_is_what_more_costs_than_less_and_spread_is_all() -> None:
+    assert flat.growth([100, 50, 55, 60]) == pytest.approx(1.2)
+    assert flat.growth([100, 80, 60]) == 1
+    assert flat.spread([100, 50, 60]) == 2
+    assert flat.growth([]) is None
+    assert flat.spread([]) is None
+
+
+def test_what_was_not_measured_does_not_hold() -> None:
+    for part in (rest, flat):
+        aimed = [figure for figure in part.figures([]) if figure.aim is not None]
+        assert aimed
+        assert not any(figure.holds for figure in aimed)
+    aimed = [figure for figure in beside.figures([], {}) if figure.aim is not None]
+    assert {figure.aim for figure in aimed} == {">= 6", ">= 3.5"}
+
+
+def test_aims_hold_where_they_are_met() -> None:
+    found = []
+    for question in (*rest.SMALL, *rest.MEDIUM):
+        what = question.name + (rest.TWO if question in rest.MEDIUM else "")
+        found += [
+            sample(who, what, rate_per_s=100, p50_us=10, cpu_us=5, bad=0, client_share=0.5)
+            for who in (rest.GATEWAY, rest.RAW)
+        ]
+    aimed = [figure for figure in rest.figures(found) if figure.aim is not None]
+    assert len(aimed) == 6
+    assert all(figure.holds for figure in aimed)
+    found.append(sample(rest.GATEWAY, rest.S_BINARY.name, rate_per_s=1, bad=3, client_share=0.5))
+    assert [figure.figure for figure in rest.figures(found) if figure.holds is False] == [
+        "REST binary, S, 32 in flight, one core: rate / raw ASGI's",
+        "answers that were no 200",
+    ]
+
+
+def test_a_peer_is_compared_by_its_quicker_form_and_its_failure_is_told() -> None:
+    binary, text = (question.name for question in beside.QUESTIONS[:2])
+    found = [
+        sample("gateway", binary, rate_per_s=700),
+        sample("pytriton", binary, rate_per_s=100),
+        sample("pytriton", text, rate_per_s=350),
+        sample("MLServer", text, rate_per_s=100),
+    ]
+    told = {figure.figure: figure for figure in beside.figures(found, {"BentoML": "ended with 1"})}
+    assert told["gateway, S binary, 32 in flight: rate / pytriton's with JSON"].value == 2
+    assert told["gateway, S binary, 32 in flight: rate / MLServer's with JSON"].holds
+    assert "BentoML could not be measured: ended with 1" in told
+
+
+def test_bodies_say_the_same_in_both_forms() -> None:
+    given = rows(S)
+    binary, text = bodies.v2_binary(given), bodies.v2_json(given)
+    length = int(binary.headers["Inference-Header-Content-Length"])
+    assert json.loads(binary.content[:length])["inputs"][0]["shape"] == [1, 64]
+    assert np.array_equal(np.frombuffer(binary.content[length:], np.float32), given.ravel())
+    assert np.array_equal(np.array(json.loads(text.content)["inputs"][0]["data"], np.float32), given.ravel())
+    assert len(bodies.v2_json(rows(M)).content) == 961_781
+
+
+def test_many_models_are_asked_in_turn(tmp_path: Path) -> None:
+    body = bodies.v2_binary(rows(S))
+    script = bodies.plan(tmp_path, "load", ["/a", "/b"], body, {"Authorization": "Bearer k"}).read_text()
+    assert 'ipairs({"/a", "/b"})' in script
+    assert 'wrk.headers["Authorization"] = "Bearer k"' in script
+    assert (tmp_path / "load.body").read_bytes() == body.content
+
+
+def test_the_models_are_bundles_that_answer_with_probabilities(tmp_path: Path) -> None:
+    bundle = open_bundle(write_bundle(S, tmp_path / "s", edge=True))
+    assert bundle.manifest.edge[0].certificate is not None
+    found = session(tmp_path / "s" / "model.onnx").run(None, {INPUT: rows(S, 3)})[0]
+    assert found.shape == (3, 10)
+    assert found.sum(axis=1) == pytest.approx(1.0)
+
+
+def test_every_peer_has_a_server_and_a_lock() -> None:
+    checkout = Path(__file__).parents[3]
+    for one in peer.PEERS:
+        assert (checkout / "bench" / "serving" / "peers" / f"serve_{one.key}.py").exists()
+        assert f"{one.package}==" in (checkout / "requirements" / "peers" / f"{one.key}.lock").read_text().replace(
+            "ray[serve]", "ray"
+        )

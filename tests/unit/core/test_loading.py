@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.bundles import (
+    COLOURS,
+    NUMBERS,
+    artefact,
+    colour_bundle,
+    model,
+    number_bundle,
+    write_manifest,
+)
+from support.onnx_models import average_colours, linear, write_graph
+
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
+from firstline_core.bundle.manifest import Policy, Score
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.steps import Decode, Graph, Layout, Resize
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.routing import confidence
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+OPTIONS = RuntimeOptions()
+EYE = np.eye(2, dtype=np.float32)
+
+
+@pytest.mark.parametrize("resize", [True, False])
+def test_a_wrong_label_file_is_refused_at_load(tmp_path: Path, resize: bool) -> None:
+    bundle = colour_bundle(tmp_path, labels=("red", "green"), resize=resize)
+    with pytest.raises(ModelLoadError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
+        load_edge(bundle, OPTIONS)
+
+
+def test_steps_that_do_not_fit_the_model_are_refused_at_load(tmp_path: Path) -> None:
+    path = average_colours(tmp_path / "colours.onnx", size=4)
+    bundle = write_manifest(
+        tmp_path, [model(path, tmp_path, preprocess=(Decode(), Resize(5, 5), Layout("NCHW")))], COLOURS
+    )
+    with pytest.raises(ModelLoadError, match=r"trial run: .*rows of shape \[3, 5, 5\]"):
+        load_edge(bundle, OPTIONS)
+
+
+def test_several_outputs_need_a_name(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", EYE, softmax=True)
+    unnamed = write_manifest(tmp_path, [model(path, tmp_path)], ["a", "b"], input=NUMBERS)
+    with pytest.raises(ModelLoadError, match="2 outputs, 'logits', 'probabilities'; name one of them as `output`"):
+        load_edge(unnamed, OPTIONS)
+    wrong = write_manifest(tmp_path, [model(path, tmp_path, output="scores")], ["a", "b"], input=NUMBERS)
+    with pytest.raises(ModelLoadError, match="no output 'scores'; it has 'logits', 'probabilities'"):
+        load_edge(wrong, OPTIONS)
+    named = write_manifest(tmp_path, [model(path, tmp_path, output="probabilities")], ["a", "b"], input=NUMBERS)
+    np.testing.assert_allclose(load_edge(named, OPTIONS).predict(Tensor("x", EYE)).sum(axis=1), 1, rtol=1e-6)
+
+
+def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None:
+    before = linear(tmp_path / "before.onnx", EYE[::-1].copy())
+    after = linear(tmp_path / "after.onnx", EYE * 10)
+    path = linear(tmp_path / "m.onnx", EYE)
+    steps = Graph(artefact(before, tmp_path)), Graph(artefact(after, tmp_path))
+    declared = model(path, tmp_path, preprocess=(steps[0],), postprocess=(steps[1],))
+    bundle = write_manifest(tmp_path, [declared], ["a", "b"], input=NUMBERS)
+    loaded = load_edge(bundle, OPTIONS)
+    np.testing.assert_allclose(loaded.predict(Tensor("x", np.array([[1, 2]], np.float32))), [[20, 10]])
+    loaded.close()
+    with pytest.raises(InferenceError, match="closed"):
+        loaded.predict(Tensor("x", EYE))
+    after.unlink()
+    with pytest.raises(ModelLoadError, match=r"has no after\.onnx"):
+        load_model(bundle, declared, OPTIONS)
+
+
+def test_the_first_variant_that_loads_is_taken_and_the_others_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.tflite"
+    broken.write_bytes(b"not a model")
+    absent, good = linear(tmp_path / "absent.onnx", EYE), linear(tmp_path / "good.onnx", EYE)
+    variants = [model(path, tmp_path) for path in (absent, broken, good)]
+    absent.unlink()
+    bundle = write_manifest(tmp_path, variants, ["a", "b"], input=NUMBERS)
+    loaded = load_edge(bundle, OPTIONS)
+    assert loaded.model.id == "good"
+    first, second = loaded.passed_over
+    assert first.startswith("absent: ") and second.startswith("broken: ")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "has no absent.onnx" in caplog.text and "no TFLite interpreter" in caplog.text
+    good.unlink()
+    with pytest.raises(ModelLoadError) as refused:
+        load_edge(bundle, OPTIONS)
+    for told in ("absent:", "has no absent.onnx", "broken:", "no TFLite interpreter", "good:", "has no good.onnx"):
+        assert told in refused.value.message
+
+
+def test_a_bundle_without_edge_variants_says_so(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx", EYE)
+    bundle = write_manifest(tmp_path, [], ["a", "b"], input=NUMBERS, full=model(path, tmp_path))
+    with pytest.raises(ModelLoadError, match="declares no edge variant"):
+        load_edge(bundle, OPTIONS)
+    assert bundle.manifest.full is not None
+    assert isinstance(load_model(bundle, bundle.manifest.full, OPTIONS), LoadedModel)
+
+
+PROBABILITIES = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
+
+
+def test_the_declared_score(tmp_path: Path) -> None:
+    score = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
+    np.testing.assert_array_equal(score(PROBABILITIES), confidence.score("margin", PROBABILITIES, 2.0))
+
+
+def test_energy_looks_at_what_the_softmax_is_given(tmp_path: Path) -> None:
+    bundle = number_bundle(tmp_path, policy=Policy(Score("energy", temperature=2.0)))
+    score = load_scorer(bundle, OPTIONS)
+    rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
+    found = load_edge(bundle, OPTIONS).predict_with_logits(Tensor("x", rows))
+    np.testing.assert_allclose(score(*found), 2 * np.log(np.exp(rows / 2).sum(axis=1)), rtol=1e-6)
+    with pytest.raises(InvalidTensorError, match="needs logits"):
+        score(found.probabilities)
+
+
+def log_odds_graph(path: Path) -> Path:
+    """Log-odds of the first of two classes, infinite where it is certain."""
+    return write_graph(
+        path,
+        [
+            helper.make_node("Log", ["probabilities"], ["logs"]),
+            helper.make_node("MatMul", ["logs", "difference"], ["score"]),
+        ],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.array([[1], [-1]], np.float32), "difference")],
+    )
+
+
+def score_graph(path: Path, classes: int) -> Path:
+    """The first class's probability as the score, (n, 1)."""
+    return write_graph(
+        path,
+        [helper.make_node("MatMul", ["probabilities", "first"], ["score"])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", classes])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.eye(classes, 1, dtype=np.float32), "first")],
+    )
+
+
+def test_the_bundles_own_score_graph(tmp_path: Path) -> None:
+    graph = score_graph(tmp_path / "score.onnx", 2)
+    bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
+    found = load_scorer(bundle, OPTIONS)(PROBABILITIES)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [0.7, 0.5])
+    graph.unlink()
+    with pytest.raises(ModelLoadError, match="score graph is absent"):
+        load_scorer(bundle, OPTIONS)
+
+
+def test_an_infinite_score_becomes_the_largest_number_that_json_can_say(tmp_path: Path) -> None:
+    graph = log_odds_graph(tmp_path / "score.onnx")
+    score = load_scorer(
+        number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path)))), OPTIONS
+    )
+    high, low, middle, none = score(np.array([[1, 0], [0, 1], [0.5, 0.5], [np.nan, 0.5]], np.float32))
+    assert (high, low, middle) == (np.finfo(np.float32).max, np.finfo(np.float32).min, 0)
+    assert np.isnan(none)  # never kept
+
+
+def test_a_score_graph_for_other_classes_is_refused_at_load(tmp_path: Path) -> None:
+    graph = score_graph(tmp_path / "score.onnx", 5)
+    bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
+    with pytest.raises(ModelLoadError, match="does not score 2 classes"):
+        load_scorer(bundle, OPTIONS)
