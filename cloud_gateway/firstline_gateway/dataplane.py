@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import structlog
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
@@ -14,8 +15,10 @@ from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
+    PROBABILITIES,
     Answer,
     Attempt,
     InferRequest,
@@ -69,10 +72,9 @@ class GatewayDataPlane:
         self._deliveries = deliveries
         self._metrics = metrics
         self._clock = clock
-        self._draining = False
+        self.draining = False
         self._in_flight = 0
         self._idle = asyncio.Event()
-        self._idle.set()
         self._statistics = statistics
         self.limits = limits
 
@@ -81,10 +83,10 @@ class GatewayDataPlane:
 
     def ready(self) -> bool:
         """True while it could answer for a model, has loaded what it loads at the start, and is not shutting down."""
-        return not self._draining and self._residency.complete and any(map(self._usable, self._repository.models))
+        return not self.draining and self._residency.complete and any(map(self._usable, self._repository.models))
 
     def model_ready(self, model: str, version: str) -> bool:
-        return not self._draining and self._usable(self._repository.resolve(model, version).key)
+        return not self.draining and self._usable(self._repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
         return not self._batcher.trouble(key) and self._residency.ready(key)
@@ -98,7 +100,7 @@ class GatewayDataPlane:
 
     def index(self) -> list[ModelState]:
         found = {
-            each.key: self._residency.state(each, "shutting down" if self._draining else self.trouble(each.key))
+            each.key: self._residency.state(each, "shutting down" if self.draining else self.trouble(each.key))
             for each in self._repository
         }
         for key, why in self._repository.away.items():
@@ -120,8 +122,9 @@ class GatewayDataPlane:
 
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
-        self._draining = True
-        await self._idle.wait()
+        self.draining = True
+        if self._in_flight:
+            await self._idle.wait()
 
     def abandon(self) -> None:
         """Answers what is still in flight, while draining, with the advice to send it again."""
@@ -136,11 +139,10 @@ class GatewayDataPlane:
             CapacityError: no room, no time, no new work, or no store for what keeps a promise; come back later.
             InferenceError: the model failed.
         """
-        structlog.contextvars.bind_contextvars(request_id=request.request_id, rows=request.rows)
-        if self._draining:
+        logs.FACTS.set(partial(_facts, request))
+        if self.draining:
             raise _shutting_down()
         self._in_flight += 1
-        self._idle.clear()
         try:
             if request.promised and device_of(request.principal) is not None:
                 response = await self._deliver(request)
@@ -148,9 +150,9 @@ class GatewayDataPlane:
                 response = await self._answer(request)
         finally:
             self._in_flight -= 1
-            if not self._in_flight:
+            if self.draining and not self._in_flight:
                 self._idle.set()
-        structlog.contextvars.bind_contextvars(tier=Tier.CLOUD.value, reason=Reason.REQUESTED.value)
+        logs.FACTS.set(partial(_facts, request, response))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
@@ -182,7 +184,7 @@ class GatewayDataPlane:
         response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
-            outputs=(Tensor(served.manifest.output_spec.name, probabilities),),
+            outputs=(Tensor(PROBABILITIES, probabilities),),
             id=request.id,
             answer=Answer(
                 request_id=request.request_id,
@@ -201,6 +203,14 @@ class GatewayDataPlane:
         self._metrics.observe(response, seconds)
         self._statistics.of(served.key).answered(seconds, self._clock.wall_s())
         return response
+
+
+def _facts(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
+    """What a log line says of a request, and of its answer."""
+    facts: dict[str, object] = {"request_id": request.request_id, "rows": request.rows}
+    if response is not None and response.answer is not None:
+        facts |= {"tier": response.answer.tier.value, "reason": response.answer.reason.value}
+    return facts
 
 
 def _shutting_down() -> NotReadyError:
@@ -229,11 +239,12 @@ def _check(request: InferRequest, served: ServedModel) -> None:
             f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
             f"{len(served.manifest.labels)} classes, counted from 0."
         )
-    name = served.manifest.input_spec.name
-    if [tensor.name for tensor in request.inputs] != [name]:
+    name = served.manifest.input.name
+    if len(request.inputs) != 1 or request.inputs[0].name != name:
         given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
         raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
-    known = served.manifest.output_spec.name
     for output in request.outputs:
-        if output.name != known:
-            raise InvalidTensorError(f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {known}.")
+        if output.name != PROBABILITIES:
+            raise InvalidTensorError(
+                f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
+            )

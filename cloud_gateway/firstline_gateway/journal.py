@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Literal
 
@@ -10,6 +11,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.metrics import GatewayMetrics
 
 log = logger("firstline_gateway.requests")
+_standard = logging.getLogger("firstline_gateway.requests")
 
 # Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
 _REFUSALS_PER_S = 20
@@ -58,6 +60,8 @@ def record(
         metrics.error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
+    elif not _standard.isEnabledFor(logging.INFO):
+        return
     # A caller's text must not steer a terminal.
     facts = {
         "transport": transport,

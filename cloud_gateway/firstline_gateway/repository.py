@@ -17,6 +17,7 @@ from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelMetadata
 from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.calibration import measure
 
 log = logger(__name__)
 
@@ -239,7 +240,9 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
             f"The bundle {served.path} has changed since it was read; have it read anew with POST "
             f"/v2/repository/models/{served.key.name}/load."
         )
-    return load_model(bundle, full, options)
+    loaded = load_model(bundle, full, options)
+    loaded.batch_s = measure(loaded, bundle.manifest.input, full)
+    return loaded
 
 
 def named(directory: Path, name: str, *, must_be_whole: bool) -> tuple[list[ServedModel], list[RefusedBundle]]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 # For writing out answers that are made; requests have their own, longer time before it.
 _CLOSE_S = 2
+# Requests leave no cycles behind, and are many: a look for some after 700 objects would be one each ten requests.
+_COLLECTED = (10_000, 20, 20)
 # Turns of the event loop, each of which accepts and reads what has come by then, and runs what was to run.
 _LAST_TURNS = 10
 
@@ -155,6 +157,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         await server.up.wait()
         gc.collect()
         gc.freeze()  # what is here now stays for good: no later collection needs to look at it
+        gc.set_threshold(*_COLLECTED)
         announce()
         await stop.wait()
         log.info("draining")
@@ -203,9 +206,7 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     config = uvicorn.Config(
         create_asgi(gateway),
         # Whose constructor it calls for each connection.
-        http=partial(  # type: ignore[arg-type]
-            HttpProtocol, sessions=gateway.identity.gatekeeper.sessions, unread=gateway.unread, newcomers=newcomers
-        ),
+        http=partial(HttpProtocol, gateway=gateway, newcomers=newcomers),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from starlette.requests import HTTPConnection
 
@@ -31,6 +32,7 @@ class Caller:
 
 
 _ANYBODY = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
+_CALLERS_KNOWN = 4096
 _DEVICE_SCOPES = frozenset({"infer"})
 
 
@@ -72,9 +74,14 @@ async def caller_of(identity: Identity, presented: Presented | None, authorizati
             "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
         )
     key = await identity.gatekeeper.key(text.strip())
-    is_device = key.kind == "device"
-    principal = device_principal(key.name) if is_device else application_principal(key.name)
-    return Caller(principal, key.scopes, trust_request_id=is_device)
+    return _caller_with(key.name, key.kind, key.scopes)
+
+
+@lru_cache(_CALLERS_KNOWN)
+def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
+    """Whom a valid key stands for."""
+    is_device = kind == "device"
+    return Caller(device_principal(name) if is_device else application_principal(name), scopes, is_device)
 
 
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator
+from types import TracebackType
 
 from firstline_core.errors import QueueFullError, RemoteTimeoutError
 
@@ -27,38 +26,49 @@ class BodyBudget:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._taken_bytes = 0
-        self._of_principal: Counter[str] = Counter()
+        self._of_principal: dict[str, int] = {}
 
-    @contextlib.contextmanager
-    def share(self, principal: str) -> Iterator[Share]:
-        """One request's share, given back at the end; it is counted as it arrives, not as it is announced."""
-        mine = Share(self, principal)
-        try:
-            yield mine
-        finally:
-            self._taken_bytes -= mine.size_bytes
-            self._of_principal[principal] -= mine.size_bytes
-            if not self._of_principal[principal]:
-                del self._of_principal[principal]
+    def share(self, principal: str) -> Share:
+        """One request's share, given back at the end of its `with`; counted as it arrives, not as it is announced."""
+        return Share(self, principal)
 
     def _take(self, principal: str, size_bytes: int) -> None:
-        if self._of_principal[principal] + size_bytes > self._limit_bytes - self._taken_bytes - size_bytes:
+        mine = self._of_principal.get(principal, 0)
+        if mine + size_bytes > self._limit_bytes - self._taken_bytes - size_bytes:
             raise QueueFullError(
-                f"Your requests under way hold {self._of_principal[principal]} bytes, and "
+                f"Your requests under way hold {mine} bytes, and "
                 f"{self._limit_bytes - self._taken_bytes} are free on this gateway; come back later.",
                 retry_after_s=_RETRY_S,
             )
         self._taken_bytes += size_bytes
-        self._of_principal[principal] += size_bytes
+        self._of_principal[principal] = mine + size_bytes
+
+    def _give_back(self, principal: str, size_bytes: int) -> None:
+        self._taken_bytes -= size_bytes
+        left = self._of_principal.get(principal, 0) - size_bytes
+        if left:
+            self._of_principal[principal] = left
+        else:
+            self._of_principal.pop(principal, None)
 
 
 class Share:
     """What one request has taken of a budget."""
 
+    __slots__ = ("_budget", "_principal", "size_bytes")
+
     def __init__(self, budget: BodyBudget, principal: str) -> None:
         self._budget = budget
         self._principal = principal
         self.size_bytes = 0
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._budget._give_back(self._principal, self.size_bytes)
 
     def take(self, size_bytes: int) -> None:
         """So many bytes more.

@@ -3,25 +3,27 @@
 Whoever reaches the port can send heads, trailers and request after request, before any token is looked at; without
 bounds it is all kept. Where TLS ends here, the certificate that the client has shown is put into the scope, and its
 connection can be ended when that is revoked.
+
+Requests for inference are answered here, past ASGI (`exchange.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from firstline_core.protocol.http_errors import closing_response
+from firstline_core.protocol.http_errors import Lowered, closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
-from firstline_gateway.api import connection
 from firstline_gateway.api.door import Newcomers
-from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
-from firstline_gateway.api.unread import Unread, refusal
+from firstline_gateway.api.exchange import Exchange, Head
+from firstline_gateway.api.infer import address_of
+from firstline_gateway.api.unread import refusal
+from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
-from firstline_gateway.identity.sessions import Sessions
 
 # Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
 PIPELINE_LIMIT = 16
@@ -41,16 +43,20 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
     _stalled: asyncio.TimerHandle | None = None
-    _presented: Presented | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _idle_since_s: float | None = None  # None while a request comes or is answered
     _refused = False  # this request, unread
     _refused_whole = False  # that was all that came
-    is_lost = False
-    on_lost: Callable[[], object] | None = None
+    _head: Head | None = None  # of the last request for inference
+    _default_headers: list[tuple[bytes, bytes]] | None = None
+    _default_lines = b""
+    presented: Presented | None = None
 
-    def __init__(self, *arguments: Any, sessions: Sessions, unread: Unread, newcomers: Newcomers, **named: Any) -> None:
+    def __init__(self, *arguments: Any, gateway: Gateway, newcomers: Newcomers, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._sessions = sessions
-        self._unread = unread
+        self._gateway = gateway
+        self._sessions = gateway.identity.gatekeeper.sessions
+        self._unread = gateway.unread
         self._newcomers = newcomers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,28 +67,32 @@ class HttpProtocol(HttpToolsProtocol):
             self._newcomers.enter(self, transport)
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
         if certificate is not None:
-            self._presented = read_presented(certificate)
-            self._sessions.add(self._presented.serial, self)
+            self.presented = read_presented(certificate)
+            self._sessions.add(self.presented.serial, self)
         self._head_timer = HeadTimer(self.loop, self.timeout_keep_alive_handler)
-        # uvicorn starts this one with the first answer; a connection that never asks is idle too.
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._rest()  # a connection that never asks is idle too
 
     @property
-    def has_whole_body(self) -> bool:
-        # Where requests were sent ahead this is the last one's, and those before it came in before.
-        return self.cycle is not None and not self.cycle.more_body
+    def default_lines(self) -> bytes:
+        """The header lines of every answer; the server changes them once a second."""
+        if self.server_state.default_headers is not self._default_headers:
+            self._default_headers = self.server_state.default_headers
+            self._default_lines = b"".join([b"%b: %b\r\n" % each for each in self._default_headers])
+        return self._default_lines
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-        if self.on_lost is not None:
-            self.on_lost()
         self._newcomers.leave(self)
         self._head_timer.cancel()
         if self._stalled is not None:
             self._stalled.cancel()
-        if self._presented is not None:
-            self._sessions.remove(self._presented.serial, self)
-        self._unset_keepalive_if_required()
+        if self.presented is not None:
+            self._sessions.remove(self.presented.serial, self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if isinstance(self.cycle, Exchange):
+            if not self.cycle.response_complete:
+                self.cycle.lost()
+            self.cycle = None
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -94,6 +104,25 @@ class HttpProtocol(HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
         super().resume_writing()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Where uvicorn would end its timer for idle connections, and make another with each answer, ours runs on."""
+        self._idle_since_s = None
+
+    def _rest(self) -> None:
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since_s is None:  # the next answer begins anew
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._look_if_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def timeout_keep_alive_handler(self) -> None:
         """Ends an idle connection; one whose client has not read its answer would otherwise stay half closed."""
@@ -124,45 +153,74 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._refused_whole = False
         self._read_bytes = self._head_bytes = 0
-        super().on_message_begin()
-        self.scope[connection.SCOPE_KEY] = self  # type: ignore[literal-required]  # a key of ours
-        if self._presented is not None:
-            self.scope[SCOPE_KEY] = self._presented  # type: ignore[literal-required]  # a key of ours
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
 
     def on_url(self, url: bytes) -> None:
-        self._count(url)
-        super().on_url(url)
+        self._count(len(url))
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(name + value)
+        self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._newcomers.leave(self)
-        if self._refused_unread():
+        head = self._read_head()
+        self._refused = self._refuses(head)
+        if self._refused:
             self.transport.write(_REFUSAL if self.parser.should_keep_alive() else _LAST_REFUSAL)
             return
-        super().on_headers_complete()
+        if head is None:
+            self._make_scope()
+            super().on_headers_complete()
+        else:
+            self._begin(head)
         if len(self.pipeline) > PIPELINE_LIMIT:
             raise httptools.HttpParserError("too many requests at once")
 
     def on_body(self, body: bytes) -> None:
         self._read_bytes = 0
-        if not self._refused:
+        if self._refused:
+            return
+        if not isinstance(self.cycle, Exchange):
             super().on_body(body)
+        elif not self.cycle.response_complete:
+            self.cycle.feed(body)
 
     def on_message_complete(self) -> None:
         if not self._refused:
-            super().on_message_complete()
+            if not isinstance(self.cycle, Exchange):
+                super().on_message_complete()
+            elif not self.cycle.response_complete:
+                self.cycle.feed_end()
             return
         if not self.parser.should_keep_alive():
             self.transport.close()  # not before: what it sends unread would reset the connection, and lose the answer
             return
         self._refused_whole = True
         self._head_timer.cancel()
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._rest()
+
+    def on_response_complete(self) -> None:
+        """What uvicorn does after an answer, but for its timer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._rest()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
+        if isinstance(cycle, Exchange):
+            cycle.task = self.loop.create_task(cycle.run())
+            self.tasks.add(cycle.task)
+        else:
+            super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the parser gives up."""
@@ -177,20 +235,61 @@ class HttpProtocol(HttpToolsProtocol):
         """Closes the connection at once: its certificate was revoked."""
         self.transport.abort()
 
-    def _refused_unread(self) -> bool:
-        self._refused = False
-        if not self.url.partition(b"?")[0].endswith(b"/infer"):
+    def _read_head(self) -> Head | None:
+        """What the head asks; None where that is no inference."""
+        if self.parser.get_method() != b"POST":
+            return None
+        known = self._head
+        if known is not None and known.url == self.url and known.lines == self.headers:
+            return known
+        url = httptools.parse_url(self.url)
+        address = address_of(unquote(url.path.decode("ascii")))
+        if address is None:
+            return None
+        headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(self.headers))
+        self._head = Head(self.url, self.headers, address, headers, url.query or b"", self._shown())
+        return self._head
+
+    def _shown(self) -> int:
+        return self._unread.shown(self.presented.serial if self.presented else "", self.headers)
+
+    def _refuses(self, head: Head | None) -> bool:
+        """Whether this request is refused unread."""
+        if head is None and not self.url.partition(b"?")[0].endswith(b"/infer"):
             return False
-        shown = self._unread.shown(self._presented.serial if self._presented else "", self.headers)
-        self.scope[SHOWN] = shown  # type: ignore[literal-required]  # a key of ours
         # Answers go out in the order of their requests, and one that asks before it sends must not send.
         if self.expect_100_continue or not (self.cycle is None or self.cycle.response_complete):
             return False
-        self._refused = self._unread.refuses(shown, self.loop.time())
-        return self._refused
+        return self._unread.refuses(self._shown() if head is None else head.shown, self.loop.time())
 
-    def _count(self, part: bytes) -> None:
-        self._head_bytes += len(part)
+    def _begin(self, head: Head) -> None:
+        """Answers a request for inference, in its turn."""
+        before = self.cycle
+        exchange = Exchange(
+            self,
+            self._gateway,
+            head,
+            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            waits=self.expect_100_continue,
+        )
+        self.cycle = exchange  # type: ignore[assignment]  # all that uvicorn does with it goes by what they share
+        if before is None or before.response_complete:
+            self._start_asgi_task(exchange, None)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+
+    def _make_scope(self) -> None:
+        """What uvicorn makes for each request, and only the framework's need."""
+        url, headers, waits = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, waits
+        self.scope["headers"] = headers
+        if self.presented is not None:
+            self.scope[SCOPE_KEY] = self.presented  # type: ignore[literal-required]  # a key of ours
+
+    def _count(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
         if self._head_bytes > HEAD_LIMIT_BYTES:
             raise httptools.HttpParserError("the head is too large")
 

@@ -1,14 +1,16 @@
 """The way a request takes in: raw bytes to the data plane and back, with nothing of the framework between.
 
-`InferFirst` finds these requests before the framework's layers do, which take longer than small models do, and than a
-refusal under overload may.
+A request is read here from top to bottom, whoever brought it: our own HTTP protocol (`exchange.py`), or, under another
+server, ASGI (`InferFirst`). Both find these requests before the framework's layers do, which take longer than small
+models do, and than a refusal under overload may.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -16,128 +18,130 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
-from firstline_core.protocol.http import Reply, error_reply, infer_reply, read_body
+from firstline_core.protocol.http import Reply, check_size, error_reply, infer_reply, read_body
 from firstline_core.protocol.short import short_reply
-from firstline_gateway.api.auth import Caller, authorize
+from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
 from firstline_gateway.api.bodies import in_time
-from firstline_gateway.api.connection import connection_of, while_connected
 from firstline_gateway.api.errors import LastResort, send_reply
-from firstline_gateway.api.unread import SCOPE_KEY as SHOWN
 from firstline_gateway.gateway import Gateway
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.presented import Presented
 from firstline_gateway.journal import record
 
 _CLIENT_LEFT = 499  # nobody reads it; nginx's number for the same
+_PATHS_KNOWN = 4096
 
 
-class InferFirst:
-    """Serves the requests of `infer_routes`, and hands on all others.
+class Incoming(Protocol):
+    """One request, as whoever brought it has it.
 
-    Args:
-        others: serves those.
-        gateway: answers.
+    Attributes:
+        headers: by lowered names; of one that is there twice the first.
+        query_string: of its address.
+        shown: the mark of what its caller showed (`unread.py`); None where that was not looked at.
+        body: all of it, where it has come; None where it has to be waited for.
+        is_lost: whether its client has left; who brought it cancels the task that answers it then.
     """
 
-    def __init__(self, others: ASGIApp, gateway: Gateway) -> None:
-        self._others = others
-        self._endpoints = [
-            (compile_path(path)[0], LastResort(endpoint, gateway.metrics.error))
-            for path, endpoint in _endpoints(gateway).items()
-        ]
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def query_string(self) -> bytes: ...
+    @property
+    def shown(self) -> int | None: ...
+    @property
+    def body(self) -> bytes | None: ...
+    @property
+    def is_lost(self) -> bool: ...
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            for path, endpoint in self._endpoints:
-                if found := path.match(scope["path"]):
-                    scope["path_params"] = found.groupdict()
-                    await endpoint(scope, receive, send)
-                    return
-        await self._others(scope, receive, send)
+    async def presented(self, identity: Identity) -> Presented | None:
+        """The certificate that its caller, or a trusted proxy, has shown; not judged yet.
 
+        Raises:
+            UnauthorizedError: what the proxy says cannot be used.
+        """
+        ...
 
-def infer_routes(gateway: Gateway) -> list[Route]:
-    """V2's infer with and without a version, and the short way in."""
-    return [Route(path, endpoint, methods=["POST"]) for path, endpoint in _endpoints(gateway).items()]
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Its body as it comes.
 
-
-def _endpoints(gateway: Gateway) -> dict[str, Endpoint]:
-    return {
-        "/v2/models/{model}/infer": Endpoint(gateway, _v2),
-        "/v2/models/{model}/versions/{version}/infer": Endpoint(gateway, _v2),
-        "/firstline/v1/models/{model}/infer": Endpoint(gateway, _short),
-    }
+        Raises:
+            ClientDisconnect: the client left before its end.
+        """
+        ...
 
 
-class Endpoint:
-    """Serves one of the addresses.
+class Address(NamedTuple):
+    """What a request for inference is addressed to."""
 
-    Args:
-        gateway: whose caller, body and answer are looked after here.
-        answer: makes the reply of a body.
-    """
-
-    def __init__(self, gateway: Gateway, answer: _Answer) -> None:
-        self._gateway = gateway
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = self._gateway
-        started_s = gateway.clock.monotonic_s()
-        # Of a header that is there twice the first counts.
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        connection = connection_of(scope)
-        principal = ""
-        error: FirstlineError | None = None
-        try:
-            # Before the body is read: a stranger may not make us hold megabytes.
-            caller = await authorize(gateway.identity, HTTPConnection(scope), "infer")
-            principal = caller.principal
-            with gateway.bodies.share(principal) as share:
-                chunks = _chunks(receive, share.take)
-                if connection is None or not connection.has_whole_body:
-                    chunks = in_time(chunks)
-                body = await read_body(chunks, headers, gateway.plane.limits)
-                asked = _Asked(scope, headers, caller, body, started_s)
-                reply = await while_connected(connection, self._answer(gateway, asked))
-        except ClientDisconnect:
-            error = LinkDownError("The client closed the connection before it was answered.")
-            reply = Reply(_CLIENT_LEFT, {}, b"")
-        except FirstlineError as refused:
-            error = refused
-            reply = error_reply(refused)
-            if isinstance(refused, QueueFullError) and SHOWN in scope:
-                gateway.unread.told(scope[SHOWN], asyncio.get_running_loop().time())
-        if not gateway.plane.ready():
-            reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
-        record(
-            gateway.metrics,
-            transport="http",
-            model=scope["path_params"]["model"],
-            principal=principal,
-            seconds=gateway.clock.monotonic_s() - started_s,
-            error=error,
-        )
-        await send_reply(reply, send)
+    endpoint: Endpoint
+    model: str
+    version: str
 
 
 class _Asked(NamedTuple):
-    """One request; `headers` by lowered names, `arrived_s` when its head did."""
+    """One request whose body is here; `arrived_s` is when its head was."""
 
-    scope: Scope
-    headers: Mapping[str, str]
+    incoming: Incoming
+    address: Address
     caller: Caller
     body: bytes
     arrived_s: float
 
 
-_Answer = Callable[[Gateway, _Asked], Awaitable[Reply]]
+Endpoint = Callable[[Gateway, _Asked], Awaitable[Reply]]
+
+
+async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Reply:
+    """Answers one request, whatever becomes of it, and writes that down."""
+    started_s = gateway.clock.monotonic_s()
+    principal = ""
+    error: FirstlineError | None = None
+    try:
+        # Before the body is read: a stranger may not make us hold megabytes.
+        presented = await incoming.presented(gateway.identity)
+        caller = await caller_of(gateway.identity, presented, incoming.headers.get("authorization", ""))
+        check_scope(caller, "infer")
+        principal = caller.principal
+        with gateway.bodies.share(principal) as share:
+            body = incoming.body
+            if body is None:
+                body = await read_body(
+                    _counted(in_time(incoming.chunks()), share.take), incoming.headers, gateway.plane.limits
+                )
+            else:
+                share.take(len(body))
+                check_size(body, gateway.plane.limits)
+            reply = await address.endpoint(gateway, _Asked(incoming, address, caller, body, started_s))
+    except (ClientDisconnect, asyncio.CancelledError) as ended:
+        if isinstance(ended, asyncio.CancelledError) and not incoming.is_lost:
+            raise
+        error = LinkDownError("The client closed the connection before it was answered.")
+        reply = Reply(_CLIENT_LEFT, {}, b"")
+    except FirstlineError as refused:
+        error = refused
+        reply = error_reply(refused)
+        if isinstance(refused, QueueFullError) and incoming.shown is not None:
+            gateway.unread.told(incoming.shown, asyncio.get_running_loop().time())
+    if gateway.plane.draining or (error is not None and not gateway.plane.ready()):
+        reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
+    record(
+        gateway.metrics,
+        transport="http",
+        model=address.model,
+        principal=principal,
+        seconds=gateway.clock.monotonic_s() - started_s,
+        error=error,
+    )
+    return reply
 
 
 async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
     return await infer_reply(
         gateway.plane,
-        asked.scope["path_params"]["model"],
-        asked.scope["path_params"].get("version", ""),
-        asked.headers,
+        asked.address.model,
+        asked.address.version,
+        asked.incoming.headers,
         asked.body,
         principal=asked.caller.principal,
         trust_request_id=asked.caller.trust_request_id,
@@ -149,9 +153,9 @@ async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
 async def _short(gateway: Gateway, asked: _Asked) -> Reply:
     return await short_reply(
         gateway.plane,
-        asked.scope["path_params"]["model"],
-        asked.headers,
-        QueryParams(asked.scope["query_string"]),
+        asked.address.model,
+        asked.incoming.headers,
+        QueryParams(asked.incoming.query_string),
         asked.body,
         principal=asked.caller.principal,
         clock=gateway.clock,
@@ -159,18 +163,83 @@ async def _short(gateway: Gateway, asked: _Asked) -> Reply:
     )
 
 
-async def _chunks(receive: Receive, take: Callable[[int], None]) -> AsyncIterator[bytes]:
-    """A body as it comes, each chunk counted.
+_ENDPOINTS: dict[str, Endpoint] = {
+    "/v2/models/{model}/infer": _v2,
+    "/v2/models/{model}/versions/{version}/infer": _v2,
+    "/firstline/v1/models/{model}/infer": _short,
+}
+_PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.items()]
 
-    Raises:
-        ClientDisconnect: the client left before its end.
-    """
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
+
+@lru_cache(_PATHS_KNOWN)
+def address_of(path: str) -> Address | None:
+    """What a POST to this path, unquoted, asks of whom; None where it is no request for inference."""
+    for pattern, endpoint in _PATTERNS:
+        if found := pattern.match(path):
+            return Address(endpoint, found["model"], found.groupdict().get("version", ""))
+    return None
+
+
+async def _counted(chunks: AsyncIterator[bytes], take: Callable[[int], None]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
         take(len(chunk))
         yield chunk
+
+
+# The same under any ASGI server.
+
+
+class InferFirst:
+    """Serves the requests for inference, and hands on all others.
+
+    Args:
+        others: serves those.
+        gateway: answers.
+    """
+
+    def __init__(self, others: ASGIApp, gateway: Gateway) -> None:
+        self._others = others
+        self._answer = LastResort(_AsgiEndpoint(gateway), gateway.metrics.error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = scope["type"] == "http" and scope["method"] == "POST" and address_of(scope["path"])
+        await (self._answer if asked else self._others)(scope, receive, send)
+
+
+def infer_routes(gateway: Gateway) -> list[Route]:
+    """V2's infer with and without a version, and the short way in."""
+    return [Route(path, _AsgiEndpoint(gateway), methods=["POST"]) for path in _ENDPOINTS]
+
+
+class _AsgiEndpoint:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = address_of(scope["path"])
+        assert address is not None  # noqa: S101 (what it is called for)
+        await send_reply(await answer(self._gateway, _AsgiIncoming(scope, receive), address), send)
+
+
+class _AsgiIncoming:
+    body = None
+    shown = None
+    is_lost = False
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        self.query_string: bytes = scope["query_string"]
+
+    async def presented(self, identity: Identity) -> Presented | None:
+        return await presented_by(identity, HTTPConnection(self._scope))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            yield message.get("body", b"")

@@ -26,9 +26,6 @@ from firstline_gateway.identity.buckets import Buckets
 REFUSED = QueueFullError(
     "More requests come than this gateway has room for, so this one was not read; come back later.", retry_after_s=1.0
 )
-SCOPE_KEY = "firstline.shown"
-"""Where a request's scope has what its caller showed."""
-
 # Of one caller's refused requests so many a second are read, and get a reasoned answer: 1 % of a core.
 _READ_PER_S = 20.0
 _LONGEST_S = 0.1

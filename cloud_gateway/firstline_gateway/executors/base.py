@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,4 +99,17 @@ class Executor(Protocol):
         Returns:
             False where something runs on: the models are kept, because it uses them.
         """
+        ...
+
+
+@runtime_checkable
+class InProcess(Protocol):
+    """An engine whose models are in this process, so that a batch of a small one can run in the thread that asks."""
+
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        """As `Executor.run`, in this thread, however many run elsewhere."""
+        ...
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        """Seconds that batches of a model took when it was loaded, by their rows; nothing where it was not measured."""
         ...

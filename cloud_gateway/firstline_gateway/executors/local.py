@@ -65,6 +65,12 @@ class LocalExecutor:
         running.add_done_callback(self._running.pop)
         return await asyncio.wrap_future(running)
 
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        return run_batch(self._models[key], inputs, self._max_batch_rows, deadlines_s, self._clock)
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        return self._models[key].batch_s
+
     async def put(self, served: ServedModel) -> None:
         assert served.loaded is not None  # noqa: S101 (see `Executor.put`)
         before = self._models.get(served.key)

@@ -26,6 +26,7 @@ from firstline_gateway.store.readers import Readers
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1
+_DIGESTS = 4096
 # How long after the grace a certificate is remembered, so that its device is told what is wrong with it.
 REMEMBERED_S = 90 * 86_400.0
 
@@ -63,6 +64,7 @@ class Gatekeeper:
         self._on_revoked = on_revoked
         self._clock = clock
         self._buckets = Buckets()
+        self._digests: dict[str, str] = {}  # of keys that were valid: what they are now is looked up each time
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
@@ -88,7 +90,7 @@ class Gatekeeper:
             RateLimitedError: it was used too often.
             CapacityError: it is not known here, and the store cannot be asked.
         """
-        digest = key_hash(text)
+        digest = self._digests.get(text) or key_hash(text)
         found = self.known.key(digest)
         if found is None:
             await self.refreshed()
@@ -97,6 +99,10 @@ class Gatekeeper:
             raise UnauthorizedError(
                 "The API key in the Authorization header is not valid here; ask the gateway's operator for a new one."
             )
+        if text not in self._digests:  # of valid ones alone, so that strangers fill nothing
+            if len(self._digests) >= _DIGESTS:
+                self._digests.clear()
+            self._digests[text] = digest
         if found.expires_s is not None and found.expires_s <= self._clock.wall_s():
             raise UnauthorizedError(
                 f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "

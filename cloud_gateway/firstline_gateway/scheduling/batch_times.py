@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Weight of the newest batch in the running mean of its size; one hiccup counts as twice the mean at most.
 _SMOOTHING, _HICCUP = 0.2, 2.0
 # A batch twice as large has to bring so much more a second; below, it would only make everybody in it wait longer.
-_GAIN = 1.05
+GAIN = 1.05
 # Sizes that nothing smaller recommends are tried again after so many batches: models and machines change.
 _RETRY_BATCHES = 500
 
@@ -31,6 +33,12 @@ class BatchTimes:
         """Whether any batch ran."""
         return bool(self._seconds_per_row)
 
+    def expect(self, seconds: Mapping[int, float]) -> None:
+        """Takes what batches were measured to take, by their rows, before any ran."""
+        for rows, each in seconds.items():
+            self._seconds_per_row.setdefault(_size_of(rows), each / rows)
+            self._tried.setdefault(_size_of(rows), self._batches)
+
     def observe(self, rows: int, seconds: float, now_s: float) -> None:
         """Learns from a batch that ended."""
         self.ended_s = now_s
@@ -43,6 +51,9 @@ class BatchTimes:
     def seconds(self, rows: int) -> float:
         """What a batch is expected to take; 0 where nothing is known of the model."""
         size = _size_of(rows)
+        each = self._seconds_per_row.get(size)
+        if each is not None:
+            return rows * each
         smaller = [known for known in self._seconds_per_row if known <= size]
         if smaller:
             return rows * self._seconds_per_row[max(smaller)]
@@ -61,7 +72,7 @@ class BatchTimes:
             if each is None or doubled is None or not fresh:
                 size += 1
                 break  # one step into the unknown at a time
-            if each < _GAIN * doubled:
+            if each < GAIN * doubled:
                 break
             size += 1
         return min(max_rows, 1 << size)
@@ -69,4 +80,4 @@ class BatchTimes:
 
 def _size_of(rows: int) -> int:
     """The power of two that `rows` are rounded up to."""
-    return max(0, rows - 1).bit_length()
+    return (rows - 1).bit_length() if rows > 1 else 0

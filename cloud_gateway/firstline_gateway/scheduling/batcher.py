@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from firstline_core.clock import Clock
-from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import Executor, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.batches import choose
+from firstline_gateway.scheduling.inline import Inline, expired, settle
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
@@ -77,11 +78,23 @@ class Batcher:
         self._queue = Queue()
         self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
+        self._inline = (
+            Inline(
+                executor,
+                clock=clock,
+                batch_rows=bounds.batch_rows,
+                on_batch=on_batch,
+                on_late=on_late,
+                on_ran=on_ran,
+            )
+            if isinstance(executor, InProcess)
+            else None
+        )
 
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
-        return len(self._queue)
+        return len(self._queue) + (len(self._inline) if self._inline is not None else 0)
 
     @property
     def wait_s(self) -> float:
@@ -104,7 +117,9 @@ class Batcher:
         """
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
-            raise _expired()
+            raise expired()
+        if self._inline is not None and (answered := self._inline.enter(key, request, now_s)) is not None:
+            return await answered
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
@@ -123,12 +138,14 @@ class Batcher:
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
+        if self._inline is not None:
+            self._inline.abandon(error)
         for item in tuple(self._queue):
             self._queue.remove(item)
-            _settle(item, error)
+            settle(item.answered, error)
         for running in self._running.values():
             for item in running.batch:
-                _settle(item, error)
+                settle(item.answered, error)
 
     def _expire(self, item: Waiting) -> None:
         self._queue.remove(item)
@@ -136,7 +153,7 @@ class Batcher:
             if item.level != AUDIT_LEVEL:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
-            _settle(item, _expired())
+            settle(item.answered, expired())
 
     def _busy_s(self, now_s: float) -> float:
         return sum(running.left_s(now_s) for running in self._running.values())
@@ -191,22 +208,9 @@ class Batcher:
         error = task.exception()
         if error is not None:
             for item in ended.batch:
-                _settle(item, error)
+                settle(item.answered, error)
             return
         waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.batch]
         self._on_ran(ended.batch[0].key, ended.rows, now_s - ended.started_s, waits_s)
         for item, outcome in zip(ended.batch, task.result(), strict=True):
-            _settle(item, outcome)
-
-
-def _settle(item: Waiting, outcome: Probabilities | BaseException) -> None:
-    if item.answered.done():  # its caller went away
-        return
-    if isinstance(outcome, BaseException):
-        item.answered.set_exception(outcome)
-    else:
-        item.answered.set_result(outcome)
-
-
-def _expired() -> FirstlineError:
-    return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")
+            settle(item.answered, outcome)

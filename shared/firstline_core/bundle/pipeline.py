@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -36,9 +37,11 @@ class LoadedModel:
         input: the model's own, which `prepare` makes rows for.
         output_name: of the model's output that `run` reads.
         passed_over: of an edge variant: the preferred ones that do not load here, each with the reason.
+        batch_s: seconds that batches took when they were measured, by their rows; nothing where they were not.
     """
 
     passed_over: tuple[str, ...] = ()
+    batch_s: Mapping[int, float] = MappingProxyType({})
 
     def __init__(
         self,

@@ -94,19 +94,32 @@ async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], li
         PayloadTooLargeError: over the limit.
     """
     declared = header(headers, "Content-Length")
-    too_large = PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
     if declared is not None and declared.isascii() and declared.isdigit():
         significant = declared.lstrip("0") or "0"
         if len(significant) > 18 or int(significant) > limits.body_bytes:
-            raise too_large
+            raise _too_large(limits)
     parts: list[bytes] = []
     size_bytes = 0
     async for chunk in chunks:
         size_bytes += len(chunk)
         if size_bytes > limits.body_bytes:
-            raise too_large
+            raise _too_large(limits)
         parts.append(chunk)
     return b"".join(parts)
+
+
+def check_size(body: bytes, limits: Limits) -> None:
+    """Whether a body that came in one piece is small enough, as `read_body` sees to.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits)
+
+
+def _too_large(limits: Limits) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
 
 
 def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
@@ -179,17 +192,18 @@ async def infer_reply(
     """
     now_s = clock.monotonic_s() if arrived_s is None else arrived_s
     length = header_length(headers)
+    limits = plane.limits
 
     def decode() -> InferRequest:
         return decode_request(
             model,
-            decoded_body(headers, body, plane.limits),
+            decoded_body(headers, body, limits),
             length,
             version=version,
             now_s=now_s,
             principal=principal,
             trust_request_id=trust_request_id,
-            limits=plane.limits,
+            limits=limits,
         )
 
     request = await decoded(decode, headers, len(body) if length is None else length)
@@ -200,7 +214,7 @@ async def infer_reply(
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """The labels of the model that answered, where an output is wanted as classes; () where they are not known."""
-    if not any(output.classification for output in request.outputs):
+    if not any([output.classification for output in request.outputs]):  # noqa: C419 (twice as fast)
         return ()
     try:
         return plane.metadata(response.model, response.version).labels

@@ -103,11 +103,15 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
     return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
 
 
+class Lowered(dict[str, str]):
+    """Headers whose names are all lower-case, so that one look tells whether one is there."""
+
+
 def header(headers: Mapping[str, str], name: str) -> str | None:
     """A header's value without its outer spaces, whatever the case of its name; None where it is absent."""
     wanted = name.lower()
     value = headers.get(wanted)  # ASGI servers lower them all
-    if value is None:
+    if value is None and not isinstance(headers, Lowered):
         value = next((text for key, text in headers.items() if key.lower() == wanted), None)
     return None if value is None else value.strip()
 

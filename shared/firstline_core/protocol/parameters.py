@@ -75,6 +75,11 @@ def timeout_us(deadline_s: float, now_s: float) -> int:
     return max(1, int(min(deadline_s - now_s, _TIMEOUT_MAX_US / _US_PER_S) * _US_PER_S))
 
 
+def deadline_s(timeout_us: int, now_s: float) -> float:
+    """When a `timeout` of more than 0 that began now is over."""
+    return now_s + min(timeout_us, _TIMEOUT_MAX_US) / _US_PER_S
+
+
 def flag(parameters: Mapping[str, object], key: str) -> bool | None:
     """A true or false parameter, None where it is absent.
 
@@ -132,7 +137,7 @@ def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
         return None
     if type(value) is not int or value < 0:
         raise RequestError(f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none.")
-    return now_s + min(value, _TIMEOUT_MAX_US) / _US_PER_S
+    return deadline_s(value, now_s)
 
 
 def _priority(parameters: Mapping[str, object]) -> int:

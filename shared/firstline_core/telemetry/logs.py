@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import structlog
@@ -21,6 +22,9 @@ _VALUE_LIMIT_CHARACTERS = 2000
 _TALKATIVE = ("alembic", "httpx")
 _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
 
+FACTS: ContextVar[Callable[[], Mapping[str, object]] | None] = ContextVar("facts", default=None)
+"""What every line of this context says too, asked when one is written: most requests write none."""
+
 for _package in _PACKAGES:
     logging.getLogger(_package).addHandler(logging.NullHandler())
 
@@ -31,6 +35,12 @@ def _bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         if isinstance(value, str) and len(value) > _VALUE_LIMIT_CHARACTERS:
             event[key] = value[:_VALUE_LIMIT_CHARACTERS] + "..."
     return event
+
+
+def _add_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Adds `FACTS`, which a line's own go before."""
+    read = FACTS.get()
+    return event if read is None else {**read(), **event}
 
 
 def _hand_over(logger: WrappedLogger, method: str, event: EventDict) -> tuple[Any, ...]:
@@ -45,6 +55,7 @@ def _hand_over(logger: WrappedLogger, method: str, event: EventDict) -> tuple[An
 
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
+    _add_facts,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -28,29 +31,17 @@ class RequestMetrics:
     def __init__(self, process: str) -> None:
         self.registry = CollectorRegistry()
         self._prefix = f"firstline_{process}"
-        self._answers = Counter(
-            f"{self._prefix}_requests_total",
-            "Answered requests by the tier that answered, the reason and the status.",
-            ("tier", "reason", "status"),
-            registry=self.registry,
-        )
         self._errors = Counter(
             f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
         )
-        self._latency = Histogram(
-            f"{self._prefix}_request_seconds",
-            "Time from a request's arrival to its first answer, by the tier that answered.",
-            ("tier",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
-        )
+        self._answers = _Answers(self._prefix)
+        self.registry.register(self._answers)
 
     def observe(self, response: InferResponse, seconds: float) -> None:
         """Counts one answer."""
         answer = response.answer
         if answer is not None:
-            self._answers.labels(answer.tier, answer.reason, answer.status).inc()
-            self._latency.labels(answer.tier).observe(seconds)
+            self._answers.count((answer.tier, answer.reason, answer.status), seconds)
 
     def error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -92,6 +83,61 @@ class RequestMetrics:
     def render(self) -> tuple[bytes, str]:
         """The exposition text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _Answers(Collector):
+    """Answers and their latencies as plain numbers, put into Prometheus' form when somebody asks.
+
+    Args:
+        prefix: of both metrics' names.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        # By tier, reason and status: how many in each bucket and beyond the last, and their seconds together.
+        self._found: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
+
+    def count(self, labels: tuple[str, str, str], seconds: float) -> None:
+        """Counts one answer; from any thread."""
+        bucket = bisect_left(LATENCY_BUCKETS_S, seconds)
+        with self._lock:
+            found = self._found.get(labels)
+            if found is None:
+                found = self._found[labels] = [0] * (len(LATENCY_BUCKETS_S) + 1), [0.0]
+            found[0][bucket] += 1
+            found[1][0] += seconds
+
+    def describe(self) -> Iterable[Metric]:
+        return self._families()
+
+    def collect(self) -> Iterable[Metric]:
+        answers, latencies = self._families()
+        with self._lock:
+            found = {labels: (tuple(counts), total_s) for labels, (counts, (total_s,)) in self._found.items()}
+        bounds = [*map(str, map(float, LATENCY_BUCKETS_S)), "+Inf"]
+        by_tier: dict[str, tuple[list[int], float]] = {}
+        for labels, (counts, total_s) in found.items():
+            answers.add_metric(labels, sum(counts))
+            before, before_s = by_tier.get(labels[0], ([0] * len(counts), 0.0))
+            by_tier[labels[0]] = [a + b for a, b in zip(before, counts, strict=True)], before_s + total_s
+        for tier, (tier_counts, total_s) in by_tier.items():
+            latencies.add_metric((tier,), list(zip(bounds, accumulate(tier_counts), strict=True)), total_s)
+        return answers, latencies
+
+    def _families(self) -> tuple[CounterMetricFamily, HistogramMetricFamily]:
+        return (
+            CounterMetricFamily(
+                f"{self._prefix}_requests_total",
+                "Answered requests by the tier that answered, the reason and the status.",
+                labels=("tier", "reason", "status"),
+            ),
+            HistogramMetricFamily(
+                f"{self._prefix}_request_seconds",
+                "Time from a request's arrival to its first answer, by the tier that answered.",
+                labels=("tier",),
+            ),
+        )
 
 
 class _Readings(Collector):

@@ -6,7 +6,7 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,17 @@ class Duration:
     """So many times, and all their time together."""
 
     count: int = 0
-    ns: int = 0
+    seconds: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Adds `times` that took so long together."""
         self.count += times
-        self.ns += max(0, round(seconds * _NS_PER_S))
+        if seconds > 0:
+            self.seconds += seconds
+
+    @property
+    def ns(self) -> int:
+        return round(self.seconds * _NS_PER_S)
 
 
 @dataclass(slots=True)
@@ -64,14 +69,13 @@ class ModelStatistics:
         self.success.add(seconds)
         self.last_inference_ms = round(now_s * 1000)
 
-    def ran(self, rows: int, seconds: float, waits_s: Iterable[float]) -> None:
+    def ran(self, rows: int, seconds: float, waits_s: Sequence[float]) -> None:
         """Counts a run: its rows, how long it took, and how long each of its requests had waited."""
         self.inference_count += rows
         self.execution_count += 1
         self.batches[rows].add(seconds)
-        for wait_s in waits_s:
-            self.queue.add(wait_s)
-            self.compute_infer.add(seconds)
+        self.queue.add(sum(waits_s), len(waits_s))
+        self.compute_infer.add(seconds * len(waits_s), len(waits_s))
 
 
 def as_json(found: Iterable[ModelStatistics]) -> dict[str, Any]:

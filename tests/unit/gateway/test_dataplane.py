@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import structlog
 from msgspec.structs import replace
 from support.databases import Kept, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
@@ -189,7 +188,7 @@ async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) ->
 
 
 async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
-    with captured_lines() as lines, structlog.contextvars.bound_contextvars():
+    with captured_lines() as lines:
         asked = asyncio.create_task(logged_request(bench))
         await until_held(bench.executor)
         bench.executor.release()
