@@ -6,8 +6,8 @@ import asyncio
 
 import httpx
 import numpy as np
-from support.bundles import encode, images
 from support.gateway import DIGITS
+from support.images import encode, images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle

@@ -32,15 +32,20 @@ class RayNodes:
 
     def __init__(self, environ: dict[str, str]) -> None:
         self.environ = environ
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `end`)
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # of nodes that are killed it has much to say
+            stderr=self._log,  # of nodes that are killed it has much to say
             env=environ,
             text=True,
         )
-        self.address: str = self._answer()
+        try:
+            self.address: str = self._answer()
+        except AssertionError:
+            self.end()
+            raise
 
     def kill_one(self) -> None:
         """Kills a machine's processes, without a word to the others."""
@@ -56,6 +61,7 @@ class RayNodes:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
+        self._log.close()
 
     def _ask(self, order: str) -> None:
         assert self._process.stdin is not None
@@ -68,7 +74,8 @@ class RayNodes:
         for line in self._process.stdout:
             if line.startswith('{"said":'):
                 return str(json.loads(line)["said"])
-        raise AssertionError("the Ray cluster's process ended")
+        self._log.seek(0)
+        raise AssertionError(f"the Ray cluster's process ended: {self._log.read()[-3000:]}")
 
 
 @contextmanager
