@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, HTTPConnection
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -21,7 +21,7 @@ from firstline_core.protocol.http import Reply, error_reply
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api import infer
 from firstline_gateway.api.auth import presented_by
-from firstline_gateway.api.infer import Address
+from firstline_gateway.api.heads import Head
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 log = logger(__name__)
-
-
-class Head(NamedTuple):
-    """What the head of a request says; most clients say the same each time."""
-
-    url: bytes
-    lines: list[tuple[bytes, bytes]]
-    address: Address
-    headers: Mapping[str, str]
-    query_string: bytes
-    shown: int
 
 
 class Exchange:

@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from firstline_core.protocol.http_errors import Lowered, closing_response
 from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
 from firstline_gateway.api.door import Newcomers
-from firstline_gateway.api.exchange import Exchange, Head
+from firstline_gateway.api.exchange import Exchange
+from firstline_gateway.api.heads import Head, repeatable
 from firstline_gateway.api.infer import address_of
 from firstline_gateway.api.unread import refusal
 from firstline_gateway.gateway import Gateway
@@ -43,6 +44,11 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
     _stalled: asyncio.TimerHandle | None = None
+    _in_message = False  # the parser has begun one, and not ended it
+    _fed = b""  # to the parser now
+    _in_fed = False  # it had begun, or has begun since, a message in that
+    _first = b""  # what the present message was the first of; b"" where it began elsewhere
+    _body_left = 0  # of a body that is not parsed
     _idle_timer: asyncio.TimerHandle | None = None
     _idle_since_s: float | None = None  # None while a request comes or is answered
     _refused = False  # this request, unread
@@ -138,19 +144,75 @@ class HttpProtocol(HttpToolsProtocol):
             self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_repeated(data):
+            return
+        self._fed, self._in_fed = data, self._in_message
         self._read_bytes += len(data)
         self._refused_whole = False
         super().data_received(data)
+        self._fed = self._first = b""
         if self.transport.is_closing():
             return
         if self._read_bytes > HEAD_LIMIT_BYTES:
             self._refuse_length()
         else:
-            working = self.cycle is not None and not self.cycle.response_complete
-            self._head_timer.heard(working=working or self._refused_whole)
+            self._heard()
+
+    def _heard(self) -> None:
+        working = self.cycle is not None and not self.cycle.response_complete
+        self._head_timer.heard(working=working or self._refused_whole)
+
+    def _is_repeated(self, data: bytes) -> bool:
+        """Takes data that need no parser: a head as it came before, and the body after such a head."""
+        if self._body_left:
+            self._feed(data)
+            return True
+        head, before = self._head, self.cycle
+        if (
+            head is None
+            or not head.raw
+            or self._in_message
+            or not data.startswith(head.raw)
+            or not (before is None or (before.response_complete and before.keep_alive))
+        ):
+            return False
+        if self._unread.refuses(head.shown, self.loop.time()):
+            if len(data) != len(head.raw) + head.body_bytes:
+                return False  # the parser finds the end of what is not read
+            self.transport.write(_REFUSAL)
+            self._head_timer.cancel()
+            self._rest()
+            return True
+        self._idle_since_s = None
+        self._newcomers.leave(self)
+        exchange = Exchange(self, self._gateway, head, keep_alive=True, waits=False)
+        self.cycle = exchange  # type: ignore[assignment]  # see `_begin`
+        self._body_left = head.body_bytes
+        self._start_asgi_task(exchange, None)
+        self._feed(data[len(head.raw) :])
+        return True
+
+    def _feed(self, data: bytes) -> None:
+        """Gives a body whose length is known to its exchange; what follows it is the next message."""
+        exchange = self.cycle
+        assert isinstance(exchange, Exchange)  # noqa: S101 (it has begun)
+        taken, left = data, b""
+        if len(data) > self._body_left:
+            taken, left = data[: self._body_left], data[self._body_left :]
+        self._body_left -= len(taken)
+        if not exchange.response_complete:
+            if taken:
+                exchange.feed(taken)
+            if not self._body_left:
+                exchange.feed_end()
+        self._heard()
+        if left:
+            self.data_received(left)
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._in_head = self._in_message = True
+        self._first = self._fed if not self._in_fed else b""
+        self._in_fed = True
         self._refused_whole = False
         self._read_bytes = self._head_bytes = 0
         self.url = b""
@@ -191,6 +253,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.feed(body)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         if not self._refused:
             if not isinstance(self.cycle, Exchange):
                 super().on_message_complete()
@@ -247,8 +310,14 @@ class HttpProtocol(HttpToolsProtocol):
         if address is None:
             return None
         headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(self.headers))
-        self._head = Head(self.url, self.headers, address, headers, url.query or b"", self._shown())
+        raw, body_bytes = b"", 0
+        if self._stays_open():
+            raw, body_bytes = repeatable(self._first, self.headers, self._gateway.plane.limits.body_bytes)
+        self._head = Head(raw, body_bytes, self.url, self.headers, address, headers, url.query or b"", self._shown())
         return self._head
+
+    def _stays_open(self) -> bool:
+        return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
 
     def _shown(self) -> int:
         return self._unread.shown(self.presented.serial if self.presented else "", self.headers)
@@ -269,7 +338,7 @@ class HttpProtocol(HttpToolsProtocol):
             self,
             self._gateway,
             head,
-            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            keep_alive=self._stays_open(),
             waits=self.expect_100_continue,
         )
         self.cycle = exchange  # type: ignore[assignment]  # all that uvicorn does with it goes by what they share
