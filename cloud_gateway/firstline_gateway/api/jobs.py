@@ -7,9 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError, UnknownModelError
+from firstline_core.ids import new_request_id
 from firstline_core.protocol import http, short
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http import Reply
@@ -39,6 +41,7 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
         RequestError: it would be refused, whenever it was run.
         CapacityError: there is no room for it, or the store cannot be reached.
     """
+    request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
     gateway.plane.check(request)
     await gateway.jobs.submit(request)
     gateway.metrics.job("submitted")
