@@ -48,4 +48,5 @@ def tables(page: str) -> list[tuple[str, str]]:
 
 def _row(figure: Figure, part: str) -> str:
     value = "nothing" if figure.value is None else f"{figure.value:,} {figure.unit}".strip()
-    return f"| {figure.figure.removeprefix(part)} | {value} | {figure.aim or ''} |".replace("  |", " |")
+    aim = f"{figure.aim or ''}{': missed' if figure.holds is False else ''}"
+    return f"| {figure.figure.removeprefix(part)} | {value} | {aim} |".replace("  |", " |")

@@ -29,7 +29,7 @@ from serving.processes import Cores, Server, cores, prefer
 
 TARGET = PART = "loadgen"
 _CHECKOUT = Path(__file__).parents[2]
-_PYTHON = _CHECKOUT / ".venv-loadgen" / "bin" / "python"
+PYTHON = _CHECKOUT / ".venv-loadgen" / "bin" / "python"
 _CLIENT = Path(__file__).with_name("loadgen_client.py")
 _CONNECTIONS = 32
 _SAMPLES = {"s": 256, "m": 16}
@@ -106,7 +106,7 @@ def run(plan: Plan, on: Cores) -> dict[str, str]:
     folder = Path(plan.folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(json.dumps(plan._asdict()))
-    command = ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), str(_PYTHON), str(_CLIENT)]
+    command = ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), str(PYTHON), str(_CLIENT)]
     client = subprocess.Popen([*command, str(folder / "plan.json")], start_new_session=True, stdout=subprocess.DEVNULL)
     prefer(client.pid)
     try:
@@ -198,9 +198,9 @@ def figures(results: Sequence[Result]) -> list[Figure]:
         per_s = Figure(f"{what}: rate", round(one.per_s, 1), "/s")
         if one.scenario == "SingleStream":
             verdict = Figure(f"{what}: p90", round(one.latencies_ms["p90_ms"], 3), "ms")
-            rows += [verdict._replace(aim="LoadGen says VALID", holds=one.valid), per_s]
+            rows += [verdict._replace(aim="valid by LoadGen", holds=one.valid), per_s]
         else:
-            rows.append(per_s._replace(aim="LoadGen says VALID", holds=one.valid))
+            rows.append(per_s._replace(aim="valid by LoadGen", holds=one.valid))
         if one.scenario != "Offline":
             rows += [
                 told(f"{what}: {name.removesuffix('_ms')}", ms, "ms")
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a second of each: figures mean nothing")
     parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called")
     said = parser.parse_args(arguments)
-    if not _PYTHON.exists():
+    if not PYTHON.exists():
         print("LoadGen's environment is not there: make .venv-loadgen/stamp", file=sys.stderr)
         return 1
     wrk.raise_descriptors()
