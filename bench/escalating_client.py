@@ -28,11 +28,11 @@ from figures import Figure, report
 
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import DEFAULT_LIMITS, encode_request
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.links.http import HttpLink
-from firstline_edge.links.http_pool import Call, HttpLinkSettings, HttpPool
-from firstline_gateway.executors.oip.http_client import HttpClient
+from firstline_edge.links.http_pool import Call, HttpLinkSettings, make_pool
 
 _RESPONDER = Path(__file__).parent / "device" / "responder.py"
 _TIMEOUT_S = 30.0
@@ -96,7 +96,7 @@ async def _httptools(port: int) -> AsyncIterator[Exchange]:
 
 @contextlib.asynccontextmanager
 async def _pool(port: int) -> AsyncIterator[Exchange]:
-    pool = HttpPool(HttpLinkSettings(f"http://127.0.0.1:{port}"), 16, False, DEFAULT_LIMITS)
+    pool = make_pool(HttpLinkSettings(f"http://127.0.0.1:{port}"), 16, None, DEFAULT_LIMITS)
     yield lambda: pool.exchange(Call("POST", _PATH, _ENCODED, payer="http"), "", _TIMEOUT_S)
     await pool.close()
 
@@ -112,7 +112,7 @@ _CLIENTS = {
     "http.client in a thread": _http_client,
     "httpx": _httpx,
     "aiohttp": _aiohttp,
-    "httptools, the gateway's own": _httptools,
+    "httptools, this project's own": _httptools,
     "the agent's pool": _pool,
     "the agent's link, encoding and decoding included": _link,
 }
@@ -128,35 +128,17 @@ async def _spent(exchange: Exchange, requests: int) -> Spent:
     return Spent(float(np.median(times_s)) * 1e6, (time.process_time() - cpu_s) / requests * 1e6)
 
 
-async def measured(requests: int, repeats: int) -> list[Figure]:
+async def measured(port: int, requests: int, repeats: int) -> list[Figure]:
     """Of each client that there is."""
-    responder = subprocess.Popen(
-        [  # noqa: ASYNC220 (nothing else runs yet)
-            sys.executable,
-            str(_RESPONDER),
-            "http",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        port = int(responder.stdout.readline()) if responder.stdout is not None else 0
-        there = {
-            name: make
-            for name, make in _CLIENTS.items()
-            if name != "aiohttp" or importlib.util.find_spec("aiohttp") is not None
-        }
-        found: dict[str, list[Spent]] = {name: [] for name in there}
-        async with contextlib.AsyncExitStack() as opened:
-            exchanges = {name: await opened.enter_async_context(make(port)) for name, make in there.items()}
-            for exchange in exchanges.values():
-                await _spent(exchange, 50)
-            for _ in range(repeats):
-                for name, exchange in exchanges.items():
-                    found[name].append(await _spent(exchange, requests))
-    finally:
-        responder.terminate()
-        responder.wait()
+    there = {name: make for name, make in _CLIENTS.items() if name != "aiohttp" or importlib.util.find_spec("aiohttp")}
+    found: dict[str, list[Spent]] = {name: [] for name in there}
+    async with contextlib.AsyncExitStack() as opened:
+        exchanges = {name: await opened.enter_async_context(make(port)) for name, make in there.items()}
+        for exchange in exchanges.values():
+            await _spent(exchange, 50)
+        for _ in range(repeats):
+            for name, exchange in exchanges.items():
+                found[name].append(await _spent(exchange, requests))
     figures = []
     for name, spent in found.items():
         figures.append(Figure(f"{name}: p50", round(min(each.p50_us for each in spent), 1), "us"))
@@ -170,7 +152,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, help="of a turn")
     parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
-    return report("escalation", asyncio.run(measured(given.requests, given.repeats)))
+    with subprocess.Popen([sys.executable, str(_RESPONDER), "http"], stdout=subprocess.PIPE, text=True) as responder:
+        try:
+            port = int(responder.stdout.readline()) if responder.stdout is not None else 0
+            return report("escalation", asyncio.run(measured(port, given.requests, given.repeats)))
+        finally:
+            responder.terminate()
 
 
 if __name__ == "__main__":
