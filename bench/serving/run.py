@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import figures as book
 from figures import Figure
 
-from serving import flat, limits, machine, rest, wrk
+from serving import flat, limits, machine, rest, tables, wrk
 from serving.effort import QUICK, Effort
 from serving.samples import Sample
 
@@ -49,10 +50,24 @@ def _device(effort: Effort, _: Path | None) -> Found:
     return Found(asyncio.run(agent.measured(requests, repeats)), [])
 
 
+def _mqtt(effort: Effort, _: Path | None) -> Found:
+    import mqtt
+
+    binary = mqtt.mosquitto()
+    if binary is None:
+        effort.tell("mosquitto is not installed: MQTT is left out")
+        return Found([], [])
+    effort.tell("the agent's link over MQTT")
+    requests, repeats = (20, 1) if effort.quick else (200, 3 * effort.rounds)
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder, mqtt.broker(Path(folder), binary) as port:
+        return Found(asyncio.run(mqtt.measured(port, requests, repeats)), [])
+
+
 _RUNS: dict[str, Callable[[Effort, Path | None], Found]] = {
     "rest": _in_rounds(rest),
     "flat": _in_rounds(flat),
     "device": _device,
+    "mqtt": _mqtt,
     "limits": _limits,
 }
 
@@ -82,9 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from serving import plots
 
         plots.draw(said.target)
+        tables.refill()
     book.tell([figure for one in found.values() for figure in one.figures])
     print()
-    print(table([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
+    print(aims([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
     return 0
 
 
@@ -107,7 +123,7 @@ def _place(figure: str) -> int:
     return PARTS.index(part) if part in PARTS else len(PARTS)
 
 
-def table(rows: Sequence[Figure]) -> str:
+def aims(rows: Sequence[Figure]) -> str:
     """Aim, measured, and whether it holds, as text."""
     cells = [("", "measured", "aim", "")]
     for row in rows:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
-from types import TracebackType
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 from firstline_core.errors import QueueFullError, RemoteTimeoutError
 
@@ -28,11 +28,21 @@ class BodyBudget:
         self._taken_bytes = 0
         self._of_principal: dict[str, int] = {}
 
-    def share(self, principal: str) -> Share:
-        """One request's share, given back at the end of its `with`; counted as it arrives, not as it is announced."""
-        return Share(self, principal)
+    @contextlib.contextmanager
+    def share(self, principal: str) -> Iterator[Share]:
+        """One request's share, given back at the end."""
+        mine = Share(self, principal)
+        try:
+            yield mine
+        finally:
+            self.give_back(principal, mine.size_bytes)
 
-    def _take(self, principal: str, size_bytes: int) -> None:
+    def take(self, principal: str, size_bytes: int) -> None:
+        """Holds so many bytes for a client, until `give_back`; counted as they arrive, not as they are announced.
+
+        Raises:
+            QueueFullError: they do not fit.
+        """
         mine = self._of_principal.get(principal, 0)
         if mine + size_bytes > self._limit_bytes - self._taken_bytes - size_bytes:
             raise QueueFullError(
@@ -43,7 +53,8 @@ class BodyBudget:
         self._taken_bytes += size_bytes
         self._of_principal[principal] = mine + size_bytes
 
-    def _give_back(self, principal: str, size_bytes: int) -> None:
+    def give_back(self, principal: str, size_bytes: int) -> None:
+        """What `take` took."""
         self._taken_bytes -= size_bytes
         left = self._of_principal.get(principal, 0) - size_bytes
         if left:
@@ -55,28 +66,14 @@ class BodyBudget:
 class Share:
     """What one request has taken of a budget."""
 
-    __slots__ = ("_budget", "_principal", "size_bytes")
-
     def __init__(self, budget: BodyBudget, principal: str) -> None:
         self._budget = budget
         self._principal = principal
         self.size_bytes = 0
 
-    def __enter__(self) -> Share:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self._budget._give_back(self._principal, self.size_bytes)
-
     def take(self, size_bytes: int) -> None:
-        """So many bytes more.
-
-        Raises:
-            QueueFullError: they do not fit.
-        """
-        self._budget._take(self._principal, size_bytes)
+        """So many bytes more; see `BodyBudget.take`."""
+        self._budget.take(self._principal, size_bytes)
         self.size_bytes += size_bytes
 
 

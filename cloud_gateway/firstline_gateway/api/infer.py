@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 from starlette.datastructures import QueryParams
@@ -18,11 +18,23 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
-from firstline_core.protocol.http import Reply, check_size, error_reply, infer_reply, read_body
+from firstline_core.protocol import short
+from firstline_core.protocol.http import (
+    Reply,
+    body_form,
+    check_size,
+    elsewhere,
+    error_reply,
+    is_soon_read,
+    read_request,
+    response_reply,
+    within,
+)
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import LastResort, send_reply
+from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented
@@ -95,7 +107,7 @@ Endpoint = Callable[[Gateway, _Asked], Awaitable[Reply]]
 async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Reply:
     """Answers one request, whatever becomes of it, and writes that down."""
     started_s = gateway.clock.monotonic_s()
-    principal = ""
+    principal, held_bytes = "", 0
     error: FirstlineError | None = None
     try:
         # Before the body is read: a stranger may not make us hold megabytes.
@@ -103,16 +115,19 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
         caller = await caller_of(gateway.identity, presented, incoming.headers.get("authorization", ""))
         check_scope(caller, "infer")
         principal = caller.principal
-        with gateway.bodies.share(principal) as share:
-            body = incoming.body
-            if body is None:
-                body = await read_body(
-                    _counted(in_time(incoming.chunks()), share.take), incoming.headers, gateway.plane.limits
-                )
-            else:
-                share.take(len(body))
-                check_size(body, gateway.plane.limits)
-            reply = await address.endpoint(gateway, _Asked(incoming, address, caller, body, started_s))
+        body = incoming.body
+        if body is not None:
+            check_size(body, gateway.plane.limits)
+            gateway.bodies.take(principal, len(body))
+            held_bytes = len(body)
+        else:
+            parts = []
+            async for chunk in within(in_time(incoming.chunks()), incoming.headers, gateway.plane.limits):
+                gateway.bodies.take(principal, len(chunk))
+                held_bytes += len(chunk)
+                parts.append(chunk)
+            body = b"".join(parts)
+        reply = await address.endpoint(gateway, _Asked(incoming, address, caller, body, started_s))
     except (ClientDisconnect, asyncio.CancelledError) as ended:
         if isinstance(ended, asyncio.CancelledError) and not incoming.is_lost:
             raise
@@ -123,6 +138,9 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
         reply = error_reply(refused)
         if isinstance(refused, QueueFullError) and incoming.shown is not None:
             gateway.unread.told(incoming.shown, asyncio.get_running_loop().time())
+    finally:
+        if held_bytes:
+            gateway.bodies.give_back(principal, held_bytes)
     if gateway.plane.draining or (error is not None and not gateway.plane.ready()):
         reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
     record(
@@ -137,20 +155,35 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
 
 
 async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
-    return await infer_reply(
-        gateway.plane,
-        asked.address.model,
-        asked.address.version,
-        asked.incoming.headers,
-        asked.body,
-        principal=asked.caller.principal,
-        trust_request_id=asked.caller.trust_request_id,
-        clock=gateway.clock,
-        arrived_s=asked.arrived_s,
+    plane, caller = gateway.plane, asked.caller
+    form = body_form(asked.incoming.headers)
+    read = partial(
+        read_request,
+        *(asked.address.model, asked.address.version, form, asked.body),
+        now_s=asked.arrived_s,
+        principal=caller.principal,
+        trust_request_id=caller.trust_request_id,
+        limits=plane.limits,
     )
+    request = read() if is_soon_read(form, len(asked.body)) else await elsewhere(read)
+    if "prefer" in asked.incoming.headers and is_asynchronous(asked.incoming.headers):
+        return await submitted(gateway, request)
+    return response_reply(plane, request, await plane.infer(request))
 
 
 async def _short(gateway: Gateway, asked: _Asked) -> Reply:
+    if "prefer" in asked.incoming.headers and is_asynchronous(asked.incoming.headers):
+        request = await short.read_request(
+            asked.address.model,
+            gateway.plane.metadata(asked.address.model, ""),
+            asked.incoming.headers,
+            QueryParams(asked.incoming.query_string),
+            asked.body,
+            principal=asked.caller.principal,
+            limits=gateway.plane.limits,
+            arrived_s=asked.arrived_s,
+        )
+        return await submitted(gateway, request)
     return await short_reply(
         gateway.plane,
         asked.address.model,
@@ -178,12 +211,6 @@ def address_of(path: str) -> Address | None:
         if found := pattern.match(path):
             return Address(endpoint, found["model"], found.groupdict().get("version", ""))
     return None
-
-
-async def _counted(chunks: AsyncIterator[bytes], take: Callable[[int], None]) -> AsyncIterator[bytes]:
-    async for chunk in chunks:
-        take(len(chunk))
-        yield chunk
 
 
 # The same under any ASGI server.

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane
-from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, header, status_of
+from firstline_core.protocol.http_errors import RETRY_AFTER, Lowered, error_body, header, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
@@ -40,7 +40,7 @@ _DECODING = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """An HTTP response, before any framework has seen it."""
 
@@ -82,8 +82,8 @@ def headers_for(encoded: Encoded) -> dict[str, str]:
     return {CONTENT_TYPE: BINARY_TYPE, HEADER_LENGTH: str(encoded.header_length)}
 
 
-async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
-    """A request's body, given up as soon as it is known to be too large.
+async def within(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> AsyncIterator[bytes]:
+    """A body as it arrives, given up as soon as it is known to be too large.
 
     Args:
         chunks: as they arrive.
@@ -98,18 +98,21 @@ async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], li
         significant = declared.lstrip("0") or "0"
         if len(significant) > 18 or int(significant) > limits.body_bytes:
             raise _too_large(limits)
-    parts: list[bytes] = []
     size_bytes = 0
     async for chunk in chunks:
         size_bytes += len(chunk)
         if size_bytes > limits.body_bytes:
             raise _too_large(limits)
-        parts.append(chunk)
-    return b"".join(parts)
+        yield chunk
+
+
+async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
+    """All of a body; see `within`."""
+    return b"".join([chunk async for chunk in within(chunks, headers, limits)])
 
 
 def check_size(body: bytes, limits: Limits) -> None:
-    """Whether a body that came in one piece is small enough, as `read_body` sees to.
+    """Whether a body that came in one piece is small enough, as `within` sees to for others.
 
     Raises:
         PayloadTooLargeError: over the limit.
@@ -149,6 +152,38 @@ def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
     return plain
 
 
+class BodyForm(NamedTuple):
+    """What the headers say of a body: the bytes of its JSON header (None: all is JSON), and its Content-Encoding."""
+
+    header_length: int | None
+    encoding: str | None
+
+
+def body_form(headers: Mapping[str, str]) -> BodyForm:
+    """Of headers that come again with each request of a connection it is found out once.
+
+    Raises:
+        InvalidTensorError: the header's length is not a whole number.
+    """
+    if not isinstance(headers, Lowered):
+        return BodyForm(header_length(headers), header(headers, "Content-Encoding"))
+    if headers.form is None:
+        headers.form = BodyForm(header_length(headers), header(headers, "Content-Encoding"))
+    form: BodyForm = headers.form
+    return form
+
+
+def is_soon_read(form: BodyForm, body_bytes: int) -> bool:
+    """Whether to read a body does not hold up the event loop: binary tensors are views of it and cost nothing."""
+    json_bytes = body_bytes if form.header_length is None else form.header_length
+    return json_bytes <= _INLINE_JSON_BYTES and form.encoding is None
+
+
+async def elsewhere(read: Callable[[], T]) -> T:
+    """Reads a body where that does not hold up the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_DECODING, read)
+
+
 async def decoded(decode: Callable[[], T], headers: Mapping[str, str], json_bytes: int) -> T:
     """Runs `decode` where it does not hold up the event loop for long.
 
@@ -157,9 +192,48 @@ async def decoded(decode: Callable[[], T], headers: Mapping[str, str], json_byte
         headers: of the request, for its Content-Encoding.
         json_bytes: of the body as it came; binary tensors are views of it and cost nothing.
     """
-    if json_bytes <= _INLINE_JSON_BYTES and header(headers, "Content-Encoding") is None:
+    if is_soon_read(BodyForm(None, header(headers, "Content-Encoding")), json_bytes):
         return decode()
-    return await asyncio.get_running_loop().run_in_executor(_DECODING, decode)
+    return await elsewhere(decode)
+
+
+def read_request(
+    model: str,
+    version: str,
+    form: BodyForm,
+    body: bytes,
+    *,
+    now_s: float,
+    principal: str,
+    trust_request_id: bool,
+    limits: Limits,
+) -> InferRequest:
+    """The request of a body as it came; see `oip.decode_request`.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    return decode_request(
+        model,
+        body if form.encoding is None else decoded_body({"content-encoding": form.encoding}, body, limits),
+        form.header_length,
+        version=version,
+        now_s=now_s,
+        principal=principal,
+        trust_request_id=trust_request_id,
+        limits=limits,
+    )
+
+
+def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:
+    """What a request is answered with.
+
+    Raises:
+        InvalidTensorError: the response cannot travel as the request asks.
+    """
+    labels = class_labels(plane, request, response) if request.outputs else ()
+    encoded = encode_response(request, response, labels)
+    return Reply(200, headers_for(encoded), encoded.body)
 
 
 async def infer_reply(
@@ -191,25 +265,19 @@ async def infer_reply(
         FirstlineError: why there is no answer; `error_reply` says it.
     """
     now_s = clock.monotonic_s() if arrived_s is None else arrived_s
-    length = header_length(headers)
-    limits = plane.limits
+    form = body_form(headers)
 
-    def decode() -> InferRequest:
-        return decode_request(
-            model,
-            decoded_body(headers, body, limits),
-            length,
-            version=version,
+    def read() -> InferRequest:
+        return read_request(
+            *(model, version, form, body),
             now_s=now_s,
             principal=principal,
             trust_request_id=trust_request_id,
-            limits=limits,
+            limits=plane.limits,
         )
 
-    request = await decoded(decode, headers, len(body) if length is None else length)
-    response = await plane.infer(request)
-    encoded = encode_response(request, response, class_labels(plane, request, response))
-    return Reply(200, headers_for(encoded), encoded.body)
+    request = read() if is_soon_read(form, len(body)) else await elsewhere(read)
+    return response_reply(plane, request, await plane.infer(request))
 
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:

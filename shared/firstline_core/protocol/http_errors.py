@@ -104,7 +104,13 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
 
 
 class Lowered(dict[str, str]):
-    """Headers whose names are all lower-case, so that one look tells whether one is there."""
+    """Headers whose names are all lower-case, so that one look tells whether one is there.
+
+    Attributes:
+        form: what they say of the body (`http.body_form`), once somebody asked; they do not change.
+    """
+
+    form: Any = None
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:

@@ -58,9 +58,9 @@ def kind_of(request: InferRequest, response: InferResponse) -> Kind | None:
     if array.dtype.kind not in "fiu" or any([output.classification for output in request.outputs]):  # noqa: C419
         return None
     return (
-        *(response.model, response.version, bool(response.id), tensor.name, array.dtype.char, array.shape),
-        *(request.outputs, request.binary_output, answer.model_digest, answer.tier, answer.status, answer.reason),
-        *(answer.certified, answer.durable, attempt.tier, attempt.outcome),
+        (response.model, response.version, bool(response.id), tensor.name, array.dtype.char, array.shape),
+        (request.outputs, request.binary_output, answer.model_digest, answer.tier, answer.status, answer.reason),
+        (answer.certified, answer.durable, attempt.tier, attempt.outcome),
     )
 
 

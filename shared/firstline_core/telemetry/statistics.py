@@ -38,7 +38,7 @@ class ModelStatistics:
     Args:
         name: the bundle's.
         version: the bundle's.
-        last_inference_ms: wall time of the latest answer, since 1970.
+        last_inference_s: wall time of the latest answer, since 1970.
         inference_count: rows that the model answered, in however few runs.
         execution_count: runs of the model.
         success: requests that were answered, from their arrival on.
@@ -53,7 +53,7 @@ class ModelStatistics:
 
     name: str
     version: str
-    last_inference_ms: int = 0
+    last_inference_s: float = 0.0
     inference_count: int = 0
     execution_count: int = 0
     success: Duration = field(default_factory=Duration)
@@ -67,7 +67,7 @@ class ModelStatistics:
     def answered(self, seconds: float, now_s: float) -> None:
         """Counts an answer that took so long, at this wall time."""
         self.success.add(seconds)
-        self.last_inference_ms = round(now_s * 1000)
+        self.last_inference_s = now_s
 
     def ran(self, rows: int, seconds: float, waits_s: Sequence[float]) -> None:
         """Counts a run: its rows, how long it took, and how long each of its requests had waited."""
@@ -88,7 +88,7 @@ def _model(found: ModelStatistics) -> dict[str, Any]:
     return {
         "name": found.name,
         "version": found.version,
-        "last_inference": found.last_inference_ms,
+        "last_inference": round(found.last_inference_s * 1000),
         "inference_count": found.inference_count,
         "execution_count": found.execution_count,
         "inference_stats": {
