@@ -21,7 +21,7 @@ import httpx
 import uvloop
 from figures import Figure, report
 
-from firstline_gateway.executors.oip.http_client import HttpClient
+from firstline_core.protocol.http_client import HttpClient
 
 _ROUNDS = 7
 _BODIES_BYTES = {"1 KB": 1_000, "600 KB": 602_112}
