@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from firstline_core.errors import LinkDownError, ProtocolError, RemoteTimeoutError
-from firstline_gateway.executors.oip.http_client import HttpClient
+from firstline_core.protocol.http_client import HttpClient
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
 Says = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
