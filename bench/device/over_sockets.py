@@ -52,10 +52,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def running(
-    folder: Path, bundle: Path, gateway: int, *settings: str
-) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
-    """An agent's process, its port and its Unix socket; requests are not logged, line by line."""
+def running(folder: Path, bundle: Path, gateway: int, *settings: str) -> Iterator[tuple[int, int, Path]]:
+    """An agent's process id, its port and its Unix socket; requests are not logged, line by line."""
     path = folder / "agent.sock"
     given = (
         f"agent.state_dir={folder / 'state'}",
@@ -69,7 +67,7 @@ def running(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             said = process.stdout.readline() if process.stdout is not None else ""
-            yield process, int(json.loads(said)["url"].rpartition(":")[2]), path
+            yield process.pid, int(json.loads(said)["url"].rpartition(":")[2]), path
         finally:
             process.terminate()
 
@@ -85,19 +83,19 @@ def measure(folder: Path, requests: int) -> tuple[Times, float, float]:
             gateway = int(responder.stdout.readline()) if responder.stdout is not None else 0
             (folder / "a").mkdir()
             started_s = time.perf_counter()
-            with running(folder / "a", kept, gateway) as (process, port, path):
+            with running(folder / "a", kept, gateway) as (pid, port, path):
                 client = Client(socket.create_connection(("127.0.0.1", port)))
                 client.ask(rows(1, 1)[0])
                 first_s = time.perf_counter() - started_s
                 client.close()
                 for way, connect in _ways(port, path):
                     _confident_and_memory(times, way, Client(connect()), requests)
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 rss_mb = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
             for name, bundle in (("disk hit", kept), ("escalation", escalated)):
                 place = folder / name.replace(" ", "-")
                 place.mkdir()
-                with running(place, bundle, gateway, "cache.memory_limit_bytes=0", "audit.per_hour=0") as (
+                with running(place, bundle, gateway, "cache.memory_limit_bytes=0") as (
                     _,
                     port,
                     path,
