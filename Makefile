@@ -37,7 +37,7 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto postgres wrk tflite clients lock wheel resolve size evaluate certificate \
+.PHONY: help demo test check format mosquitto postgres wrk tflite ray clients lock wheel resolve size evaluate certificate \
   bench bench-peers loadgen bench-routing alarm \
   chaos chaos-full soak fuzz audit sbom stampede idle decision agent deliveries wear timing line overload admission fresh clean
 
@@ -98,6 +98,10 @@ tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and n
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
 	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$files
 
+ray: .venv-ray/stamp ## the tests marked ray, with Ray: a cluster of two machines, one of them killed (a minute or two)
+	files=$$(grep -rl 'mark\.ray' tests --include='test_*.py'); \
+	.venv-ray/bin/pytest $(PYTEST_ARGS) -m ray $$files
+
 clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with the Triton and KServe clients
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
 
@@ -110,6 +114,7 @@ lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade fo
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients
+	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
 	$(LOCK) --output-file requirements/loadgen.lock --group loadgen
 	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
@@ -221,6 +226,13 @@ clean: ## remove the environments, the caches and what was built
 	[ -x .venv-tflite/bin/python ] || $(TFLITE_PYTHON) -m venv --without-pip .venv-tflite
 	$(call install,.venv-tflite,$<)
 	$(call install_project,.venv-tflite)
+	touch $@
+
+# On a Python that Ray has no wheels for, this fails, and nothing else does.
+.venv-ray/stamp: requirements/ray.lock pyproject.toml .venv/uv.stamp
+	[ -x .venv-ray/bin/python ] || $(PYTHON) -m venv --without-pip .venv-ray
+	$(call install,.venv-ray,$<)
+	$(call install_project,.venv-ray)
 	touch $@
 
 .venv-clients/stamp: requirements/clients.lock .venv/uv.stamp

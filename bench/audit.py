@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-LOCKS = ("edge", "tflite", "gateway", "demo", "dev", "clients", "installer", "build")
+LOCKS = ("edge", "tflite", "gateway", "demo", "dev", "clients", "ray", "loadgen", "installer", "build")
 
 
 class Verdict(NamedTuple):

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _require_mosquitto()
     if item.get_closest_marker("shared_data") is not None:
         _require_shared_data()
+    if item.get_closest_marker("ray") is not None and find_spec("ray") is None:
+        pytest.skip("Ray is not installed here: `make ray` runs this in an environment of its own")
     if item.get_closest_marker("clients") is not None and not _CLIENTS_PYTHON.exists():
         _missing("there is no .venv-clients: `make clients`")
 

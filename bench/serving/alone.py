@@ -6,6 +6,7 @@ python -m serving.alone model.onnx --kind s --batch 64 --threads 1 --seconds 2
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -22,10 +23,12 @@ from serving.processes import Cores
 _WARM_UP = 20
 
 
-def measured(model: Path, kind: Kind, *, batch: int, threads: int, seconds: float, on: Cores) -> dict[str, float]:
-    """Rows a second of all threads together, and how long one run took."""
+def measured(
+    model: Path, kind: Kind, *, seconds: float, on: Cores, batch: int = 1, threads: int = 1, copies: int = 1
+) -> dict[str, float]:
+    """Rows a second of all threads together, and how long one run took; `copies` of the model are run in turn."""
     command = [sys.executable, "-m", "serving.alone", model, "--kind", kind.name]
-    command += ["--batch", batch, "--threads", threads, "--seconds", seconds]
+    command += ["--batch", batch, "--threads", threads, "--seconds", seconds, "--copies", copies]
     told = subprocess.run(
         ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *map(str, command)],
         capture_output=True,
@@ -43,19 +46,21 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     asked = parser.parse_args()
     given = {INPUT: rows(KINDS[asked.kind], asked.batch)}
     took_s: list[list[float]] = [[] for _ in range(asked.threads)]
 
     def run(own: list[float]) -> None:
-        alone = session(asked.model)
-        for _ in range(_WARM_UP):
+        sessions = [session(asked.model) for _ in range(asked.copies)]
+        for alone in sessions * _WARM_UP:
             alone.run(None, given)
+        in_turn = itertools.cycle(sessions)
         start.wait()
         end_s = time.perf_counter() + asked.seconds
         while (began_s := time.perf_counter()) < end_s:
-            alone.run(None, given)
+            next(in_turn).run(None, given)
             own.append(time.perf_counter() - began_s)
 
     start = threading.Barrier(asked.threads)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import figures as book
 from figures import Figure
 
-from serving import machine, ours, peer, wrk
+from serving import machine, ours, peer, tables, wrk
 from serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
 from serving.bodies import Row
 from serving.effort import Effort
@@ -200,5 +200,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from serving import plots
 
         plots.draw(said.target)
+        tables.refill()
     book.tell(rows)
     return 0

@@ -72,7 +72,7 @@ def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, thre
 
 @contextlib.contextmanager
 def agent(folder: Path, bundle: Path, ask: Ask, right: Row, on: Cores) -> Iterator[Server]:
-    """`edge-agent run` with its defaults and one bundle, over loopback; its gateway is down."""
+    """`edge-agent run` with its defaults and one bundle; its gateway is down."""
     config = folder / "edge-agent.toml"
     config.write_text(
         f'[agent]\ndevice_id = "bench"\nstate_dir = "state"\n[models]\ndirectories = ["{bundle}"]\n'

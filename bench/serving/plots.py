@@ -89,20 +89,21 @@ def beside(samples: Sequence[Sample]) -> Picture:
     """Requests a second of everybody, on a logarithmic scale."""
     whats = list(dict.fromkeys(one.what for one in samples if "rate_per_s" in one.values))
     everybody = list(dict.fromkeys(one.who for one in samples))
+    columns = min(3, len(whats))
     picture, panels = plt.subplots(
-        1, len(whats), figsize=(2.6 * len(whats) + 1, 3.2), sharey=True, layout="constrained", squeeze=False
+        -(-len(whats) // columns), columns, figsize=(9, 5), sharey=True, layout="constrained", squeeze=False
     )
-    for axes, what in zip(panels[0], whats, strict=True):
-        found = [median(samples, who, what, "rate_per_s") or np.nan for who in everybody]
-        colours = [{"gateway": _OURS, "raw ASGI": _RAW}.get(who, _PEER) for who in everybody]
-        axes.barh(everybody, found, color=colours)
+    for axes in panels.flat[len(whats) :]:
+        axes.set_visible(False)
+    for axes, what in zip(panels.flat, whats, strict=False):
+        found = [median(samples, who, what, "rate_per_s") or 0.0 for who in everybody]
+        axes.barh(everybody, found, color=[{"gateway": _OURS, "raw ASGI": _RAW}.get(who, _PEER) for who in everybody])
+        axes.set(title=what, xscale="log", xlim=(1, 30 * max(found)))
         for at, rate in enumerate(found):
-            text = "not its form" if np.isnan(rate) else f"{rate:,.0f}"
-            axes.annotate(
-                text, (1 if np.isnan(rate) else rate, at), xytext=(3, 0), textcoords="offset points", va="center"
-            )
-        axes.set(title=what.replace(", ", "\n"), xscale="log", xlabel="requests a second")
-        axes.margins(x=0.3)
+            text = f"{rate:,.0f}" if rate else "no such form"
+            axes.annotate(text, (rate or 1.0, at), xytext=(3, 0), textcoords="offset points", va="center")
+    for axes in panels[-1]:
+        axes.set(xlabel="requests a second")
     panels[0][0].invert_yaxis()
     return picture
 

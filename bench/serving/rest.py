@@ -96,7 +96,7 @@ def measure(effort: Effort) -> list[Sample]:
                             in_flight=question.in_flight,
                             seconds=effort.seconds,
                             on=turn.client,
-                            warm_up_s=effort.warm_up_s,
+                            warm_up_s=effort.warm_up_s if question is turn.questions[0] else 0,
                         )
                         samples.append(of_load(PART, number, turn.who, question.name + turn.suffix, load))
                     samples.append(Sample(PART, number, turn.who, "start" + turn.suffix, {"s": server.start_s}))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import figures as book
 from figures import Figure
 
-from serving import flat, limits, machine, rest, wrk
+from serving import flat, limits, machine, rest, tables, wrk
 from serving.effort import QUICK, Effort
 from serving.samples import Sample
 
@@ -82,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from serving import plots
 
         plots.draw(said.target)
+        tables.refill()
     book.tell([figure for one in found.values() for figure in one.figures])
     print()
-    print(table([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
+    print(aims([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
     return 0
 
 
@@ -107,7 +108,7 @@ def _place(figure: str) -> int:
     return PARTS.index(part) if part in PARTS else len(PARTS)
 
 
-def table(rows: Sequence[Figure]) -> str:
+def aims(rows: Sequence[Figure]) -> str:
     """Aim, measured, and whether it holds, as text."""
     cells = [("", "measured", "aim", "")]
     for row in rows:

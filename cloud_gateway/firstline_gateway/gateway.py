@@ -19,8 +19,7 @@ from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.engine import loads_here, open_engine
-from firstline_gateway.executors.oip.executor import open_transports
+from firstline_gateway.executors.engine import check_engine, loads_here, open_engine
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
@@ -268,8 +267,7 @@ def check_files(settings: Settings) -> None:
         ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
             good.
     """
-    if not loads_here(settings):
-        open_transports(settings.oip, settings.limits)
+    check_engine(settings)
     identity.check_files(settings)
     if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

@@ -52,7 +52,12 @@ class GatewayMetrics(RequestMetrics):
 
     def engine(self, report: Callable[[], EngineReport]) -> None:
         """Says where to read how the engine's servers are."""
-        self.readings("server_up", "1 while a server that runs models is asked.", ("server",), lambda: report().up)
+        self.readings(
+            "server_up",
+            "1 while a server that runs models is asked; on a Ray cluster, the replicas.",
+            ("server",),
+            lambda: report().up,
+        )
         self.readings(
             "server_batches_total",
             "Batches that a server had, by what became of them.",

@@ -102,8 +102,9 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    engine: Literal["local", "oip"] = "local"
-    """What runs the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`."""
+    engine: Literal["local", "oip", "ray"] = "local"
+    """What runs the full models: "local" is ONNX Runtime in this process, "oip" the servers of `oip.endpoints`, "ray"
+    the cluster of `ray.address`."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is absent is an error."""
     sessions: Annotated[int, Meta(ge=0)] = 0
@@ -133,6 +134,25 @@ class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The longest that one endpoint may take for a batch (seconds); then another one is asked."""
     hedge_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Of all batches, the share that may be sent to a second endpoint because the first one is slow; 0 is never."""
+
+
+class Ray(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    address: str = "auto"
+    """The cluster's head, HOST:PORT; "auto" is the cluster that this machine is a node of."""
+    models_directory: str = ""
+    """Where its machines have the bundles of `models.directory`; "" is the same path."""
+    replicas_min: Count = 1
+    """Replicas of each full model that always run; from 2 on, one lost machine is not noticed."""
+    replicas_max: Count = 8
+    """Replicas of each full model that run at the most; Ray adds them under load."""
+    replica_cores: Count = 1
+    """Cores that a replica takes, and batches that it runs side by side."""
+    replica_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    """GPUs that a replica takes, parts of one included; `execution.providers` then names theirs."""
+    in_flight: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Batches at the same moment for each core of a replica: one that runs, and some on the way."""
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """The longest that a replica may take for a batch (seconds); then another one is asked."""
 
 
 class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,6 +240,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: Models = Models()
     execution: Execution = Execution()
     oip: Oip = Oip()
+    ray: Ray = Ray()
     mqtt: Mqtt = Mqtt()
     broker: Broker = Broker()
     store: Store = Store()

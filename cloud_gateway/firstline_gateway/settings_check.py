@@ -53,6 +53,16 @@ def _check_engine(found: Settings) -> None:
             'oip.endpoints is empty; name the servers that run the models, such as ["https://gpu-1.example.com:8000"], '
             'or set execution.engine = "local".'
         )
+    if found.ray.address != "auto" and not _is_ray_head(found.ray.address):
+        raise ConfigError(
+            f'ray.address is {found.ray.address!a}; write it as "HOST:PORT" of the cluster\'s head, or "auto" on a '
+            "machine that is a node of it."
+        )
+    if found.ray.replicas_max < found.ray.replicas_min:
+        raise ConfigError(
+            f"ray.replicas_max is {found.ray.replicas_max}, less than the {found.ray.replicas_min} of "
+            "ray.replicas_min; raise the one or lower the other."
+        )
     for endpoint in found.oip.endpoints:
         if not _is_endpoint(endpoint):
             raise ConfigError(
@@ -78,6 +88,10 @@ def _is_endpoint(url: str) -> bool:
     plain = url.isascii() and url.isprintable() and " " not in url
     named = parts.hostname is not None and _is_host(parts.hostname) and parts.username is None and port != 0
     return plain and parts.scheme in {"http", "https"} and named and not parts.query and not parts.fragment
+
+
+def _is_ray_head(address: str) -> bool:
+    return "/" not in address and _is_endpoint(f"http://{address}") and urlsplit(f"http://{address}").port is not None
 
 
 def _check_tls(found: Settings) -> None:

@@ -23,7 +23,7 @@ What it rests on
     workers         threads for runs that would hold up the event loop
     cache           what models said of rows, in memory
     disk_cache      the same, on disk
-    cache_database  diskcache without pickles, whose puts share a commit
+    cache_database  its SQLite file, whose puts share a commit
     keys            what a row, and a question about it, is known by
     single_flight   what is asked twice at a time is done once
     deadline        waits no longer than that

@@ -31,7 +31,6 @@ from firstline_core.types import InferRequest, InferResponse, ModelMetadata, Ten
 from firstline_edge import report
 from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
-from firstline_edge.counted import Counted
 from firstline_edge.models import HeldModel
 from firstline_edge.parts import Parts, open_parts
 from firstline_edge.settings import EdgeSettings
@@ -40,6 +39,10 @@ from firstline_edge.turns import Turns
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
 """What the short way calls the input of a model that this device does not hold."""
+
+
+_FIRST = Wait.FIRST
+_NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
 
 class EdgeAgent:
@@ -77,9 +80,9 @@ class EdgeAgent:
         self._clock = clock
         self._started_s = clock.monotonic_s()
         self._ready = False
+        self._default_timeout_s = settings.policy.default_timeout_ms / 1000
         self._turns = Turns(settings.api.waiting_limit, clock)
         self._opened = contextlib.AsyncExitStack()
-        self._counted = Counted(clock)
 
     async def __aenter__(self) -> EdgeAgent:
         opening = open_parts(self.settings, self.metrics, self.limits, self._clock)
@@ -100,28 +103,20 @@ class EdgeAgent:
         started_s = time.perf_counter()
         trail = Trail()
         if request.deadline_s is None:
-            deadline_s = self._clock.monotonic_s() + self.settings.policy.default_timeout_ms / 1000
-            request = replace(request, deadline_s=deadline_s)
+            request = replace(request, deadline_s=self._clock.monotonic_s() + self._default_timeout_s)
+        deadline_s = request.deadline_s or math.inf
         try:
-            await self._turns.take(request.deadline_s or math.inf)
+            if not self._turns.take_now(deadline_s):
+                await self._turns.take(deadline_s)
             response = await self.parts.cascade.infer(request, trail)
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
             error.request_id = request.request_id
-            self.parts.recorder.refused(request, error, trail, time.perf_counter() - started_s)
-            if (held := self.parts.models.find(request.model, request.version)) is not None:
-                self._counted.refused(request, held, time.perf_counter() - started_s)
+            held = self.parts.models.find(request.model, request.version)
+            self.parts.recorder.refused(request, held, error, trail, time.perf_counter() - started_s)
             raise
-        self._counted.answered(request, response, time.perf_counter() - started_s)
-        self.parts.recorder.answered(
-            request,
-            response,
-            time.perf_counter() - started_s,
-            cause=trail.cause,
-            wait=request.wait.value if request.wait is Wait.FIRST else "",
-            **denied(trail.denials),
-            **self._routing(request),
-        )
+        seconds = time.perf_counter() - started_s
+        self.parts.recorder.answered(request, response, seconds, self._facts(request, trail))
         return response
 
     async def infer_file(self, model: str, content: bytes, **preferences: str) -> InferResponse:
@@ -193,7 +188,7 @@ class EdgeAgent:
         await self.parts.reloading.unload(model)
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._counted.of(held.manifest.name, held.version) for held in self._held()]
+        return [self.parts.recorder.statistics(held.manifest.name, held.version) for held in self._held()]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)
@@ -222,23 +217,23 @@ class EdgeAgent:
         held = self.parts.models.find(model, version)
         return held.manifest.labels if held is not None else ()
 
+    def exposition(self) -> tuple[bytes, str]:
+        """The metrics in Prometheus' form, and its content type."""
+        self.parts.recorder.flush()
+        return self.metrics.render()
+
     def status(self) -> dict[str, Any]:
         """How the agent is, see `report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
-    def _routing(self, request: InferRequest) -> dict[str, Any]:
-        """What the request's scores were held against."""
+    def _facts(self, request: InferRequest, trail: Trail) -> Mapping[str, Any]:
+        """What the decision log says of an answer beside the answer: what it was held against, and what went wrong."""
         held = self.parts.models.find(request.model, request.version)
-        if held is None:
-            return {"threshold": None}
-        certificate = held.edge.certificate if held.edge is not None else None
-        threshold = self.parts.router.threshold(held)
-        return {
-            "threshold": threshold if math.isfinite(threshold) else None,
-            "by": certificate.by if certificate is not None else "",
-            "certificate": certificate and certificate.promise,
-            "uncertified": self.parts.router.uncertified(held),
-        }
+        facts = _NOT_HELD if held is None else self.parts.router.told(held)
+        if not trail.cause and not trail.denials and request.wait is not _FIRST:
+            return facts
+        known = {"cause": trail.cause, "wait": request.wait.value if request.wait is _FIRST else ""}
+        return {**facts, **{key: value for key, value in known.items() if value}, **denied(trail.denials)}
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({held.manifest.name for held in self.parts.models.all})) or "none"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.clock import Clock
@@ -24,8 +24,7 @@ _HEAD = struct.Struct("<Bff")  # format, score, value
 _OVERHEAD_BYTES = 400
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelOutput:
+class ModelOutput(Struct, frozen=True, eq=False):
     """What one model said of one row.
 
     Args:
@@ -39,8 +38,7 @@ class ModelOutput:
     value: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
+class _Entry(Struct, frozen=True, eq=False):
     """An output in memory, until a point in monotonic time."""
 
     expires_s: float
@@ -128,7 +126,7 @@ class ResultCache:
             output: its probabilities are copied, for they may be a view of a whole batch or message.
             private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
-        output = replace(output, probabilities=output.probabilities.copy())
+        output = ModelOutput(output.probabilities.copy(), output.score, output.value)
         self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
         if not private and self._disk is not None:
             self._disk.put(key, encode(output))

@@ -1,127 +1,151 @@
-"""diskcache as the result cache uses it: bytes only, without pickles, and with puts that share a commit.
+"""The result cache's SQLite file: keys, sealed values, when they end. Puts share a commit.
 
-diskcache unpickles what it finds in its database and its files (CVE-2025-69872; its JSONDisk too), so whoever can
-write there runs code here. `BytesDisk` stores bytes in the database only, and refuses anything else that it finds.
-
-A result is small and a commit is not: alone it would write seven pages. Many share one, so that a power cut costs the
-last few results, and flash memory is spared (`make wear`).
+A result is small and a commit is not: alone it would write seven pages. So puts wait in memory for others, and are
+read from there; a power cut costs the last few results, and flash memory is spared (`make wear`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import sqlite3
 import time
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from pathlib import Path
 
-import diskcache
-from diskcache.core import MODE_RAW, UNKNOWN
+FILE_NAME = "cache.db"
+UNREADABLE = (sqlite3.DatabaseError,)
+"""What a file raises that is no such database."""
+REFUSED = (sqlite3.Error, OSError)
+"""What is raised where the disk does not do as it is told."""
 
+_VERSION = 2
 # What is put shares a commit with so many others, and waits no longer for them than the next one after so long.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
-_ITS_OWN_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
-UNREADABLE = (sqlite3.DatabaseError, AttributeError, KeyError, TypeError, ValueError)
-"""What diskcache raises on a database that is not its own, beside sqlite3's errors."""
-REFUSED = (sqlite3.Error, diskcache.Timeout, OSError)
-"""What it raises where the disk does not do as it is told."""
+# Reads are inline on the event loop; nobody else should hold the file's lock for longer.
+_LOCK_TIMEOUT_S = 0.05
+_PAGE_BYTES = 4096
+_SETTINGS = (
+    f"PRAGMA page_size = {_PAGE_BYTES}",
+    "PRAGMA auto_vacuum = FULL",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+    # Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS.
+    "PRAGMA cache_size = 256",
+    "PRAGMA mmap_size = 0",
+)
+# Row ids rise, so that they tell who came first.
+_TABLE = "CREATE TABLE results (key BLOB NOT NULL UNIQUE, value BLOB NOT NULL, expires_s REAL NOT NULL)"
+_INDEX = "CREATE INDEX results_by_end ON results (expires_s)"
+_FIND = "SELECT value, expires_s FROM results WHERE key = ?"
+_PUT = "INSERT OR REPLACE INTO results (key, value, expires_s) VALUES (?, ?, ?)"
+_OLDEST = "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results ORDER BY rowid LIMIT ?)"
+_EXPIRED = (
+    "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results WHERE expires_s < ? ORDER BY expires_s LIMIT ?)"
+)
 
 
-class ForeignEntryError(Exception):
-    """The cache directory holds an entry that this agent cannot have written."""
+class Database:
+    """A bounded map on disk. The first put goes alone, to see what the disk does.
 
+    Args:
+        directory: exists.
+        limit_bytes: of the file; the oldest entries make room.
 
-class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
-    """Keys and values are `bytes` kept in the database; no pickle is ever written or read."""
+    Raises:
+        sqlite3.Error: the file is no such database, or the disk refuses.
+    """
 
-    def put(self, key: object) -> tuple[bytes, bool]:
-        if type(key) is not bytes:
-            _refuse(f"a key of type {type(key).__name__}")
-        return key, True
-
-    def get(self, key: object, raw: object) -> bytes:
-        if not raw or type(key) is not bytes:
-            _refuse("a pickled key")
-        return key
-
-    def store(self, value: object, read: bool, key: object = UNKNOWN) -> tuple[int, int, None, bytes]:
-        if read or type(value) is not bytes:
-            _refuse(f"a value of type {type(value).__name__}")
-        return 0, MODE_RAW, None, value
-
-    def fetch(self, mode: object, filename: object, value: object, read: bool) -> bytes:
-        if mode != MODE_RAW or filename is not None or read or type(value) is not bytes:
-            _refuse("a pickled value or a file")
-        return value
-
-    def remove(self, file_path: str) -> None:
-        # The name comes from the database: only a name that diskcache could have made is followed.
-        if _ITS_OWN_FILE.fullmatch(file_path):
-            super().remove(file_path)
-
-
-def _refuse(what: str) -> NoReturn:
-    raise ForeignEntryError(f"The result cache refuses {what}; it holds bytes only.")
-
-
-class Database(diskcache.Cache):  # type: ignore[misc]  # diskcache has no types
-    """With puts that share a commit, and can be read before it. The first goes alone, to see what the disk does."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self._group: AbstractContextManager[None] | None = None
-        self._puts, self._puts_limit = 0, 1
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self._limit_pages = limit_bytes // _PAGE_BYTES
+        self._waiting: dict[bytes, tuple[bytes, float]] = {}
+        self._group_limit = 1
         self._commit_at_s = 0.0
-        try:
-            super().__init__(*arguments, **settings)
-        except (*REFUSED, *UNREADABLE):
-            self.close()  # diskcache would leave the connection to the garbage collector
-            raise
+        path = directory / FILE_NAME
+        self._connection = self._open(path)
+        if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):  # another version's, or a new one
+            self._connection.close()
+            for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+                file.unlink(missing_ok=True)
+            self._connection = self._open(path)
+            for statement in (_TABLE, _INDEX, f"PRAGMA user_version = {_VERSION}"):
+                self._connection.execute(statement)
 
-    def put(self, key: bytes, value: bytes, ttl_s: float, now_s: float) -> bool:
-        """As `set`, in a group; whether the disk has taken one now."""
-        if self._group is None:
-            group = self.transact()
-            group.__enter__()
-            self._group, self._puts, self._commit_at_s = group, 0, now_s + _GROUP_S
+    def _open(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
         try:
-            self.set(key, value, expire=ttl_s)
-        except BaseException as error:
-            self._end_group(error)
+            for statement in _SETTINGS:
+                connection.execute(statement)
+        except sqlite3.Error:
+            connection.close()
             raise
-        self._puts += 1
-        full = self._puts >= self._puts_limit or now_s >= self._commit_at_s
+        return connection
+
+    def __len__(self) -> int:
+        found: int = self._connection.execute("SELECT count(*) FROM results").fetchone()[0]
+        return found + len(self._waiting)
+
+    def check(self) -> None:
+        """Raises `sqlite3.Error` where the file cannot be read, or not be written."""
+        self.get(b"probe")
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("ROLLBACK")
+
+    def get(self, key: bytes) -> tuple[object, float] | None:
+        """What is kept under the key, and when it ends by the wall's clock; whoever wrote the file chose its type."""
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            return waiting
+        found: tuple[object, float] | None = self._connection.execute(_FIND, (key,)).fetchone()
+        return found
+
+    def put(self, key: bytes, value: bytes, expires_s: float, now_s: float) -> bool:
+        """Keeps a value; whether the disk has taken it now, and all that waited.
+
+        Args:
+            key: replaces what is there.
+            value: to keep.
+            expires_s: by the wall's clock.
+            now_s: on the monotonic clock.
+        """
+        if not self._waiting:
+            self._commit_at_s = now_s + _GROUP_S
+        self._waiting[key] = (value, expires_s)
+        full = len(self._waiting) >= self._group_limit or now_s >= self._commit_at_s
         if full:
             self.commit()
         return full
 
     def commit(self) -> None:
-        """Has the disk take the open group, if there is one."""
-        self._puts_limit = 1
-        try:
-            self._end_group()
-        finally:
-            if self._con.in_transaction:  # the disk refused
-                self._con.rollback()
-        self._puts_limit = _GROUP_PUTS
+        """Has the disk take what waits; what it refuses is forgotten."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
+        self._group_limit = 1
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._make_room(sum(2 + len(value) // _PAGE_BYTES for value, _ in waiting.values()), len(waiting))
+            self._connection.executemany(_PUT, ((key, *kept) for key, kept in waiting.items()))
+        self._group_limit = _GROUP_PUTS
 
-    def _end_group(self, error: BaseException | None = None) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        if error is None:
-            group.__exit__(None, None, None)
-            return
-        self._puts_limit = 1
-        with contextlib.suppress(sqlite3.Error):  # SQLite may have undone it already
-            group.__exit__(type(error), error, error.__traceback__)
+    def delete(self, key: bytes) -> None:
+        self._waiting.pop(key, None)
+        self._connection.execute("DELETE FROM results WHERE key = ?", (key,))
 
     def expire_some(self, limit: int) -> int:
-        """As `expire`, but no more than `limit`; how many that were."""
-        select = "SELECT rowid, filename FROM Cache WHERE expire_time < ? ORDER BY expire_time LIMIT ?"
-        with self._transact() as (sql, cleanup):
-            rows = sql(select, (time.time(), limit)).fetchall()
-            for row_id, filename in rows:
-                sql("DELETE FROM Cache WHERE rowid = ?", (row_id,))
-                cleanup(filename)
-        return len(rows)
+        """Removes what has ended, no more than `limit`; how many that were."""
+        self.commit()
+        return self._connection.execute(_EXPIRED, (time.time(), limit)).rowcount
+
+    def close(self) -> None:
+        """Lets go of the file, and of what waits; calling it twice is harmless."""
+        self._connection.close()
+
+    def _make_room(self, pages: int, entries: int) -> None:
+        """Removes the oldest until so many pages are free, as many entries at a time as are to come."""
+        while self._used_pages() + pages > self._limit_pages:
+            if not self._connection.execute(_OLDEST, (entries,)).rowcount:
+                return
+
+    def _used_pages(self) -> int:
+        total, free = (
+            self._connection.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count")
+        )
+        return int(total - free)

@@ -24,7 +24,6 @@ from firstline_core.errors import (
     QueueFullError,
 )
 from firstline_core.routing import policy
-from firstline_core.routing.policy import Decision
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
@@ -37,7 +36,12 @@ from firstline_edge.judge import Judge
 from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
+from firstline_edge.rows import Row
 from firstline_edge.runner import Runner
+
+_NO_ROWS = ((), (0,))
+# Looking a member up in its enumeration takes as long as reading a clock.
+_EDGE, _FIRST = Tier.EDGE, Wait.FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Cascade:
             RuntimeFailure: the model that had to answer failed.
         """
         trail = trail or Trail()
-        if not request.inputs or any(tensor.shape[:1] in ((), (0,)) for tensor in request.inputs):
+        if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         now_s = self._clock.monotonic_s()
         deadline_s = now_s + self._options.default_timeout_s if request.deadline_s is None else request.deadline_s
@@ -125,11 +129,11 @@ class Cascade:
         # 1. What needs no look at the edge model's answer.
         decision = policy.before(
             policy.Evidence(
-                route=request.route,
-                privacy=request.privacy,
-                holds_model=edge is not None,
-                size_bytes=request.size_bytes,
-                limit_bytes=self._options.limit_bytes,
+                request.route,
+                request.privacy,
+                edge is not None,
+                request.size_bytes,
+                self._options.limit_bytes,
             )
         )
         if model is None:
@@ -137,39 +141,38 @@ class Cascade:
             return await self._gateway.pass_on(request, deadline_s, trail.attempts)
         case = Case.of(request, model, deadline_s, trail)
         try:
-            return await self._decide(case, edge, decision)
+            # 2. The small model, from the cache or by running it.
+            if edge is not None and (decision is None or decision.tier is _EDGE):
+                trail.turn_to(_EDGE, decision.reason if decision is not None else None)
+                try:
+                    slow = self._runner.ask_quickly(case, edge, case.rows)
+                    if slow:
+                        await self._runner.ask_slowly(case, edge, slow)
+                except (InferenceError, QueueFullError):
+                    if decision is not None:  # bound to this device
+                        raise
+                except DeadlineExceededError:
+                    if case.hedge is None or not case.hedge.landed:  # nobody else has answered
+                        raise
+
+            # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
+            escalated = self._judge.escalated(case, decision)
+            self._audits.judged(request, model, case.rows)
+            self._hedging.settle(request, case.hedge, escalated, trail.attempts)
+            return await self._escalate(case, edge, escalated) if escalated else case.answer()
         finally:
             self._hedging.call_off(case.hedge)
 
-    async def _decide(self, case: Case, edge: EdgeModel | None, decision: Decision | None) -> InferResponse:
-        """Steps 2 to 5; `decision` is the first one's."""
+    async def _escalate(self, case: Case, edge: EdgeModel | None, escalated: list[Row]) -> InferResponse:
+        """The last two steps, for the rows that the full model is to answer."""
         request, model, deadline_s, trail = case.request, case.model, case.deadline_s, case.trail
-
-        # 2. The small model, from the cache or by running it.
-        if edge is not None and (decision is None or decision.tier is Tier.EDGE):
-            trail.turn_to(Tier.EDGE, decision.reason if decision is not None else None)
-            try:
-                await self._runner.ask(case, edge, case.rows)
-            except (InferenceError, QueueFullError):
-                if decision is not None:  # bound to this device
-                    raise
-            except DeadlineExceededError:
-                if case.hedge is None or not case.hedge.landed:  # nobody else has answered
-                    raise
-
-        # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
-        escalated = self._judge.escalated(case, decision)
-        self._audits.judged(request, model, case.rows)
-        self._hedging.settle(request, case.hedge, escalated, trail.attempts)
-        if not escalated:
-            return case.answer()
 
         # 4. The full model. Without an edge answer to fall back on, its failure is the answer.
         trail.turn_to(Tier.CLOUD, escalated[0].reason)
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
             await self._gateway.answer_rows(request, model, escalated, deadline_s, trail.attempts)
             return case.answer()
-        if request.wait is Wait.FIRST:
+        if request.wait is _FIRST:
             return await self._provisional.give(case, edge, escalated, Reason.REQUESTED, promised=True)
         reserve_s, has_answer = self._provisional.reserve(case, edge, escalated)
         asked_until_s = deadline_s - reserve_s

@@ -1,22 +1,19 @@
-"""How often, and how long, each model on this device answered: Triton's statistics. What is private is not counted."""
+"""How often, and how long, each model on this device answered: Triton's statistics. `recorder.py` keeps it."""
 
 from __future__ import annotations
 
-from firstline_core.clock import Clock
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, Privacy, Tier
+from firstline_core.types import InferRequest, InferResponse, Tier
 from firstline_edge.models import HeldModel
+
+_EDGE, _CACHE = Tier.EDGE, Tier.CACHE
+_AT_ONCE = (0.0,)
 
 
 class Counted:
-    """Of one process, from its start on.
+    """Of one process, from its start on."""
 
-    Args:
-        clock: whose wall time answers are dated by.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._models: dict[tuple[str, str], ModelStatistics] = {}
 
     def of(self, name: str, version: str) -> ModelStatistics:
@@ -26,22 +23,25 @@ class Counted:
             found = self._models[name, version] = ModelStatistics(name, version)
         return found
 
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, wall_s: float) -> None:
         """Counts an answer, and by its attempts what the device's own model and cache did for it."""
         answer = response.answer
-        if request.privacy is Privacy.LOCAL_ONLY or answer is None:
+        if answer is None:
             return
         found = self.of(response.model, response.version)
-        found.answered(seconds, self._clock.wall_s())
-        tried = {attempt.tier: attempt.ms / 1000 for attempt in answer.attempts if attempt.outcome == "ok"}
-        if Tier.CACHE in tried:
-            found.cache_hit.add(tried[Tier.CACHE])
-        else:
+        found.answered(seconds, wall_s)
+        hit = False
+        for tried in answer.attempts:
+            if tried.outcome != "ok":
+                continue
+            if tried.tier is _CACHE:
+                hit = True
+                found.cache_hit.add(tried.ms / 1000)
+            elif tried.tier is _EDGE:
+                found.ran(request.rows, tried.ms / 1000, _AT_ONCE)
+        if not hit:
             found.cache_miss.add(0.0)
-        if Tier.EDGE in tried:
-            found.ran(request.rows, tried[Tier.EDGE], (0.0,))
 
-    def refused(self, request: InferRequest, held: HeldModel, seconds: float) -> None:
+    def refused(self, held: HeldModel, seconds: float) -> None:
         """Counts a request that was not answered."""
-        if request.privacy is not Privacy.LOCAL_ONLY:
-            self.of(held.manifest.name, held.version).fail.add(seconds)
+        self.of(held.manifest.name, held.version).fail.add(seconds)

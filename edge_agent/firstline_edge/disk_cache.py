@@ -12,19 +12,16 @@ import math
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
-from firstline_edge.cache_database import REFUSED, UNREADABLE, BytesDisk, Database, ForeignEntryError
+from firstline_edge.cache_database import REFUSED, UNREADABLE, Database
 
 log = logger(__name__)
 
-# diskcache reads its database inline on the event loop; nobody else should hold its lock for longer.
-_LOCK_TIMEOUT_S = 0.05
 _EXPIRED_AT_ONCE = 100
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
@@ -75,21 +72,20 @@ class DiskCache:
         if cache is None:
             return None
         try:
-            value, expires_s = cache.get(key, expire_time=True)
-        except ForeignEntryError as error:
-            log.warning("removed a foreign cache entry", error=str(error))
-            self._delete(cache, key)
-            return None
+            found = cache.get(key)
         except REFUSED as error:
             self._failed(error)
             return None
-        if value is None or expires_s is None:
+        if found is None:
             return None
+        value, expires_s = found
         left_s = expires_s - time.time()
         # From the future, by a clock that was set back since: how old it is cannot be known, until that time has come.
-        if left_s > self._ttl_s + _ROUNDING_S:
+        if not 0 < left_s <= self._ttl_s + _ROUNDING_S:
             return None
         try:
+            if not isinstance(value, bytes):
+                raise IntegrityError("It is not what this agent writes.")
             return self._seal.open(value, key), left_s
         except IntegrityError as error:
             log.warning("removed a cache entry that cannot be read", error=error.message)
@@ -102,7 +98,8 @@ class DiskCache:
         if cache is None:
             return
         try:
-            if cache.put(key, self._seal.close(value, key), self._ttl_s, self._clock.monotonic_s()):
+            ends_s = time.time() + self._ttl_s
+            if cache.put(key, self._seal.close(value, key), ends_s, self._clock.monotonic_s()):
                 self.problem = ""
         except REFUSED as error:
             self._failed(error)
@@ -118,7 +115,7 @@ class DiskCache:
         if cache is None:
             return False
         try:
-            return bool(cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE)
+            return cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE
         except REFUSED as error:
             self._failed(error)
             return False
@@ -141,7 +138,7 @@ class DiskCache:
         self._retry_at_s = math.inf
         self._close()
 
-    def _delete(self, cache: Any, key: bytes) -> None:
+    def _delete(self, cache: Database, key: bytes) -> None:
         try:
             cache.delete(key)
         except REFUSED as error:
@@ -160,7 +157,7 @@ class DiskCache:
             log.warning("cannot use the cache on disk", path=str(self._directory), error=str(error))
         self.problem = f"The disk refuses the result cache: {error}. Free space, or correct who may write there."
 
-    def _opened(self) -> Any:
+    def _opened(self) -> Database | None:
         """The database, opened again where that failed a while ago; None while it cannot be."""
         if self._cache is None and self._clock.monotonic_s() >= self._retry_at_s:
             self._cache = self._open()
@@ -168,7 +165,7 @@ class DiskCache:
                 log.info("the cache on disk can be used again", path=str(self._directory))
         return self._cache
 
-    def _open(self, damaged: str = "") -> Any:
+    def _open(self, damaged: str = "") -> Database | None:
         try:
             if damaged:
                 self._set_aside(damaged)
@@ -181,13 +178,11 @@ class DiskCache:
         self.problem = ""
         return cache
 
-    def _open_whole(self) -> Any:
+    def _open_whole(self) -> Database:
         cache = None
         try:
-            cache = self._open_database()
-            cache.get(b"probe")
-            with cache.transact():  # a database that can be read may still not be writable or whole
-                pass
+            cache = Database(self._directory, self._limit_bytes)
+            cache.check()  # a database that can be opened may still not be writable or whole
             return cache
         except UNREADABLE as error:
             if cache is not None:
@@ -196,7 +191,7 @@ class DiskCache:
                 raise
             self._set_aside(str(error))
             make_folder(self._directory)
-            return self._open_database()
+            return Database(self._directory, self._limit_bytes)
 
     def _set_aside(self, why: str) -> None:
         aside = set_aside(self._directory)
@@ -208,21 +203,6 @@ class DiskCache:
             with contextlib.suppress(*REFUSED):
                 self._cache.commit()
             self._cache.close()
-
-    def _open_database(self) -> Any:
-        return Database(
-            str(self._directory),
-            timeout=_LOCK_TIMEOUT_S,
-            disk=BytesDisk,
-            size_limit=self._limit_bytes,
-            eviction_policy="least-recently-stored",  # the one policy whose reads do not write
-            cull_limit=10,
-            statistics=0,
-            tag_index=0,
-            # Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS.
-            sqlite_cache_size=256,
-            sqlite_mmap_size=0,
-        )
 
 
 def _heals(error: Exception) -> bool:

@@ -19,6 +19,9 @@ from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.models import EdgeModel, HeldModel
 from firstline_edge.rows import Row
 
+# Looking a member up in its enumeration takes as long as reading a clock.
+_AUTO, _ANY, _EDGE = Route.AUTO, Privacy.ANY, Tier.EDGE
+
 
 @dataclass(frozen=True, slots=True)
 class HedgeOptions:
@@ -161,9 +164,11 @@ class Hedging:
         if self._options is None:
             return
         joined = hedge is not None and hedge.joined
-        ran = any(tried.tier is Tier.EDGE for tried in attempts)
-        if ran and request.route is Route.AUTO and request.privacy is Privacy.ANY:
-            self._rates.setdefault(request.model, DecayedShare()).add(hit=bool(escalated) or joined)
+        if request.route is _AUTO and request.privacy is _ANY and [tried for tried in attempts if tried.tier is _EDGE]:
+            rate = self._rates.get(request.model)
+            if rate is None:
+                rate = self._rates[request.model] = DecayedShare()
+            rate.add(hit=bool(escalated) or joined)
         if hedge is None:
             return
         if joined or any(row.content in hedge.contents for row in escalated):

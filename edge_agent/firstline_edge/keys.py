@@ -1,26 +1,38 @@
-"""Cache keys: sha256 over what a row says and over what would answer it. Pure, full width, never shortened.
+"""Keys: what a row says, in one sha256, and beside it what would answer. Pure, full width, never shortened.
 
 A key names a computation, not a request: it holds no request id, no client id and no caller's preference, so that
-equal rows meet whoever sends them.
+equal rows meet whoever sends them. A row's content is hashed once, where it comes in; every key is made of that.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from firstline_core.types import Array, Tensor
+import numpy as np
+
+from firstline_core.types import Tensor
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 
 def content_digests(tensor: Tensor) -> list[bytes]:
-    """One sha256 a row, over the input's name, datatype, row shape and content.
+    """One sha256 a row, over the input's name, datatype, row shape and content, which is not copied for it.
 
     Every field is preceded by its length: no two different rows spell the same bytes.
     """
-    head = _fields(tensor.name.encode(), tensor.datatype.encode(), str(tensor.shape[1:]).encode())
-    if tensor.array.dtype.hasobject:
-        return [hashlib.sha256(head + _fields(*row.reshape(-1))).digest() for row in _rows(tensor)]
-    return [hashlib.sha256(head + row.tobytes()).digest() for row in _rows(tensor)]
+    array = tensor.array
+    head = _head(tensor.name, tensor.datatype, array.shape[1:])
+    if array.dtype.hasobject:
+        return [_digest(head, _fields(*array[position : position + 1].flat)) for position in range(len(array))]
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    if len(array) == 1:
+        return [_digest(head, array)]
+    # A slice, unlike an index, is an array whatever the number of axes.
+    return [_digest(head, array[position : position + 1]) for position in range(len(array))]
 
 
 def result_key(answering_digest: str, content: bytes) -> bytes:
@@ -28,9 +40,9 @@ def result_key(answering_digest: str, content: bytes) -> bytes:
 
     Args:
         answering_digest: of everything that computes the answer: model, processing, and score where there is one.
-        content: the row's, from `content_digests`.
+        content: the row's, from `content_digests`; always of one length, so that the two do not run together.
     """
-    return hashlib.sha256(_fields(answering_digest.encode(), content)).digest()
+    return content + answering_digest.encode()
 
 
 def flight_key(model: str, version: str, full_digest: str, content: bytes) -> bytes:
@@ -42,12 +54,19 @@ def flight_key(model: str, version: str, full_digest: str, content: bytes) -> by
         full_digest: of the full model that the bundle names, or "".
         content: the row's, from `content_digests`.
     """
-    return hashlib.sha256(_fields(model.encode(), version.encode(), full_digest.encode(), content)).digest()
+    return content + _fields(model.encode(), version.encode(), full_digest.encode())
 
 
-def _rows(tensor: Tensor) -> Iterator[Array]:
-    # A slice, unlike an index, is an array whatever the number of axes.
-    return (tensor.array[position : position + 1] for position in range(tensor.shape[0]))
+@functools.lru_cache(maxsize=64)
+def _head(name: str, datatype: str, row_shape: tuple[int, ...]) -> _Hash:
+    """What all rows of an input begin with, hashed: to be copied, and gone on with."""
+    return hashlib.sha256(_fields(name.encode(), datatype.encode(), str(row_shape).encode()))
+
+
+def _digest(head: _Hash, content: object) -> bytes:
+    row = head.copy()
+    row.update(content)  # type: ignore[arg-type]  # bytes, or an array, which is a buffer
+    return row.digest()
 
 
 def _fields(*parts: bytes) -> bytes:

@@ -73,9 +73,11 @@ class EdgeModel:
         """
         probabilities, logits = self.loaded.predict_with_logits(tensor)
         scores = self.score(probabilities, logits)
+        if len(probabilities) == 1:
+            return [ModelOutput(probabilities[0], float(scores[0]), self._values(probabilities)[0])]
         return [
-            ModelOutput(row, float(score), value)
-            for row, score, value in zip(probabilities, scores, self._values(probabilities), strict=True)
+            ModelOutput(row, score, value)
+            for row, score, value in zip(probabilities, scores.tolist(), self._values(probabilities), strict=True)
         ]
 
     def _values(self, probabilities: Probabilities) -> Sequence[float | None]:

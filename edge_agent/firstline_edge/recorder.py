@@ -1,23 +1,72 @@
-"""What the agent says of its answers: counters, log lines and the decision log. Never of a local_only request."""
+"""What the agent says of its answers: counters, log lines and the decision log. Never of a local_only request.
+
+An answer is counted and written down a moment after it went out, those of that moment together: nobody waits for that,
+and many lines cost little more than one. Whoever asks for the numbers has them counted first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.telemetry.decisions import DecisionLog
+from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.case import Trail
+from firstline_edge.counted import Counted
+from firstline_edge.models import HeldModel
 
-log = logger("firstline_edge")
+_NAME = "firstline_edge"
+log = logger(_NAME)
+
+# So long, or until so many wait, is what a killed process forgets.
+_DELAY_S, _TOGETHER = 0.05, 32
+_LOCAL_ONLY = Privacy.LOCAL_ONLY
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class _Answered(NamedTuple):
+    """An answer whose lines are yet to be written."""
+
+    request: InferRequest
+    response: InferResponse
+    at_s: float
+    seconds: float
+    facts: Mapping[str, Any]
+
+    @property
+    def ms(self) -> float:
+        return round(self.seconds * 1000, 3)
+
+    def record(self) -> dict[str, object]:
+        """For the decision log."""
+        return {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
+
+    def say(self) -> None:
+        """For the log."""
+        answer = self.response.answer
+        if answer is not None:
+            log.info(
+                "answered",
+                request_id=answer.request_id,
+                model=self.response.model,
+                tier=answer.tier.value,
+                reason=answer.reason.value,
+                status=answer.status.value,
+                rows=self.request.rows,
+                ms=self.ms,
+            )
 
 
 class Recorder:
@@ -42,6 +91,8 @@ class Recorder:
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
         self._log_requests = log_requests
         self._clock = clock
+        self._counted = Counted()
+        self._waiting: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._audits = metrics.counter(
             "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
@@ -52,10 +103,7 @@ class Recorder:
         request: InferRequest,
         response: InferResponse,
         seconds: float,
-        *,
-        cause: str = "",
-        wait: str = "",
-        **routing: Any,
+        facts: Mapping[str, Any] = _NOTHING,
     ) -> None:
         """An answer went out.
 
@@ -63,35 +111,21 @@ class Recorder:
             request: what was asked.
             response: the answer.
             seconds: from arrival to answer.
-            cause: why it stands in for the full model's.
-            wait: what the caller asked for.
-            **routing: JSON-able; what it was held against, for the decision log alone.
+            facts: JSON-able; what else the decision log is to say of it.
         """
-        answer = response.answer
-        if request.privacy is Privacy.LOCAL_ONLY or answer is None:
+        if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._metrics.observe(response, seconds)
-        ms = round(seconds * 1000, 3)
-        if self._log_requests:
-            log.info(
-                "answered",
-                request_id=answer.request_id,
-                model=response.model,
-                tier=answer.tier.value,
-                reason=answer.reason.value,
-                status=answer.status.value,
-                rows=request.rows,
-                ms=ms,
-            )
-        known = {"cause": cause, "wait": wait}
-        told = {key: value for key, value in known.items() if value}
-        self._decide("answered", response, ms=ms, **told, **routing)
+        self._later(_Answered(request, response, self._clock.wall_s(), seconds, facts))
 
-    def refused(self, request: InferRequest, error: FirstlineError, trail: Trail, seconds: float) -> None:
-        """A request got an error instead."""
-        if request.privacy is Privacy.LOCAL_ONLY:
+    def refused(
+        self, request: InferRequest, held: HeldModel | None, error: FirstlineError, trail: Trail, seconds: float
+    ) -> None:
+        """A request got an error instead; `held` is its model, where this device holds it."""
+        if request.privacy is _LOCAL_ONLY:
             return
         self._metrics.error(error)
+        if held is not None:
+            self._counted.refused(held, seconds)
         known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -102,17 +136,15 @@ class Recorder:
         }
         if self._log_requests:
             log.info("refused", **facts)
-        self._write(
-            lambda: self._decisions.append(
-                {
-                    "at": self._clock.wall_s(),
-                    "event": "refused",
-                    "version": request.version,
-                    "error": error.message,
-                    "attempts": [structs.asdict(attempt) for attempt in trail.attempts],
-                    **facts,
-                }
-            )
+        self._later(
+            {
+                "at": self._clock.wall_s(),
+                "event": "refused",
+                "version": request.version,
+                "error": error.message,
+                "attempts": [structs.asdict(attempt) for attempt in trail.attempts],
+                **facts,
+            }
         )
 
     def corrected(self, response: InferResponse, cause: str = "") -> None:
@@ -125,7 +157,7 @@ class Recorder:
             log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
         else:
             log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed)
-        self._decide("corrected", response, **told)
+        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | told)
 
     def drawn(self) -> None:
         """A kept answer is to be audited."""
@@ -136,22 +168,20 @@ class Recorder:
         audit = finding.audit
         self._audits.labels(finding.outcome).inc()
         told = {"cause": finding.cause} if finding.cause else {}
-        self._write(
-            lambda: self._decisions.append(
-                {
-                    "at": self._clock.wall_s(),
-                    "event": "audited",
-                    "request_id": audit.request_id,
-                    "audit_id": audit.sent.request_id,
-                    "model": audit.sent.model,
-                    "version": audit.sent.version,
-                    "row": audit.position,
-                    "score": audit.score,
-                    "propensity": audit.propensity,
-                    "outcome": finding.outcome,
-                    **told,
-                }
-            )
+        self._later(
+            {
+                "at": self._clock.wall_s(),
+                "event": "audited",
+                "request_id": audit.request_id,
+                "audit_id": audit.sent.request_id,
+                "model": audit.sent.model,
+                "version": audit.sent.version,
+                "row": audit.position,
+                "score": audit.score,
+                "propensity": audit.propensity,
+                "outcome": finding.outcome,
+                **told,
+            }
         )
 
     def clear(self) -> list[Path]:
@@ -160,20 +190,43 @@ class Recorder:
         Raises:
             OSError: the disk refuses.
         """
+        self.flush()
         return self._decisions.clear()
 
     def close(self) -> None:
+        """Writes what waits, and closes the decision log."""
+        self.flush()
         self._decisions.close()
 
-    def _decide(self, event: str, response: InferResponse, **facts: Any) -> None:
-        self._write(lambda: self._decisions.write(response, wall_s=self._clock.wall_s(), event=event, **facts))
+    def statistics(self, name: str, version: str) -> ModelStatistics:
+        """Of one version of a model, see `Counted.of`."""
+        self.flush()
+        return self._counted.of(name, version)
 
-    def _write(self, line: Callable[[], None]) -> None:
+    def flush(self) -> None:
+        """Counts and writes what waits."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        says = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
+        for line in waiting:
+            if isinstance(line, _Answered):
+                self._metrics.observe(line.response, line.seconds)
+                self._counted.answered(line.request, line.response, line.seconds, line.at_s)
+                if says:
+                    line.say()
         try:
-            line()
+            self._decisions.append(*(line.record() if isinstance(line, _Answered) else line for line in waiting))
         except OSError as error:  # a full disk must not stop answers; it is told once
             if not self._disk_refuses:
                 log.error("cannot write the decision log", error=str(error))
             self._disk_refuses = True
         else:
             self._disk_refuses = False
+
+    def _later(self, line: _Answered | dict[str, object]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
+        self._waiting.append(line)
+        if len(self._waiting) >= _TOGETHER:
+            self.flush()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policy
 from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
@@ -14,6 +17,24 @@ from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import CLEAR, Standing
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
+
+
+class _Terms(NamedTuple):
+    """What answers of a model, or those of one predicted class, are held against.
+
+    Attributes:
+        manifest, standing: for which this was worked out.
+        threshold: from which an answer is kept.
+        covered: whether a certificate covers those that are kept for their score.
+        told: the same for people, see `Router.told`.
+    """
+
+    manifest: Manifest
+    standing: Standing
+    threshold: float
+    covered: bool
+    told: Mapping[str, Any]
+
 
 _CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
 _TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
@@ -40,6 +61,7 @@ class Router:
         self._min_threshold = min_threshold
         self.policy = chosen
         self._clock = clock
+        self._terms: dict[tuple[str, str | None], _Terms] = {}  # by the evidence's digest, and by group
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
         self._standings = standings
 
@@ -50,8 +72,7 @@ class Router:
             model: that answered.
             group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
         """
-        found, tightened = self._without_alarm(model, group), self._standing(model).threshold
-        return found if tightened is None else max(found, tightened)
+        return self._terms_of(model, group).threshold
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
@@ -76,14 +97,9 @@ class Router:
 
     def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a valid certificate covers an edge answer that this verdict keeps."""
-        certificate = model.edge.certificate if model.edge is not None else None
-        group = model.group(row.edge)
-        return (
-            certificate is not None
-            and certificate.contract in self.policy.certifies
-            and not self._standing(model).alarmed
-            and policy.covered(verdict, self.threshold(model, group), certificate, group)
-        )
+        if verdict.reason is not _CONFIDENT.reason:
+            return False
+        return self._terms_of(model, model.group(row.edge)).covered
 
     def uncertified(self, model: HeldModel) -> str:
         """Why answers of this model are not certified, as part of a sentence; "" where they are."""
@@ -94,6 +110,10 @@ class Router:
             return f"an alarm voids its certificate: {watched.record.cause}"
         return model.edge.uncertified if model.edge is not None else ""
 
+    def told(self, model: HeldModel) -> Mapping[str, Any]:
+        """What this model's answers are held against, for the decision log: JSON-able."""
+        return self._terms_of(model, None).told
+
     def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
 
@@ -103,6 +123,31 @@ class Router:
             return True
         kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
         return not kept_before or self._standings.grants(model)
+
+    def _terms_of(self, model: HeldModel, group: str | None) -> _Terms:
+        """Worked out once, until an alarm changes how the certificate stands, or another bundle comes."""
+        standing, manifest = self._standing(model), model.bundle.manifest
+        at = (model.edge.digest if model.edge is not None else "", group)
+        known = self._terms.get(at)
+        if known is None or known.standing is not standing or known.manifest is not manifest:
+            threshold = self._without_alarm(model, group)
+            if standing.threshold is not None:
+                threshold = max(threshold, standing.threshold)
+            certificate = model.edge.certificate if model.edge is not None else None
+            covered = (
+                certificate is not None
+                and certificate.contract in self.policy.certifies
+                and not standing.alarmed
+                and policy.covered(_CONFIDENT, threshold, certificate, group)
+            )
+            told = {
+                "threshold": threshold if math.isfinite(threshold) else None,
+                "by": certificate.by if certificate is not None else "",
+                "certificate": certificate and certificate.promise,
+                "uncertified": self.uncertified(model),
+            }
+            known = self._terms[at] = _Terms(manifest, standing, threshold, covered, told)
+        return known
 
     def _without_alarm(self, model: HeldModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None

@@ -89,10 +89,12 @@ def respond(
     """The answer that rows make together. Every row has been answered."""
     said = [row.said for row in rows if row.said is not None]
     outputs = [row.output.probabilities for row in rows if row.output is not None]
+    # Copied in any case: the cache holds them too, and the caller may do with them as they like.
+    together = outputs[0][None].copy() if len(outputs) == 1 else np.stack(outputs)
     return InferResponse(
         model=request.model,
         version=version,
-        outputs=(Tensor(PROBABILITIES, np.stack(outputs)),),
+        outputs=(Tensor(PROBABILITIES, together),),
         id=request.id,
         answer=summarise(request.request_id, said, attempts, durable=durable),
     )
@@ -104,6 +106,19 @@ def summarise(request_id: str, said: Sequence[RowAnswer], attempts: Sequence[Att
     The reason of several rows is that of a provisional one where there is one, for it is what the caller must know;
     otherwise that of the farthest tier that answered.
     """
+    if len(said) == 1:
+        (only,) = said
+        return Answer(
+            request_id,
+            only.status,
+            only.certified,
+            durable,
+            only.tier,
+            only.reason,
+            only.confidence,
+            only.model_digest,
+            tuple(attempts),
+        )
     farthest = max(said, key=lambda row: _DISTANCE[row.tier])
     telling = next((row for row in said if row.status is not Status.FINAL), farthest)
     scores = [row.confidence for row in said if row.confidence is not None]
@@ -117,7 +132,7 @@ def summarise(request_id: str, said: Sequence[RowAnswer], attempts: Sequence[Att
         confidence=min(scores) if scores else None,
         model_digest=farthest.model_digest,
         attempts=tuple(attempts),
-        rows=tuple(said) if len(said) > 1 else (),
+        rows=tuple(said),
     )
 
 

@@ -21,6 +21,8 @@ from firstline_edge.models import EdgeModel
 from firstline_edge.rows import Row
 from firstline_edge.single_flight import SingleFlight
 
+# Looking a member up in its enumeration takes as long as reading a clock.
+_EDGE, _CACHE, _LOCAL_ONLY = Tier.EDGE, Tier.CACHE, Privacy.LOCAL_ONLY
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
@@ -55,42 +57,77 @@ class Runner:
         Raises:
             FirstlineError: the model failed, or was not done in time; see `Cascade.infer`.
         """
+        left = self.ask_quickly(case, edge, rows)
+        if left:
+            await self.ask_slowly(case, edge, left)
+
+    def ask_quickly(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+        """Fills in what takes no waiting: what the cache knows, and what a quick model says.
+
+        Returns:
+            The rows that are left for `ask_slowly`: all that the cache does not know, or none.
+
+        Raises:
+            FirstlineError: the model failed; see `Cascade.infer`.
+        """
         missing = self._recall(case, edge, rows)
-        if not missing:
-            return
-        attempts, started_s = case.trail.attempts, self._clock.monotonic_s()
-        missing_keys = [keys.result_key(edge.digest, row.content) for row in missing]
+        if not missing or not edge.quick(case.request):
+            return missing
+        started_s = self._clock.monotonic_s()
         try:
-            outputs = await self._run(case, edge, missing, missing_keys)
+            outputs = edge.run(case.tensor.take([row.position for row in missing]))
         except FirstlineError as error:
-            attempts.append(attempt(self._clock, Tier.EDGE, error.code, started_s))
+            case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise
-        attempts.append(attempt(self._clock, Tier.EDGE, "ok", started_s))
-        private = case.request.privacy is Privacy.LOCAL_ONLY
-        if self._spending is not None and not private:
-            self._spending.ran(len(missing))
-        for row, key, output in zip(missing, missing_keys, outputs, strict=True):
-            row.edge, row.edge_tier = output, Tier.EDGE
-            self._cache.put(key, output, private=private)
+        self._take(case, edge, missing, outputs, started_s)
+        return ()
+
+    async def ask_slowly(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
+        """Runs the model in a thread, where it can be shared, hedged and left at the deadline.
+
+        Args:
+            case: of which these are rows; may gain a hedge.
+            edge: its model's.
+            rows: to be filled in, of which the cache knows nothing.
+
+        Raises:
+            FirstlineError: the model failed, or was not done in time; see `Cascade.infer`.
+        """
+        started_s = self._clock.monotonic_s()
+        try:
+            outputs = await self._run(case, edge, rows)
+        except FirstlineError as error:
+            case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
+            raise
+        self._take(case, edge, rows, outputs, started_s)
 
     def _recall(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[Row]:
         """Fills in what the cache knows; the rows that it does not."""
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self._cache.get(keys.result_key(edge.digest, row.content)), Tier.CACHE
+            row.edge, row.edge_tier = self._cache.get(keys.result_key(edge.digest, row.content)), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
-            case.trail.attempts.append(attempt(self._clock, Tier.CACHE, "ok", started_s))
+            case.trail.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
         return missing
 
-    async def _run(
-        self, case: Case, edge: EdgeModel, rows: Sequence[Row], row_keys: Sequence[bytes]
-    ) -> list[ModelOutput]:
-        """Quick work here and now; longer work in a thread, where it can be shared, hedged and left at the deadline."""
-        if edge.quick(case.request):
-            return edge.run(case.tensor.take([row.position for row in rows]))
+    def _take(
+        self, case: Case, edge: EdgeModel, rows: Sequence[Row], outputs: Sequence[ModelOutput], started_s: float
+    ) -> None:
+        """The model ran: fills in what it said, and keeps it."""
+        ran = attempt(self._clock, _EDGE, "ok", started_s)
+        case.trail.attempts.append(ran)
+        private = case.request.privacy is _LOCAL_ONLY
+        if self._spending is not None and not private:
+            self._spending.ran(len(rows))
+        for row, output in zip(rows, outputs, strict=True):
+            row.edge, row.edge_tier = output, _EDGE
+            self._cache.put(keys.result_key(edge.digest, row.content), output, private=private)
+
+    async def _run(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[ModelOutput]:
+        row_keys = [keys.result_key(edge.digest, row.content) for row in rows]
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
             tensor = case.tensor.take([rows[seat].position for seat in seats])

@@ -64,7 +64,12 @@ class Tensor(Struct, frozen=True, eq=False):
         return self.array.shape
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        return Tensor(self.name, self.array[list(rows)])
+        """Some of its rows, in the order given; a view, and no copy, where they stand together."""
+        count = len(rows)
+        first = rows[0] if rows else 0
+        if list(rows) != list(range(first, first + count)):
+            return Tensor(self.name, self.array[list(rows)])
+        return self if count == len(self.array) else Tensor(self.name, self.array[first : first + count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +193,11 @@ class InferRequest(Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Bytes of payload: the tensors' own, or of the encoded elements for BYTES."""
-        return sum(
-            sum(map(len, tensor.array.flat)) if tensor.array.dtype.hasobject else tensor.array.nbytes
-            for tensor in self.inputs
-        )
+        size_bytes = 0
+        for tensor in self.inputs:
+            array = tensor.array
+            size_bytes += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
+        return size_bytes
 
     def take(self, rows: Sequence[int]) -> InferRequest:
         """The same request for some of its rows, in the order given."""

@@ -20,11 +20,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import page
 from figures import Figure, measured, tell, write
 from support.disk_errors import errors_at
 from support.faulty_disk import quick_folder
 
-from chaos import hardship, page
+from chaos import hardship
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
@@ -32,6 +33,7 @@ from chaos.soak import soak
 from chaos.storage import cut_gateway_power, cut_power, flip_bits
 
 _TARGET = "chaos"
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _BENCH = Path(__file__).parents[2] / "bench"
 _MIB = 1 << 20
 
@@ -275,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if part in SCRIPTS:
             command = SCRIPTS[part](said.full, said.seed).split()
             failed |= subprocess.run([sys.executable, _BENCH / command[0], *command[1:]]).returncode != 0
-            page.refill()
+            page.refill(PAGE)
             continue
         try:
             measures = PARTS[part](effort, said.seed)
@@ -286,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found += figures
         others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
         write(_TARGET, others + figures)
-        page.refill()
+        page.refill(PAGE)
     return tell(found) or int(failed)
 
 

@@ -52,7 +52,7 @@ def test_a_violation_takes_the_place_of_the_figures_before_it(monkeypatch: pytes
     monkeypatch.setitem(run.PARTS, "storage", violated)
     monkeypatch.setattr(run, "measured", lambda _: before)
     monkeypatch.setattr(run, "write", lambda _, figures: written.extend(figures))
-    monkeypatch.setattr(run.page, "refill", lambda: None)
+    monkeypatch.setattr(run.page, "refill", lambda _: None)
     assert run.main(["--only", "storage"]) == 1
     assert [(figure.figure, figure.holds) for figure in written] == [
         ("kills: lost", True),

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from support.broker import Broker, free_port
-from support.bundles import encode
+from support.images import encode
 from support.installed import make_environment, outside, run
 
 from firstline.fleet import open_fleet

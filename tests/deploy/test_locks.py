@@ -20,6 +20,8 @@ LOCKED_EXTRA_AND_GROUPS: dict[str, tuple[str | None, list[str]]] = {
     "dev": ("workbench", ["dev"]),
     "edge": ("edge", []),
     "gateway": ("gateway", []),
+    "loadgen": (None, ["loadgen"]),
+    "ray": ("ray", ["test", "build"]),
     "tflite": ("tflite", ["test", "build"]),
 }
 

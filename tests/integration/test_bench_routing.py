@@ -14,7 +14,7 @@ from routing.population import Population
 from routing.shifts import blurred, noisy, relabelled
 from routing.table import show
 from routing.traffic import Traffic
-from support.bundles import encode
+from support.images import encode
 
 from firstline_core.routing.confidence import score
 

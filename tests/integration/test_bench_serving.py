@@ -11,7 +11,7 @@ from typing import Any
 
 import figures
 import pytest
-from serving import beside, rest, run, wrk
+from serving import beside, loadgen, rest, run, wrk
 from serving.effort import QUICK
 from serving.processes import StartError, cores, free_port, marked, started
 
@@ -60,6 +60,29 @@ def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monke
     monkeypatch.setattr(beside.peer, "_CHECKOUT", results)  # where nobody has an environment
     assert beside.main(["--quick", "--only", "LitServe"]) == 0
     assert "has no environment" in told(results, "bench-peers")["not measured"]["LitServe"]
+
+
+@pytest.mark.skipif(not beside.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
+@pytest.mark.timeout(180)
+def test_a_peer_beside_the_gateway(results: Path) -> None:
+    assert beside.main(["--quick", "--only", "gateway", "MLServer"]) == 0
+    said = told(results, "bench-peers")
+    assert said["not measured"] == {}
+    assert said["machine"]["peers"]["MLServer"]["mlserver"]
+    aimed = [row for row in said["figures"] if row["aim"] and "MLServer" in row["figure"]]
+    assert [row["figure"] for row in aimed] == ["gateway, S binary, 32 in flight: rate / MLServer's with JSON"]
+    assert aimed[0]["value"] > 0
+
+
+@pytest.mark.skipif(not loadgen.PYTHON.exists(), reason="needs `make .venv-loadgen/stamp`")
+@pytest.mark.timeout(180)
+def test_loadgen_against_both_tiers(results: Path) -> None:
+    assert loadgen.main(["--quick", "--only", "s"]) == 0
+    said = told(results, "loadgen")
+    assert {(one["tier"], one["scenario"]) for one in said["results"]} == {
+        (tier, scenario) for tier in ("gateway", "agent") for scenario in ("SingleStream", "Server", "Offline")
+    }
+    assert said["below MLPerf's own"]["Server"].startswith("1 s instead of 600")
 
 
 def test_a_server_takes_with_it_all_that_it_started(tmp_path: Path) -> None:

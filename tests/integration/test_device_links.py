@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.bundles import encode
 from support.gateway import DIGITS
+from support.images import encode
 from support.tls_site import Site, site
 
 from firstline_core.clock import SYSTEM_CLOCK

@@ -32,6 +32,7 @@ async def ask(agent: EdgeAgent) -> InferResponse:
 
 def story(agent: EdgeAgent, response: InferResponse) -> str:
     assert response.answer is not None
+    agent.parts.recorder.flush()
     return "\n".join(
         text for line in find(agent.parts.state.decisions_path, response.answer.request_id) for text in describe(line)
     )

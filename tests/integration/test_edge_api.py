@@ -223,9 +223,11 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
         reply = (await http.post(SHORT, params={"privacy": "local_only"}, content=sure_and_unsure[1])).json()
         assert (reply["reason"], reply["certified"]) == ("local_only", False)
+        agent.parts.recorder.flush()
         assert find(agent.parts.state.decisions_path, reply["request_id"]) == []
         refused = await http.post(SHORT, params={"privacy": "local_only"}, content=b"no picture")
         assert refused.status_code == 400
+        agent.parts.recorder.flush()
         assert find(agent.parts.state.decisions_path, refused.json()["request_id"]) == []
         told = (await http.get("/metrics")).text
         assert "_requests_total{" not in told and "_errors_total{" not in told
@@ -238,6 +240,7 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
 async def test_a_refusal_can_be_explained(alone: httpx.AsyncClient, tmp_path: Path) -> None:
     reply = await alone.post(SHORT, params={"route": "edge"}, content=b"no picture")
     assert reply.status_code == 400
+    await alone.get("/metrics")  # what was counted is written down then, too
     (line,) = find(tmp_path / "state" / "decisions.jsonl", reply.json()["request_id"])
     assert (line["event"], line["code"], line["tier"], line["reason"]) == (
         "refused", "invalid_tensor", "edge", "requested",

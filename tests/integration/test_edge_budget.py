@@ -118,12 +118,13 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         denied = answers[ended]
         assert (denied.reason, denied.status, denied.certified) == (Reason.BUDGET, Status.FINAL, False)
         assert budget_of(agent)["spent"] <= 6000
+        agent.parts.recorder.flush()
         [line] = find(agent.parts.state.decisions_path, denied.request_id)
         story = "\n".join(describe(line))
         assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
         told = "\n".join(describe_status("http://edge", agent.status()))
         assert "budget  bytes/hour: " in told
-        metrics = agent.metrics.render()[0].decode()
+        metrics = agent.exposition()[0].decode()
         assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
         spent = budget_of(agent)["spent"]
 
@@ -159,6 +160,7 @@ async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, 
     async with EdgeAgent(settings) as agent:
         answers = [await ask(agent, picture) for picture in pictures(20)]
         assert {answer.tier for answer in answers} == {Tier.EDGE}
+        agent.parts.recorder.flush()
         [line] = find(agent.parts.state.decisions_path, answers[0].request_id)
         assert "would have had to be worth 0.9" in "\n".join(describe(line))
 

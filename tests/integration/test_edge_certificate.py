@@ -42,6 +42,7 @@ async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
     async with EdgeAgent(settings) as agent:
         answers = [response.answer for scan in scans(40) if (response := await agent.infer_file("digits", scan))]
         status = agent.status()
+        agent.parts.recorder.flush()
         lines = [json.loads(line) for line in agent.parts.state.decisions_path.read_text().splitlines()]
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
 
@@ -110,6 +111,7 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
         text = "\n".join(describe_status("http://h", agent.status()))
         assert f"or more: {len(known)} of 10 classes are kept, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
+        agent.parts.recorder.flush()
         lines = [json.loads(line) for line in agent.parts.state.decisions_path.read_text().splitlines()]
         assert any("or more, by predicted class)" in text for text in describe(lines[-1]))
 

@@ -133,6 +133,7 @@ async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans:
         ((_, v2),) = await all_told(house, f"{path}?form=v2")
         assert v2["parameters"]["changed"] is True and v2["outputs"][0]["name"] == "probabilities"
         assert (await house.http.head(path)).status_code == 200
+        house.agent.parts.recorder.flush()
         lines = find(house.agent.parts.state.decisions_path, first["request_id"])
         assert [line["changed"] for line in lines] == [None, True]
         assert len(house.agent.parts.endings) == 0

@@ -14,7 +14,8 @@ import onnxruntime
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
-from support.bundles import images, model, write_manifest
+from support.bundles import model, write_manifest
+from support.images import images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax

@@ -12,8 +12,8 @@ import pytest_asyncio
 from httpx import ASGITransport, AsyncClient
 from msgspec.structs import replace
 from support.broker import HOST
-from support.bundles import encode
 from support.gateway import DIGITS
+from support.images import encode
 from support.keys import bearer
 from support.mqtt_device import MqttDevice
 from support.tls_site import Site, site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from support.onnx_models import average_colours, linear
 
 from firstline_core.bundle.artefact import Artefact
@@ -19,7 +17,6 @@ from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
 from firstline_core.bundle.steps import Decode, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.types import Tensor
 
 IMAGES = InputSpec("image", "BYTES", (-1,))
 COLOURS = ("red", "green", "blue")
@@ -63,18 +60,6 @@ def with_certificate(variant: Model, manifest: Manifest, threshold: float = 0.9,
         "audit_epsilon": 0.05,
     }
     return msgspec.structs.replace(variant, certificate=Certificate(**known | fields))
-
-
-def encode(pixels: NDArray[Any], kind: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
-def images(*encoded: bytes, name: str = "image") -> Tensor:
-    array = np.empty(len(encoded), object)
-    array[:] = encoded
-    return Tensor(name, array)
 
 
 def solid(channel: int, size: int = 6) -> NDArray[np.uint8]:

@@ -120,6 +120,12 @@ class PostgreSql:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
+    def pid(self) -> int:
+        """Of the process that runs; its children serve the connections."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def conninfo(self) -> str:
         """For psycopg: the superuser, in the cluster's own database."""
         return f"host={HOST} port={self.port} user={_USER} dbname=postgres connect_timeout=5"

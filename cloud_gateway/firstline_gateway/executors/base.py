@@ -32,7 +32,7 @@ class EngineReport:
     """What an engine with servers of its own did, for the metrics.
 
     Args:
-        up: by server: 1 while it is asked, else 0.
+        up: by server: 1 while it is asked, else 0; by deployment of a cluster: its replicas.
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
         repeats: batches that were sent once more, by why: "hedge" or "retry".

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor, open_transports
+from firstline_gateway.executors.ray.deployment import deployment_of
+from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Settings
 
@@ -23,6 +27,8 @@ def open_engine(settings: Settings, repository: Repository, options: RuntimeOpti
             sessions=settings.sessions,
             max_batch_rows=settings.execution.max_batch_rows,
         )
+    if settings.execution.engine == "ray":
+        return _open_ray(settings, repository)
 
     def far(served: ServedModel) -> FarModel:
         if settings.oip.processing == "there":
@@ -37,6 +43,30 @@ def open_engine(settings: Settings, repository: Repository, options: RuntimeOpti
         max_batch_rows=settings.execution.max_batch_rows,
         make=far,
     )
+
+
+def _open_ray(settings: Settings, repository: Repository) -> Executor:
+    from firstline_gateway.executors.ray.cluster import RayCluster  # seconds, and hundreds of MB on disk
+
+    return RayExecutor(
+        {served.key: deployment_of(served, settings) for served in repository},
+        RayCluster(settings.ray.address),
+        in_flight=settings.ray.in_flight * settings.ray.replica_cores,
+        timeout_s=settings.ray.timeout_s,
+        make=partial(deployment_of, settings=settings),
+    )
+
+
+def check_engine(settings: Settings) -> None:
+    """Whether what the engine needs beside the models is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if settings.execution.engine == "oip":
+        open_transports(settings.oip, settings.limits)
+    if settings.execution.engine == "ray":
+        import firstline_gateway.executors.ray.cluster  # noqa: F401 (raises where Ray is absent)
 
 
 def loads_here(settings: Settings) -> bool:

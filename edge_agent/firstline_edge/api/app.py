@@ -102,7 +102,7 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
         return await purge_reply(agent, request)
 
     async def metrics(_request: Request, _principal: str) -> Reply:
-        text, content_type = agent.metrics.render()
+        text, content_type = agent.exposition()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
     def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:

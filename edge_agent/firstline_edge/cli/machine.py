@@ -20,7 +20,6 @@ _NEEDED = {
     "orjson": "orjson",
     "httpx": "httpx",
     "paho.mqtt": "paho-mqtt",
-    "diskcache": "diskcache",
     "starlette": "starlette",
     "uvicorn": "uvicorn",
     "structlog": "structlog",

@@ -15,6 +15,7 @@ from firstline_core.bundle.processing import Step
 from firstline_core.bundle.steps import Decode
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.feeds import all_finite, fits
 from firstline_core.runtime.ports import pick_port
 from firstline_core.types import Array, Tensor
 
@@ -78,7 +79,7 @@ class LoadedModel:
         """
         self._check(tensor)
         rows = self._pre(tensor)
-        if not _fits(rows.shape, self.input.shape):
+        if not fits(rows.shape, self.input.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(rows.shape[1:])}, but model '{self.model.id}' "
                 f"takes {_sizes(self.input.shape[1:])}."
@@ -124,8 +125,8 @@ class LoadedModel:
         return self._finite(self.compute(rows))
 
     def _finite(self, found: Prediction) -> Prediction:
-        finite = np.isfinite(found.probabilities)
-        if not finite.all():
+        if not all_finite(found.probabilities):
+            finite = np.isfinite(found.probabilities)
             raise InferenceError(
                 f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
                 f"{len(finite)} rows; such an input is outside of what it computes."
@@ -163,22 +164,14 @@ class LoadedModel:
             raise InvalidTensorError(
                 f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
             )
-        if not _fits(tensor.shape, spec.shape):
+        if not fits(tensor.shape, spec.shape):
             raise InvalidTensorError(
                 f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
             )
-        if tensor.array.dtype.kind == "f":
+        if tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
             finite = np.isfinite(tensor.array)
-            if not finite.all():
-                row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-                raise InvalidTensorError(f"Row {row} of input '{spec.name}' has NaN or infinity; send finite numbers.")
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether the axes after the rows are as wanted, -1 meaning any."""
-    return len(shape) == len(wanted) and all(
-        want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
-    )
+            row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+            raise InvalidTensorError(f"Row {row} of input '{spec.name}' has NaN or infinity; send finite numbers.")
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

@@ -101,10 +101,10 @@ def chain(functions: Sequence[Step]) -> Step:
 
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+    shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
-    shifted /= shifted.sum(axis=-1, keepdims=True)
-    return cast(NDArray[np.float32], shifted)
+    shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
+    return cast("NDArray[np.float32]", shifted)
 
 
 def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:

@@ -14,6 +14,8 @@ Scores = NDArray[np.float32]
 
 Kind = Literal["max_probability", "margin", "entropy"]
 
+_LEAST = np.float32(1e-7)
+
 
 def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     """Temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") of finished probabilities.
@@ -28,16 +30,19 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     Returns:
         (n, classes) float32, rows sum to 1.
     """
-    logarithms = np.log(np.maximum(probabilities, 1e-7, dtype=np.float32)) / np.float32(temperature)
-    logarithms -= logarithms.max(axis=-1, keepdims=True)
-    exponentials = np.exp(logarithms)
-    tempered: Probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    tempered: Probabilities = np.maximum(probabilities, _LEAST, dtype=np.float32)
+    if temperature != 1.0:
+        np.log(tempered, out=tempered)
+        tempered /= np.float32(temperature)
+        tempered -= np.maximum.reduce(tempered, axis=-1, keepdims=True)
+        np.exp(tempered, out=tempered)
+    tempered /= np.add.reduce(tempered, axis=-1, keepdims=True)
     return tempered
 
 
 def max_probability(probabilities: Probabilities) -> Scores:
     """The likeliest class's probability, (n,) in [0, 1]."""
-    best: Scores = probabilities.max(axis=-1)
+    best: Scores = np.maximum.reduce(probabilities, axis=-1)
     return best
 
 

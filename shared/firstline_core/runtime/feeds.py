@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,18 +18,14 @@ def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> Non
     Raises:
         InvalidTensorError: names the input and both shapes.
     """
-    if len(feeds) != len(inputs) or any(spec.name not in feeds for spec in inputs):
+    if len(feeds) != len(inputs) or [spec for spec in inputs if spec.name not in feeds]:
         raise InvalidTensorError(
             f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
         )
     rows = None
     for spec in inputs:
         shape = feeds[spec.name].shape
-        # The first axis counts rows: a fixed batch size is the runtime's business, not the caller's.
-        fits = len(shape) == len(spec.shape) and all(
-            want in (-1, have) for want, have in zip(spec.shape[1:], shape[1:], strict=True)
-        )
-        if not fits:
+        if not fits(shape, spec.shape):
             wanted = ", ".join(["rows", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
             raise InvalidTensorError(f"Model input '{spec.name}' takes [{wanted}], but was fed {list(shape)}.")
         if shape[0] == 0:
@@ -36,6 +33,27 @@ def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> Non
         if rows is not None and shape[0] != rows:
             raise InvalidTensorError(f"Model input '{spec.name}' was fed {shape[0]} rows and another input {rows}.")
         rows = shape[0]
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether the axes after the rows are as wanted, -1 meaning any.
+
+    The first axis counts rows: a fixed batch size is the runtime's business, not the caller's.
+    """
+    if shape[1:] == wanted[1:]:
+        return len(shape) == len(wanted)
+    return len(shape) == len(wanted) and all(
+        want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
+    )
+
+
+def all_finite(array: Array) -> bool:
+    """Whether no number is NaN or infinite.
+
+    A sum of squares is finite only where all of them are, and takes one pass without an array between; where it is
+    not, large numbers may be the reason, and each is looked at.
+    """
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
@@ -48,7 +66,7 @@ def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
         InvalidTensorError: a cast that would lose meaning.
     """
     if array.dtype == dtype:
-        return np.ascontiguousarray(array)
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if dtype.kind == "f" and array.dtype.kind in "fiub":
         with np.errstate(over="ignore"):  # said below, in a sentence
             cast = np.ascontiguousarray(array, dtype=dtype)

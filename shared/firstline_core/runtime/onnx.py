@@ -107,9 +107,7 @@ class OnnxRuntime:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_feeds(feeds, self.inputs)
         ready = {name: cast_feed(name, feeds[name], dtype) for name, dtype in self._dtypes.items()}
-        if self._batch is None:
-            return self._run(ready)
-        return run_in_batches(ready, self._batch, self._run)
+        return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)
 
     def _run(self, feeds: Feeds) -> dict[str, Array]:
         session = self._session

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -56,26 +56,38 @@ class DecisionLog:
             OSError: the disk refused.
         """
         if response.answer is not None:
-            about = {"at": wall_s, "model": response.model, "version": response.version, "ms": ms}
-            self.append(about | structs.asdict(response.answer) | facts)
+            self.append(about(response, wall_s=wall_s, ms=ms) | facts)
 
-    def append(self, record: Mapping[str, object]) -> None:
-        """Adds one line.
+    def append(self, *records: Mapping[str, object]) -> None:
+        """Adds a line for each, in one go.
 
         Raises:
             OSError: the disk refused.
         """
-        line = _with_crc(_ENCODER.encode(record))
+        lines = [_with_crc(_ENCODER.encode(record)) for record in records]
         if self._torn:  # the piece of a line before must not spoil this one
-            line = b"\n" + line
+            lines[0] = b"\n" + lines[0]
         if self._stream is None:
             self._stream = _opened(self._path)
             self._size_bytes = os.fstat(self._stream.fileno()).st_size
-        if self._size_bytes + len(line) > self._max_bytes and self._size_bytes:
-            self._rotate()
-        written = self._stream.write(line) or 0
+        fitting: list[bytes] = []
+        size_bytes = 0
+        for line in lines:
+            if self._size_bytes + size_bytes + len(line) > self._max_bytes and self._size_bytes + size_bytes:
+                self._write(fitting)
+                fitting, size_bytes = [], 0
+                self._rotate()
+            fitting.append(line)
+            size_bytes += len(line)
+        self._write(fitting)
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        if not lines or self._stream is None:
+            return
+        text = b"".join(lines)
+        written = self._stream.write(text) or 0
         self._size_bytes += written
-        self._torn = written < len(line)
+        self._torn = written < len(text)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
@@ -107,6 +119,12 @@ class DecisionLog:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def about(response: InferResponse, *, wall_s: float, ms: float | None = None) -> dict[str, object]:
+    """What a line says of an answer, see `DecisionLog.write`; the response has one."""
+    told = {} if response.answer is None else structs.asdict(response.answer)
+    return {"at": wall_s, "model": response.model, "version": response.version, "ms": ms} | told
 
 
 def _opened(path: Path) -> FileIO:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.bundles import IMAGES, encode, images
+from support.bundles import IMAGES
+from support.images import encode, images
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.images import PIXELS_LIMIT

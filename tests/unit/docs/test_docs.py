@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
+import figures
 import pytest
 from support.gateway import GatedExecutor
 from support.readme import links, places
@@ -133,9 +133,9 @@ def test_a_page_leads_to_what_is_there_and_names_no_path_of_one_machine(page: Pa
 
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     measured = {
-        f"{figure['figure']} | {_told(figure)} | {figure['aim'] or ''}".strip(): f"make {file.stem}"
+        f"{figure.figure} | {_told(figure)} | {figure.aim or ''}".strip(): f"make {file.stem}"
         for file in (CHECKOUT / "bench" / "results").glob("*.json")
-        for figure in json.loads(file.read_bytes())
+        for figure in figures.measured(file.stem)
     }
     section = (CHECKOUT / "README.md").read_text().partition("| figure |")[2].partition("\n\n")[0]
     rows = [re.fullmatch(r"\| (.+?) *\| `(.+)` \|", line) for line in section.splitlines()[2:]]
@@ -145,8 +145,8 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
         assert measured.get(row[1]) == row[2], f"'{row[1]}' is not what `{row[2]}` measured"
 
 
-def _told(figure: dict[str, object]) -> str:
-    value, unit = figure["value"], figure["unit"]
+def _told(figure: figures.Figure) -> str:
+    value, unit = figure.value, figure.unit
     if unit == "share":
         return f"{value:.2%}".replace("%", " %")
     return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value} {unit}".strip()

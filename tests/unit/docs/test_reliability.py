@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from chaos import page
-from chaos.run import PARTS
+import page
+from chaos.run import PAGE, PARTS
 from figures import Figure, measured
 
-TEXT = page.PAGE.read_text()
+TEXT = PAGE.read_text()
 
 
 def test_its_figures_are_the_measured_ones() -> None:

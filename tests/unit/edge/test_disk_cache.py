@@ -1,10 +1,8 @@
-"""The cache on disk: private, bounded, lost without harm, and deaf to pickles (CVE-2025-69872)."""
+"""The cache on disk: private, bounded, and lost without harm."""
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import random
 import resource
 import shutil
@@ -14,31 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import diskcache
 import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
-from firstline_edge.cache_database import BytesDisk, ForeignEntryError
 from firstline_edge.disk_cache import DiskCache
 
 KEY = b"k" * 32
-
-
-class Bomb:
-    """Unpickled, it makes a directory that proves it."""
-
-    def __init__(self, proof: Path) -> None:
-        self.proof = proof
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.proof),)
-
-
-@pytest.fixture
-def proof(tmp_path: Path) -> Path:
-    return tmp_path / "exploded"
 
 
 @pytest.fixture
@@ -57,72 +38,29 @@ def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
     connection.close()
 
 
-def test_a_pickle_does_explode_in_plain_diskcache(directory: Path, proof: Path) -> None:
-    """What the tests below guard against is real: without it they could not fail."""
-    with diskcache.Cache(str(directory)) as cache:
-        cache.set(KEY, 1)
-        plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickle.dumps(Bomb(proof)),))
-        cache.get(KEY)
-    assert proof.is_dir()
-
-
-def test_a_pickle_in_the_database_is_removed_unread(directory: Path, proof: Path) -> None:
+@pytest.mark.parametrize("planted", ["text", 1, 1.5, b"bytes that no seal closed"])
+def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted: object) -> None:
     cache = opened(directory)
     cache.put(KEY, b"good")
-    plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickle.dumps(Bomb(proof)),))
+    plant(directory, "UPDATE results SET value = ?", (planted,))
     assert cache.get(KEY) is None
-    assert not proof.exists()
-    connection = sqlite3.connect(directory / "cache.db")
-    assert connection.execute("SELECT count(*) FROM Cache").fetchone() == (0,)
-    connection.close()
+    assert rows_on_disk(directory) == 0
     cache.put(KEY, b"good again")
     found = cache.get(KEY)
     assert found is not None and found[0] == b"good again"
     cache.close()
 
 
-@pytest.mark.parametrize("mode", [2, 3, 4])
-def test_a_file_is_removed_unread(directory: Path, proof: Path, mode: int) -> None:
+def test_another_versions_file_gives_way(directory: Path) -> None:
+    directory.mkdir()
+    plant(directory, "CREATE TABLE Cache (key BLOB, value BLOB)", ())
     cache = opened(directory)
-    cache.put(KEY, b"good")
-    name = f"ab/cd/{'e' * 28}.val"
-    file = directory / name
-    file.parent.mkdir(parents=True)
-    file.write_bytes(pickle.dumps(Bomb(proof)))
-    plant(directory, "UPDATE Cache SET mode = ?, filename = ?, value = NULL", (mode, name))
-    assert cache.get(KEY) is None
-    assert not proof.exists() and not file.exists()
+    assert (cache.problem, cache.damage) == ("", "")
+    cache.put(KEY, b"new")
     cache.close()
-
-
-def test_a_planted_name_reaches_nothing_outside(directory: Path, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
-    cache = opened(directory)
-    cache.put(KEY, b"good")
-    plant(directory, "UPDATE Cache SET filename = ?, value = NULL", ("../precious",))
-    assert cache.get(KEY) is None
-    cache.put(KEY, b"good")
-    assert precious.read_text() == "mine"
-    cache.close()
-
-
-def test_a_pickled_key_is_refused(directory: Path, proof: Path) -> None:
-    disk = BytesDisk(str(directory))
-    with pytest.raises(ForeignEntryError, match="pickled key"):
-        disk.get(pickle.dumps(Bomb(proof)), False)
-    assert not proof.exists()
-
-
-@pytest.mark.parametrize("value", ["text", 1, 1.5, None, {"a": 1}])
-def test_nothing_but_bytes_is_stored(directory: Path, value: object) -> None:
-    disk = BytesDisk(str(directory))
-    with pytest.raises(ForeignEntryError):
-        disk.put(value)
-    with pytest.raises(ForeignEntryError):
-        disk.store(value, False)
-    with pytest.raises(ForeignEntryError):
-        disk.store(io.BytesIO(b""), True)
+    connection = sqlite3.connect(directory / "cache.db")
+    assert connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("results",)]
+    connection.close()
 
 
 def test_only_this_user_may_look(directory: Path) -> None:
@@ -149,7 +87,7 @@ def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None
     assert found is not None and found[0] == b"new"
     cache.close()
     if damage:
-        assert (directory.with_name("cache.damaged") / "cache.db").read_bytes()[:100] == damage[:100]
+        assert (directory.with_name("cache.damaged") / "cache.db").read_bytes()[:24] == damage[:24]
 
 
 def test_damage_under_way_does_not_stop_answers(directory: Path) -> None:
@@ -264,7 +202,7 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
 def rows_on_disk(directory: Path) -> int:
     """What another process would find: what was committed."""
     connection = sqlite3.connect(directory / "cache.db")
-    found: int = connection.execute("SELECT count(*) FROM Cache").fetchone()[0]
+    found: int = connection.execute("SELECT count(*) FROM results").fetchone()[0]
     connection.close()
     return found
 

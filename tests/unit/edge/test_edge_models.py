@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 from support.agent import DIGITS
-from support.bundles import images
 from support.edge import manifest
+from support.images import images
 from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.bundles import encode, images
 from support.gateway import DIGITS
+from support.images import encode, images
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle

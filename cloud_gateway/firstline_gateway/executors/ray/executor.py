@@ -1,0 +1,245 @@
+"""The engine on a Ray cluster: decisions (admission, deadlines, batches) here, replicas of the models there.
+
+Batches are made here because only here all waiting requests are seen with their deadlines, and because a call by
+Ray's handles costs the caller the same for one request as for thirty-two. Replicas are added and taken away by Ray, by
+how many batches are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    LinkDownError,
+    LinkError,
+    RemoteTimeoutError,
+)
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
+from firstline_gateway.executors.ray.deployment import Cluster, Deployment
+from firstline_gateway.repository import ServedModel
+
+_EVERY_S = 2.0
+_WHILE_AWAY_S = 0.5
+# A replica that could not be started is tried again, for whoever mended the bundle meanwhile.
+_DEPLOY_AGAIN_S = 30.0
+# What the cluster said last holds so long where it says nothing: Serve's controller restarts, and replicas answer on.
+_BELIEVED_S = 10.0
+# A replica that died takes its batches with it; inference has no effects, so another one is asked.
+_ATTEMPTS = 4
+_PAUSE_S = 0.1
+_START_S = 5.0
+_PUT_S = 30.0
+_RETRY_AFTER_S = 1.0
+
+log = logger(__name__)
+
+
+class RayExecutor:
+    """Runs batches on a cluster's replicas.
+
+    Args:
+        models: as they are to be deployed.
+        cluster: which may be away.
+        in_flight: batches at the same moment for each replica.
+        timeout_s: the longest that one may take for a batch; then it is asked of another.
+        make: a deployment of a model that is put in later.
+        clock: what deadlines are on.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[ModelKey, Deployment],
+        cluster: Cluster,
+        *,
+        in_flight: int,
+        timeout_s: float,
+        make: Callable[[ServedModel], Deployment] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._models = dict(models)
+        self._cluster = cluster
+        self._in_flight = in_flight
+        self._timeout_s = timeout_s
+        self._make = make
+        self._clock = clock
+        self._replicas: dict[str, int] = {}
+        self._troubles: dict[str, str] = {}
+        self._away = "The Ray cluster was not asked yet."
+        self._answered_s = float("-inf")
+        self._checked: set[str] = set()
+        self._deployed_s: dict[str, float] = {}
+        self._following: asyncio.Task[None] | None = None
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._retries = 0
+        self._calls: dict[str, set[asyncio.Task[list[Outcome]]]] = defaultdict(set)
+        self._running = 0
+        self._idle = asyncio.Event()
+
+    @property
+    def slots(self) -> int:
+        return self._in_flight * max(1, sum(self._replicas.values()))
+
+    async def start(self) -> None:
+        """Begins to follow the cluster; returns once it was asked, or takes its time."""
+        asked = asyncio.Event()
+        self._following = asyncio.create_task(self._follow(asked))
+        try:
+            async with asyncio.timeout(_START_S):
+                await asked.wait()
+        except TimeoutError:
+            pass  # it is asked all the same, and until then nothing runs
+
+    def trouble(self, key: ModelKey) -> str:
+        name = self._models[key].name
+        if self._away:
+            return self._away
+        if self._replicas.get(name, 0):
+            return ""
+        return self._troubles.get(name, "") or f"Ray runs no replica of {name} yet."
+
+    def report(self) -> EngineReport:
+        return EngineReport(
+            up={(each.name,): float(self._replicas.get(each.name, 0)) for each in self._models.values()},
+            batches={labels: float(count) for labels, count in self._outcomes.items()},
+            repeats={("retry",): float(self._retries)},
+        )
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self._running += 1
+        try:
+            return await self._run(key, inputs, deadlines_s)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        name, problem = self._models[key].name, ""
+        for attempt in range(_ATTEMPTS):
+            if trouble := self.trouble(key):
+                raise _unavailable(key, trouble)
+            if attempt:
+                self._retries += 1
+                await self._clock.sleep(_PAUSE_S * attempt)
+            now_s = self._clock.monotonic_s()
+            left_s = [None if due is None else due - now_s for due in deadlines_s]
+            longest_s = min(self._timeout_s, max((self._timeout_s if left is None else left) for left in left_s))
+            if longest_s <= 0:
+                raise DeadlineExceededError("The request's deadline passed on the Ray cluster; allow more time.")
+            try:
+                outcomes = await self._call(name, inputs, left_s, longest_s)
+            except LinkError as error:
+                self._outcomes[name, "cut_off" if isinstance(error, RemoteTimeoutError) else "failed"] += 1
+                problem = f"{error.message[:1].upper()}{error.message[1:]}."
+                continue
+            self._outcomes[name, "answered"] += 1
+            return outcomes
+        raise _unavailable(key, problem)
+
+    async def _call(
+        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+    ) -> list[Outcome]:
+        call = asyncio.ensure_future(self._cluster.run(name, inputs, left_s, timeout_s))
+        self._calls[name].add(call)
+        call.add_done_callback(self._calls[name].discard)
+        try:
+            await asyncio.wait([call])
+        finally:
+            call.cancel()  # nothing where it is done
+        if call.cancelled():
+            raise LinkDownError(f"all replicas of {name} are gone")
+        return call.result()
+
+    async def put(self, served: ServedModel) -> None:
+        """See `Executor.put`; returns once a replica is up, or takes its time."""
+        assert self._make is not None  # noqa: S101 (only tests give none, and put nothing in)
+        self._models[served.key] = self._make(served)
+        until_s = self._clock.monotonic_s() + _PUT_S
+        while self.trouble(served.key) and self._clock.monotonic_s() < until_s:
+            await self._clock.sleep(_WHILE_AWAY_S)
+
+    async def drop(self, key: ModelKey) -> None:
+        """See `Executor.drop`; its deployment stays, for other gateways use it."""
+        self._models.pop(key, None)
+
+    async def close(self, timeout_s: float) -> bool:
+        """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._running:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            pass
+        await self._cluster.close()
+        return True
+
+    async def _follow(self, asked: asyncio.Event) -> None:
+        while True:
+            try:
+                await self._look()
+            except LinkError as error:
+                if self._clock.monotonic_s() - self._answered_s > _BELIEVED_S:
+                    self._lost(f"{error.message[:1].upper()}{error.message[1:]}.")
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("the Ray cluster could not be followed")
+            asked.set()
+            whole = not self._away and all(self._replicas.get(each.name) for each in self._models.values())
+            await self._clock.sleep(_EVERY_S if whole else _WHILE_AWAY_S)
+
+    def _lost(self, problem: str) -> None:
+        if problem != self._away:
+            log.warning("the Ray cluster does not answer", problem=problem)
+        self._away, self._replicas, self._checked = problem, {}, set()
+
+    async def _look(self) -> None:
+        """Learns what runs, and has run what does not."""
+        await self._cluster.connect()
+        states = await self._cluster.states()
+        self._answered_s = self._clock.monotonic_s()
+        if self._away:
+            log.info("the Ray cluster answers")
+        self._away = ""
+        for deployment in tuple(self._models.values()):
+            name, state = deployment.name, states.get(deployment.name)
+            replicas = state.replicas if state is not None else 0
+            if replicas != self._replicas.get(name, 0):
+                log.info("replicas on the Ray cluster", deployment=name, replicas=replicas)
+            self._replicas[name] = replicas
+            if not replicas:  # Ray would have them wait until there is one
+                for call in self._calls[name]:
+                    call.cancel()
+            trouble = state.failed if state is not None else ""
+            if trouble and trouble != self._troubles.get(name):
+                log.error("Ray starts no replica", deployment=name, problem=trouble)
+            self._troubles[name] = trouble
+            if state is None or state.failed:
+                if self._answered_s - self._deployed_s.get(name, float("-inf")) >= _DEPLOY_AGAIN_S:
+                    await self._deploy(deployment)
+            elif replicas and name not in self._checked:
+                if await self._cluster.fingerprint(name) != deployment.fingerprint:
+                    await self._deploy(deployment)  # replaced one replica after the other, and answers meanwhile
+                self._checked.add(name)
+
+    async def _deploy(self, deployment: Deployment) -> None:
+        log.info("deploying on the Ray cluster", deployment=deployment.name, bundle=deployment.bundle)
+        self._deployed_s[deployment.name] = self._answered_s
+        await self._cluster.deploy(deployment)
+        self._checked.add(deployment.name)
+
+
+def _unavailable(key: ModelKey, problem: str) -> EngineUnavailableError:
+    return EngineUnavailableError(
+        f"No replica of model '{key.name}' answers; send the request again later. {problem}",
+        retry_after_s=_RETRY_AFTER_S,
+    )

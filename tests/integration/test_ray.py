@@ -1,0 +1,133 @@
+"""A gateway whose models run on a Ray cluster: real Ray, two machines, one of them killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from support.gateway import DIGITS
+from support.pictures import Load, ask, picture
+from support.ray_cluster import RayNodes, ray_nodes
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Running:
+    url: str
+    log: Path
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+
+@contextmanager
+def gateway(folder: Path, nodes: RayNodes, manifest: object = None, **ray: object) -> Iterator[Running]:
+    """A gateway as a process that has the manifests, and reaches the models on the cluster."""
+    folder.mkdir()
+    settings = {"address": nodes.address, "replicas_min": 2, "replicas_max": 2, "models_directory": str(DIGITS)} | ray
+    models = folder / "models"
+    models.mkdir()
+    (models / "manifest.json").write_text(json.dumps(manifest) if manifest else (DIGITS / "manifest.json").read_text())
+    (folder / "gateway.toml").write_text(
+        '[auth]\nmode = "off"\n[api]\nport = 0\nopen_metrics = true\n[execution]\nengine = "ray"\n'
+        f'[log]\nformat = "json"\n[models]\ndirectory = "{models}"\n[ray]\n'
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    )
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "firstline_gateway", "run", "--config", str(folder / "gateway.toml"), "-o", "json"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=nodes.environ,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield Running(str(json.loads(line)["url"]), log)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0, "SIGTERM ends it as always"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with ray_nodes() as found:
+        yield found
+
+
+async def replicas(client: httpx.AsyncClient) -> float:
+    text = (await client.get("/metrics")).text
+    lines = (line for line in text.splitlines() if line.startswith("firstline_gateway_server_up{"))
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+async def until_replicas(client: httpx.AsyncClient, wanted: int) -> None:
+    async with asyncio.timeout(90):
+        while await replicas(client) != wanted:  # noqa: ASYNC110 (they are other processes)
+            await asyncio.sleep(0.1)
+
+
+async def test_one_of_two_machines_is_killed_under_load_and_nothing_is_lost(tmp_path: Path, nodes: RayNodes) -> None:
+    with gateway(tmp_path / "one", nodes) as running:
+        async with running.client() as client:
+            await until_replicas(client, 2)
+            assert (await client.get("/v2/health/ready")).status_code == 200
+            load = Load(client)
+            await load.more(60)
+            await asyncio.to_thread(nodes.kill_one)
+            await load.more(200)
+            await until_replicas(client, 1)
+            await asyncio.to_thread(nodes.add_one)
+            await until_replicas(client, 2)
+            await load.more(60)
+            await load.end()
+            bad = await ask(client, b"no image")
+            assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor"), "its own fault, and nobody else's"
+            assert (await ask(client, picture(1), timeout_s=1e-6)).status_code == 504
+        with gateway(tmp_path / "other", nodes) as other:
+            async with other.client() as client:
+                await until_replicas(client, 2)
+                load = Load(client, clients=2)
+                await load.more(20)
+                await load.end()
+            assert "deploying on the Ray cluster" in running.log.read_text()
+            assert "deploying on the Ray cluster" not in other.log.read_text(), (
+                "it found what it needs, and left it alone"
+            )
+
+
+async def test_another_bundle_on_the_machines_is_a_sentence(tmp_path: Path, nodes: RayNodes) -> None:
+    nodes.add_one()  # with room for one more
+    manifest = json.loads((DIGITS / "manifest.json").read_text())
+    manifest["full"]["preprocess"][1]["filter"] = "nearest"
+    with gateway(tmp_path / "near", nodes, manifest=manifest, replicas_min=1) as running:
+        async with running.client() as client:
+            async with asyncio.timeout(120):
+                while "has full model" not in (await ask(client, picture(0))).text:  # noqa: ASYNC110 (they are others)
+                    await asyncio.sleep(0.2)
+            reply = await ask(client, picture(0))
+            assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+            assert (await client.get("/v2/health/ready")).status_code == 400
+
+
+async def test_a_cluster_that_is_away_is_a_sentence_and_not_ready(tmp_path: Path, nodes: RayNodes) -> None:
+    with gateway(tmp_path / "near", nodes, address="127.0.0.1:1") as running:
+        async with running.client() as client:
+            assert (await client.get("/v2/health/live")).status_code == 200
+            assert (await client.get("/v2/health/ready")).status_code == 400
+            reply = await ask(client, picture(0))
+            assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+            assert "127.0.0.1:1 does not answer" in reply.json()["error"]

@@ -1,0 +1,81 @@
+"""Load on a gateway that serves the digits bundle: pictures by number, and what the full model says of each."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import numpy as np
+from support.gateway import DIGITS
+from support.images import encode, images
+
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, InferRequest
+
+INFER = "/v2/models/digits/infer"
+
+
+def picture(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    return encode(rng.integers(0, 255, (8, 8), np.uint8))
+
+
+def expected(numbers: list[int]) -> list[Array]:
+    bundle = open_bundle(DIGITS)
+    assert bundle.manifest.full is not None
+    model = load_model(bundle, bundle.manifest.full, RuntimeOptions())
+    found = [model.predict(images(picture(number))) for number in numbers]
+    model.close()
+    return found
+
+
+async def ask(client: httpx.AsyncClient, *encoded: bytes, timeout_s: float | None = None) -> httpx.Response:
+    request = InferRequest("digits", (images(*encoded),), "", binary_output=True, deadline_s=timeout_s)
+    body = encode_request(request)
+    return await client.post(INFER, content=body.body, headers=headers_for(body))
+
+
+def said(reply: httpx.Response) -> Array:
+    assert reply.status_code == 200, reply.text
+    length = reply.headers.get("Inference-Header-Content-Length")
+    return decode_response(reply.content, int(length) if length else None).output("probabilities")
+
+
+class Load:
+    """Clients that ask without a pause, each its own pictures, until they are told to stop."""
+
+    def __init__(self, client: httpx.AsyncClient, clients: int = 6) -> None:
+        self._client = client
+        self._ended = False
+        self.answers: list[tuple[int, httpx.Response]] = []
+        self._tasks = [asyncio.create_task(self._go(first)) for first in range(clients)]
+
+    async def _go(self, first: int) -> None:
+        number = first
+        while not self._ended:
+            reply = await ask(self._client, picture(number % 50))
+            if reply.status_code == 503 and reply.json()["code"] == "queue_full":  # this machine is busy
+                await asyncio.sleep(0.05)
+                continue
+            self.answers.append((number % 50, reply))
+            number += 1
+
+    async def more(self, count: int) -> None:
+        """Waits for so many more answers."""
+        wanted = len(self.answers) + count
+        async with asyncio.timeout(60):
+            while len(self.answers) < wanted:  # noqa: ASYNC110 (each is an event of its own)
+                await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        """Every request was answered, and with what the model says of it."""
+        self._ended = True
+        await asyncio.gather(*self._tasks)
+        assert {reply.text for _, reply in self.answers if reply.status_code != 200} == set()
+        right = expected(list(range(50)))
+        for number, reply in self.answers:
+            np.testing.assert_allclose(said(reply), right[number], atol=1e-5)

@@ -1,0 +1,278 @@
+"""The engine on a Ray cluster, in simulated time: deploying, retries, deadlines, readiness, what is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from support.far_servers import SERVED, M
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    InferenceError,
+    LinkDownError,
+    RemoteTimeoutError,
+)
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
+from firstline_gateway.executors.ray.executor import RayExecutor
+from firstline_gateway.settings import Settings
+from firstline_gateway.settings_load import load
+
+T = TypeVar("T")
+WHERE = Path("models/m").absolute()
+WANTED = replace(deployment_of(replace(SERVED, path=WHERE), Settings()), replicas_min=2, replicas_max=2)
+
+
+class FakeCluster:
+    """A cluster in simulated time. Attributes may be changed at any moment."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+        self.there = True
+        self.seconds = 0.01
+        self.dying = 0  # so many of the next batches lose their replica
+        self.breaks: Exception | None = None
+        self.starts = True  # else replicas do not come up
+        self.deployed: dict[str, Deployment] = {}
+        self.deploys = 0
+        self.lefts: list[list[float | None]] = []
+        self.closed = False
+
+    async def connect(self) -> None:
+        self._reach()
+
+    async def states(self) -> dict[str, State]:
+        self._reach()
+        return {
+            name: State(found.replicas_min, "") if self.starts else State(0, "The bundle is another.")
+            for name, found in self.deployed.items()
+        }
+
+    async def deploy(self, deployment: Deployment) -> None:
+        self._reach()
+        self.deploys += 1
+        self.deployed[deployment.name] = deployment
+
+    async def fingerprint(self, name: str) -> str:
+        self._reach()
+        return self.deployed[name].fingerprint
+
+    async def run(
+        self, name: str, inputs: Sequence[Tensor], left_s: Sequence[float | None], timeout_s: float
+    ) -> list[Outcome]:
+        self._reach()
+        self.lefts.append(list(left_s))
+        await self._clock.sleep(min(self.seconds, timeout_s))
+        if self.dying:
+            self.dying -= 1
+            raise LinkDownError("a replica died")
+        if self.breaks is not None:
+            raise self.breaks
+        if self.seconds >= timeout_s:
+            raise RemoteTimeoutError("no answer")
+        return [each.array.astype(np.float32) for each in inputs]
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _reach(self) -> None:
+        if not self.there:
+            raise LinkDownError("the Ray cluster at head:6379 does not answer (nobody)")
+
+
+class Site:
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.cluster = FakeCluster(self.clock)
+        self.executor = RayExecutor({M: WANTED}, self.cluster, in_flight=2, timeout_s=30.0, clock=self.clock)
+
+    async def until(self, awaited: Awaitable[T], step_s: float = 0.005) -> T:
+        """Lets time pass until it is there."""
+        future = asyncio.ensure_future(awaited)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        while not future.done():
+            await self.clock.advance(step_s)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return future.result()
+
+    async def up(self) -> None:
+        await self.until(self.executor.start())
+        await self.clock.advance(1.0)
+
+    async def ask(self, *values: float, timeout_s: float | None = None) -> list[Outcome]:
+        inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
+        due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        return await self.until(self.executor.run(M, inputs, [due_s] * len(values)))
+
+
+async def test_it_deploys_once_and_answers() -> None:
+    site = Site()
+    assert "not asked yet" in site.executor.trouble(M)
+    await site.up()
+    assert site.cluster.deployed == {WANTED.name: WANTED}
+    assert (site.executor.trouble(M), site.executor.slots) == ("", 4)
+    assert [np.asarray(each).tolist() for each in await site.ask(1.0, 2.0)] == [[[1.0]], [[2.0]]]
+    assert site.executor.report().up == {(WANTED.name,): 2.0}
+    await site.clock.advance(100.0)
+    assert site.cluster.deploys == 1
+    assert await site.executor.close(1.0)
+    assert site.cluster.closed
+
+
+async def test_what_runs_already_stays_unless_its_settings_are_others() -> None:
+    site = Site()
+    site.cluster.deployed[WANTED.name] = WANTED
+    await site.up()
+    assert site.cluster.deploys == 0
+    await site.executor.close(1.0)
+    site = Site()
+    site.cluster.deployed[WANTED.name] = replace(WANTED, replicas_max=7)
+    await site.up()
+    assert site.cluster.deployed[WANTED.name] == WANTED
+    await site.executor.close(1.0)
+
+
+async def test_a_batch_whose_replica_dies_is_asked_of_another() -> None:
+    site = Site()
+    await site.up()
+    site.cluster.dying = 3
+    (answer,) = await site.ask(1.0)
+    assert isinstance(answer, np.ndarray)
+    assert site.executor.report().repeats == {("retry",): 3.0}
+    site.cluster.dying = 10
+    with pytest.raises(EngineUnavailableError, match="A replica died"):
+        await site.ask(1.0)
+    assert site.executor.report().batches[WANTED.name, "failed"] == 7
+    await site.executor.close(1.0)
+
+
+async def test_deadlines_travel_as_what_is_left_and_end_retries() -> None:
+    site = Site()
+    await site.up()
+    await site.ask(1.0, timeout_s=2.0)
+    await site.ask(1.0)
+    assert site.cluster.lefts[-2:] == [[pytest.approx(2.0)], [None]]
+    site.cluster.seconds = 60.0
+    with pytest.raises(DeadlineExceededError):
+        await site.ask(1.0, timeout_s=0.5)
+    await site.executor.close(1.0)
+
+
+async def test_what_fails_there_is_not_asked_again() -> None:
+    site = Site()
+    await site.up()
+    site.cluster.breaks = InferenceError("it broke")
+    with pytest.raises(InferenceError):
+        await site.ask(1.0)
+    assert len(site.cluster.lefts) == 1
+    await site.executor.close(1.0)
+
+
+async def test_replicas_that_do_not_start_are_told_and_tried_again() -> None:
+    site = Site()
+    site.cluster.starts = False
+    await site.up()
+    assert site.executor.trouble(M) == "The bundle is another."
+    with pytest.raises(EngineUnavailableError, match="The bundle is another"):
+        await site.ask(1.0)
+    await site.clock.advance(20.0)
+    assert site.cluster.deploys == 1
+    await site.clock.advance(15.0)
+    assert site.cluster.deploys == 2
+    site.cluster.starts = True
+    await site.clock.advance(2.0)
+    assert site.executor.trouble(M) == ""
+    await site.executor.close(1.0)
+
+
+async def test_batches_do_not_wait_for_replicas_that_are_gone() -> None:
+    site = Site()
+    await site.up()
+    site.cluster.seconds = 25.0
+    asked = asyncio.ensure_future(site.ask(1.0))
+    await asyncio.sleep(0)
+    site.cluster.starts = False
+    began_s = site.clock.monotonic_s()
+    with pytest.raises(EngineUnavailableError):
+        await asked
+    assert site.clock.monotonic_s() - began_s < 5
+    await site.executor.close(1.0)
+
+
+async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> None:
+    site = Site()
+    other = ModelKey("other", 1)
+    served = replace(SERVED, key=other, path=WHERE.parent / "other")
+    site.executor = RayExecutor(
+        {M: WANTED},
+        site.cluster,
+        in_flight=2,
+        timeout_s=30.0,
+        make=partial(deployment_of, settings=Settings()),
+        clock=site.clock,
+    )
+    await site.up()
+    await site.until(site.executor.put(served), step_s=0.1)
+    assert site.executor.trouble(other) == ""
+    assert len(site.cluster.deployed) == 2
+    await site.executor.drop(other)
+    assert len(site.cluster.deployed) == 2, "other gateways may use it"
+    await site.executor.close(1.0)
+
+
+async def test_a_silent_cluster_is_believed_for_a_while() -> None:
+    site = Site()
+    await site.up()
+    site.cluster.there = False
+    await site.clock.advance(5.0)
+    assert site.executor.trouble(M) == ""
+    await site.clock.advance(15.0)
+    assert site.executor.trouble(M) == "The Ray cluster at head:6379 does not answer (nobody)."
+    site.cluster.there = True
+    await site.clock.advance(2.0)
+    assert site.executor.trouble(M) == ""
+    await site.executor.close(1.0)
+
+
+def test_the_bundle_is_where_the_machines_have_it() -> None:
+    served = replace(SERVED, path=Path("models/m/3").absolute())
+    settings = load(None, environ={}, overrides={"ray.models_directory": "/srv/models", "models.directory": "models"})
+    found = deployment_of(served, settings)
+    assert (found.bundle, found.name) == ("/srv/models/m/3", f"firstline-m-3-{SERVED.digest[:12]}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"ray.address": "ray://head:10001"}, "ray.address"),
+        ({"ray.address": "head"}, "ray.address"),
+        ({"ray.replicas_min": 3, "ray.replicas_max": 2}, "ray.replicas_max"),
+    ],
+)
+def test_settings_that_make_no_sense(overrides: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(None, environ={}, overrides=overrides)
+
+
+def test_without_ray_a_sentence_says_what_to_install() -> None:
+    import importlib.util
+
+    from firstline_gateway.executors.engine import check_engine
+
+    if importlib.util.find_spec("ray") is not None:
+        pytest.skip("Ray is installed here")
+    with pytest.raises(ConfigError, match=r"install firstline\[gateway,ray\]"):
+        check_engine(load(None, environ={}, overrides={"execution.engine": "ray"}))
