@@ -31,7 +31,7 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_gateway import __version__
+from firstline_gateway import __version__, journal
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import ModelKey
@@ -152,7 +152,8 @@ class GatewayDataPlane:
             self._in_flight -= 1
             if self.draining and not self._in_flight:
                 self._idle.set()
-        logs.FACTS.set(partial(_facts, request, response))
+        if journal.is_written():  # else nobody asks
+            logs.FACTS.set(partial(_facts, request, response))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:

@@ -38,6 +38,11 @@ class _Flood:
 _flood = _Flood()
 
 
+def is_written() -> bool:
+    """Whether answers have a line of their own."""
+    return _standard.isEnabledFor(logging.INFO)
+
+
 def record(
     metrics: GatewayMetrics,
     *,
@@ -61,7 +66,7 @@ def record(
         metrics.error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
-    elif not _standard.isEnabledFor(logging.INFO):
+    elif not is_written():
         return
     # A caller's text must not steer a terminal.
     facts = {
