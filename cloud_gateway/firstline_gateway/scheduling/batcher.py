@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,7 +105,7 @@ class Batcher:
         """Why a model cannot run at the moment, as a sentence; "" where it can."""
         return self._executor.trouble(key)
 
-    def submit(self, key: ModelKey, request: InferRequest) -> Awaitable[Probabilities]:
+    async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
 
         A caller that is cancelled while it waits takes its request out of the queue.
@@ -118,11 +118,10 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise expired()
-        if self._inline is not None and (answered := self._inline.enter(key, request, now_s)) is not None:
-            return answered
-        return self._queued(key, request, now_s)
-
-    async def _queued(self, key: ModelKey, request: InferRequest, now_s: float) -> Probabilities:
+        if self._inline is not None and not (self._running and self._is_full(key)):
+            answered = self._inline.enter(key, request, now_s)
+            if answered is not None:
+                return await answered
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
