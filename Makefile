@@ -39,7 +39,7 @@ endef
 
 .PHONY: help demo test check format mosquitto postgres wrk tflite ray clients lock wheel resolve size evaluate certificate \
   bench bench-peers loadgen bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede idle decision agent deliveries wear timing line overload admission fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede scale idle decision agent deliveries wear timing line overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -181,6 +181,9 @@ deliveries: .venv/test.stamp ## what it costs the gateway to answer each deliver
 
 wear: .venv/test.stamp ## what a request writes to the device's flash, by route (two minutes)
 	$(BIN)/python bench/wear.py
+
+scale: .venv/test.stamp mosquitto postgres ## what a request, a connection and a delivery cost, and fleets of 1 to 1,000,000 by that (minutes)
+	PYTHONPATH=tests:bench $(BIN)/python bench/scale.py
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 from firstline import errors
 from firstline.async_client import AsyncClient
 from firstline.client import Client
+from firstline.many import Outcome
 from firstline.prediction import Prediction
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError
@@ -36,6 +37,7 @@ __all__ = [
     "FirstlineError",
     "InferResponse",
     "ModelMetadata",
+    "Outcome",
     "Prediction",
     "Privacy",
     "Reason",

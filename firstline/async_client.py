@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -13,9 +13,11 @@ import httpx
 
 from firstline import calls, following
 from firstline.calls import Call, Wishes
-from firstline.client import POLL_S, Inputs, check_time
+from firstline.client import POLL_S, Inputs, T, check_job, check_time
 from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.following import DEFAULT_PATIENCE_S
+from firstline.many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_tasks
+from firstline.many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.prediction import Prediction
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
@@ -49,6 +51,68 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         """See `Client.infer`."""
         call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
         return calls.read_infer(await self._send(call))
+
+    def infer_many(
+        self,
+        model: str,
+        requests: Iterable[Inputs],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        ordered: bool = True,
+        patience_s: float = RETRY_PATIENCE_S,
+        on_progress: Progress = lambda done: None,
+        **wishes: Unpack[Wishes],
+    ) -> AsyncIterator[Outcome]:
+        """See `Client.infer_many`."""
+        return in_tasks(
+            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **wishes),
+            requests,
+            in_flight=in_flight,
+            ordered=ordered,
+            patience_s=patience_s,
+            on_progress=on_progress,
+        )
+
+    async def submit(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str | int = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> str:
+        """See `Client.submit`."""
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_job(await self._send(calls.as_job(call)))
+
+    async def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
+        """See `Client.submit_file`."""
+        return calls.read_job(await self._send(calls.as_job(calls.infer_file(model, file, wishes))))
+
+    async def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """See `Client.result`."""
+        return await self._result(self.answer, job_id, timeout_s)
+
+    async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
+        """See `Client.result_file`."""
+        return await self._result(self.prediction, job_id, timeout_s)
+
+    async def forget(self, job_id: str) -> None:
+        """See `Client.forget`."""
+        calls.read_forgotten(await self._send(calls.forget(job_id)))
+
+    async def _result(self, ask: Callable[[str], Awaitable[T]], job_id: str, timeout_s: float) -> T:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return await ask(job_id)
+            except following.PASSING as error:
+                check_job(job_id, error, end_s, timeout_s)
+            await asyncio.sleep(POLL_S)
 
     async def infer_file(
         self,

@@ -6,7 +6,7 @@ Both clients are thin over this, so that nothing is written twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import ArrayLike
 
 from firstline.prediction import Prediction, prediction_from
-from firstline_core.errors import InvalidTensorError, ProtocolError, RequestError, UnknownModelError
+from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.protocol import http, oip
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
@@ -107,6 +107,35 @@ def read_infer(response: httpx.Response) -> InferResponse:
         return oip.decode_response(response.content, http.header_length(response.headers))
     except (ProtocolError, RequestError) as error:
         raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
+
+
+def as_job(call: Call) -> Call:
+    """The same request, whose answer is fetched later (RFC 7240)."""
+    return replace(call, headers={**(call.headers or {}), "Prefer": "respond-async"})
+
+
+def read_job(response: httpx.Response) -> str:
+    """The id to fetch the answer by.
+
+    Raises:
+        ProtocolError: the server answered at once: it takes no jobs.
+    """
+    if response.status_code != httpx.codes.ACCEPTED:
+        _check(response)
+        raise ProtocolError(f"{response.url} answered at once, for it takes no jobs; a gateway does.")
+    try:
+        return str(orjson.loads(response.content)["request_id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{response.url} did not say under which id it keeps the job.") from error
+
+
+def forget(job_id: str) -> Call:
+    """Has a gateway forget a job."""
+    return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}")
+
+
+def read_forgotten(response: httpx.Response) -> None:
+    _check(response)
 
 
 def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
@@ -257,6 +286,8 @@ def _spec(found: dict[str, Any]) -> TensorSpec:
 def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
+    if response.status_code == httpx.codes.ACCEPTED:
+        raise NotReadyError("The job is not answered yet; ask again in a moment.", retry_after_s=1.0)
     error = error_from(response.status_code, response.content, response.headers)
     # A proxy, or whatever else has this address, also says 404: that is no judgement of the request.
     if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):

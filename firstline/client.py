@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 from numpy.typing import ArrayLike
@@ -15,11 +15,15 @@ from firstline import calls, following
 from firstline.calls import Call, Wishes
 from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.following import DEFAULT_PATIENCE_S
+from firstline.many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_threads
+from firstline.many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.prediction import Prediction
-from firstline_core.errors import RemoteTimeoutError
+from firstline_core.errors import FirstlineError, RemoteTimeoutError
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
+
+T = TypeVar("T")
 
 POLL_S = 0.1
 
@@ -76,6 +80,90 @@ class Client(BaseClient[httpx.Client]):
         """
         call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
         return calls.read_infer(self._send(call))
+
+    def infer_many(
+        self,
+        model: str,
+        requests: Iterable[Inputs],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        ordered: bool = True,
+        patience_s: float = RETRY_PATIENCE_S,
+        on_progress: Progress = lambda done: None,
+        **wishes: Unpack[Wishes],
+    ) -> Iterator[Outcome]:
+        """Runs the model on many requests; what goes wrong with one is its own outcome.
+
+        Args:
+            model: the bundle's name.
+            requests: the inputs of each; read no further ahead than what is in flight.
+            version: "" for the current one.
+            outputs: those wanted; all by default.
+            in_flight: requests at the same moment.
+            ordered: outcomes in the order of the requests, or as they come.
+            patience_s: how long one is sent again where the server has no room, or cannot be reached (seconds).
+            on_progress: told how many are done, after each.
+            **wishes: see `Wishes`.
+        """
+        return in_threads(
+            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **wishes),
+            requests,
+            in_flight=in_flight,
+            ordered=ordered,
+            patience_s=patience_s,
+            on_progress=on_progress,
+        )
+
+    def submit(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str | int = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> str:
+        """Hands a job in at a gateway: as `infer`, and the answer is fetched later with `result`.
+
+        Returns:
+            The job's id, once the gateway keeps it durably.
+        """
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_job(self._send(calls.as_job(call)))
+
+    def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
+        """Hands a job in: as `infer_file`, and the answer is fetched later with `result_file`."""
+        return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, wishes))))
+
+    def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """What came of a job of yours; waits for it.
+
+        Raises:
+            RemoteTimeoutError: it was not answered within `timeout_s`.
+            UnknownAnswerError: the gateway keeps none under this id for you.
+            FirstlineError: the job's own failure.
+        """
+        return self._result(self.answer, job_id, timeout_s)
+
+    def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
+        """`result` in words, of a job that `submit_file` handed in."""
+        return self._result(self.prediction, job_id, timeout_s)
+
+    def forget(self, job_id: str) -> None:
+        """Has the gateway forget a job, and its answer; one that has not begun is not run."""
+        calls.read_forgotten(self._send(calls.forget(job_id)))
+
+    def _result(self, ask: Callable[[str], T], job_id: str, timeout_s: float) -> T:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return ask(job_id)
+            except following.PASSING as error:
+                check_job(job_id, error, end_s, timeout_s)
+            time.sleep(POLL_S)
 
     def infer_file(
         self,
@@ -179,6 +267,14 @@ class Client(BaseClient[httpx.Client]):
             )
         except httpx.HTTPError as error:
             raise link_error(error, str(self._http.base_url)) from error
+
+
+def check_job(job_id: str, error: FirstlineError, end_s: float, timeout_s: float) -> None:
+    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
+    if time.monotonic() >= end_s:
+        raise RemoteTimeoutError(
+            f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"
+        ) from error
 
 
 def check_time(request_id: str, end_s: float, timeout_s: float) -> None:

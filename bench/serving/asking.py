@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from serving.models import INPUT, Kind, rows
 from serving.processes import Cores, Server, post
 
 _TOLERANCE = 1e-5
+_AT_ONCE = 16
+_DIFFERENT = {"s": 128, "m": 8}
 
 
 class WrongAnswerError(Exception):
@@ -47,9 +50,9 @@ class Question(NamedTuple):
         return f"{self.kind.name.upper()} {self.form}, {self.in_flight} in flight"
 
 
-def v2(form: str, kind: Kind, models: list[str]) -> Ask:
-    """V2 over HTTP, "binary" or "JSON"."""
-    body = {"binary": bodies.v2_binary, "JSON": bodies.v2_json}[form](rows(kind))
+def v2(form: str, kind: Kind, models: list[str], seed: int = 0) -> Ask:
+    """V2 over HTTP, "binary" or "JSON", with the row of a seed."""
+    body = {"binary": bodies.v2_binary, "JSON": bodies.v2_json}[form](rows(kind, seed=seed))
     return Ask([bodies.infer_path(model) for model in models], body, bodies.v2_answer)
 
 
@@ -81,6 +84,24 @@ def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
     if found.shape != right.shape or not np.allclose(found, right, atol=_TOLERANCE):
         raise WrongAnswerError(f"answered {found.ravel()[:4]}, not {right.ravel()[:4]}")
     return True
+
+
+def each_its_own(server: Server, path: Path, kind: Kind) -> None:
+    """Asks for many different rows at once: wrk sends the same one, and would not see answers mixed up in batches.
+
+    Raises:
+        WrongAnswerError: a row was answered with what belongs to another one.
+    """
+    alone = session(path)
+
+    def ask(seed: int) -> None:
+        for form in ("binary", "JSON"):
+            right = alone.run(None, {INPUT: rows(kind, seed=seed)})[0]
+            if not checked(server.port, v2(form, kind, [kind.name], seed), server.headers, right):
+                raise WrongAnswerError("refuses what it should answer")
+
+    with ThreadPoolExecutor(_AT_ONCE) as asking:
+        list(asking.map(ask, range(_DIFFERENT[kind.name])))
 
 
 def measured(

@@ -126,7 +126,7 @@ def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure
     rows = []
     for other in (one.name for one in peer.PEERS):
         if other in failed:
-            rows.append(told(f"{other} could not be measured: {failed[other][:200]}", None))
+            rows.append(told(f"{other} could not be measured: {tables.reason(failed[other])}", None))
         best, form = _best(samples, other)
         times = None if best is None else ratio(samples, (GATEWAY, QUESTIONS[0].name), (other, best))
         what = f"gateway, S binary, 32 in flight: rate / {other}'s with {form or 'nothing'}"
@@ -166,8 +166,10 @@ def versions(only: Sequence[str]) -> dict[str, dict[str, str]]:
     found = {}
     for one in peer.PEERS:
         packages = (one.package, "onnxruntime", "numpy")
-        if one.name in only and one.python.exists():
-            said = subprocess.run([one.python, "-c", script, *packages], capture_output=True, text=True, check=True)
+        if one.name not in only or not one.python.exists():
+            continue
+        said = subprocess.run([one.python, "-c", script, *packages], capture_output=True, text=True, check=False)
+        if said.returncode == 0:  # otherwise not all of it is installed, which its start will tell
             found[one.name] = dict(zip(packages, said.stdout.split(), strict=True)) | {"note": one.note}
     return found
 

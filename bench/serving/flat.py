@@ -31,12 +31,12 @@ IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MODELS = (1, 2, 5, 10, 20, 50)
 IN_FLIGHT_OF_MODELS = (1, 32)
 _AIM = 1.1
-_MOST_ROUNDS, _MOST_S, _ALONE_S = 3, 2, 0.5
+_MOST_ROUNDS, _MOST_S, _ALONE_S = 2, 2, 0.5
 _QUICK_IN_FLIGHT, _QUICK_MODELS = (1, 256), (1, 5)
 
 
 def measure(effort: Effort) -> list[Sample]:
-    """Every round of it, at most three: it is long."""
+    """Every round of it, at most two: it is long."""
     samples = []
     for number in range(min(effort.rounds, _MOST_ROUNDS)):
         effort.tell(f"in flight, round {number + 1}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from figures import Figure
 
 from serving import alone, ours
-from serving.asking import Ask, Question, expected, measured
+from serving.asking import Ask, Question, each_its_own, expected, measured
 from serving.effort import Effort
 from serving.figuring import at_least, at_most, told
 from serving.models import KINDS, M, S, write_onnx
@@ -88,6 +88,8 @@ def measure(effort: Effort) -> list[Sample]:
             for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
                 effort.tell(f"round {number + 1} of {effort.rounds}: {turn.who}{turn.suffix}")
                 with turn.start(ours.asked(turn.questions[0])) as server:
+                    kind = turn.questions[0].kind
+                    each_its_own(server, files[kind.name], kind)
                     for question in turn.questions:
                         load = measured(
                             server,

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,10 +50,24 @@ def _device(effort: Effort, _: Path | None) -> Found:
     return Found(asyncio.run(agent.measured(requests, repeats)), [])
 
 
+def _mqtt(effort: Effort, _: Path | None) -> Found:
+    import mqtt
+
+    binary = mqtt.mosquitto()
+    if binary is None:
+        effort.tell("mosquitto is not installed: MQTT is left out")
+        return Found([], [])
+    effort.tell("the agent's link over MQTT")
+    requests, repeats = (20, 1) if effort.quick else (200, 3 * effort.rounds)
+    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder, mqtt.broker(Path(folder), binary) as port:
+        return Found(asyncio.run(mqtt.measured(port, requests, repeats)), [])
+
+
 _RUNS: dict[str, Callable[[Effort, Path | None], Found]] = {
     "rest": _in_rounds(rest),
     "flat": _in_rounds(flat),
     "device": _device,
+    "mqtt": _mqtt,
     "limits": _limits,
 }
 

@@ -43,7 +43,7 @@ def rates(said: Mapping[str, Any]) -> str:
         told = ["" if cell is None else f"{cell:,.0f}" if cell >= 100 else f"{cell:.1f}" for cell in cells]
         lines.append(f"| {who} | {' | '.join(told)} |".replace("  |", " |").replace("|  |", "| |"))
     for who, why in said.get("not measured", {}).items():
-        lines += ["", f"{who} could not be measured: {_first(why)}"]
+        lines += ["", f"{who} could not be measured: {reason(why)}"]
     return "\n".join([*lines, ""])
 
 
@@ -68,5 +68,8 @@ def _said(target: str) -> dict[str, Any]:
     return said
 
 
-def _first(why: str) -> str:
-    return why.partition(" | ")[0][:200]
+def reason(why: str) -> str:
+    """What a server that could not be measured did, and the last that it said."""
+    did, _, said = why.partition(": ")
+    last = next((line.strip() for line in reversed(said.split(" | ")) if line.strip()), "")
+    return f"{did}: {last[:200]}" if last else did

@@ -5,6 +5,7 @@ One request, from the outside in
     mqtt            the same requests over MQTT, shared with other gateways
     principals      who asks, as the transports name them
     dataplane       one request, whichever transport brought it: resolve, check, batch, answer
+    jobs/           requests that are answered later
     deliveries/     requests that keep a device's promise, each of which takes effect once
     scheduling/     who comes in, and who runs when
     executors/      where batches run

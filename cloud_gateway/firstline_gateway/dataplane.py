@@ -167,6 +167,14 @@ class GatewayDataPlane:
             return response
         return replace(response, answer=replace(response.answer, contract=self._contracts.notice(request, served)))
 
+    def check(self, request: InferRequest) -> None:
+        """Whether a request makes sense here; that is found out without running it.
+
+        Raises:
+            RequestError: as `infer`.
+        """
+        _check(request, self._repository.resolve(request.model, request.version))
+
     async def _answer(self, request: InferRequest) -> InferResponse:
         started_s = self._clock.monotonic_s()
         served = self._repository.resolve(request.model, request.version)

@@ -23,6 +23,8 @@ from firstline_gateway.executors.engine import check_engine, loads_here, open_en
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
+from firstline_gateway.jobs.jobs import Jobs
+from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_full, load_repository, named
@@ -33,6 +35,7 @@ from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
 from firstline_gateway.statistics import Statistics
 from firstline_gateway.store.database import open_database
+from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
 
@@ -141,6 +144,18 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
         )
+        self._job_readers = Readers(self.database)
+        self.jobs = Jobs(self._job_readers, self.writer, settings.jobs, clock=clock, service=service)
+        self._job_runner = JobRunner(
+            self.plane,
+            self._job_readers,
+            self.writer,
+            settings.jobs,
+            metrics=self.metrics,
+            clock=clock,
+            service=service,
+        )
+        self.jobs.on_new = self._job_runner.wake
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)
         if self._broker is not None:
@@ -157,13 +172,18 @@ class Gateway:
         await self._executor.start()
         await self.residency.start()
         await self.identity.start()
+        await self._job_runner.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`."""
+        """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
+
+        Jobs that run are left to whoever comes next.
+        """
+        await self._job_runner.close()
         try:
             async with asyncio.timeout(timeout_s):
                 if self._mqtt is not None:
@@ -196,12 +216,13 @@ class Gateway:
             await self._mqtt.close()
         if self._broker is not None:
             await self._broker.close()
+        await self._job_runner.close()
         await self.identity.close()
         await self.residency.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        ends = (self.deliveries.close, self.identity.readers.close, self.writer.close)
+        ends = (self.deliveries.close, self.identity.readers.close, self._job_readers.close, self.writer.close)
         ended = await asyncio.gather(
             self._executor.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )

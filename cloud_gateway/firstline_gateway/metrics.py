@@ -30,6 +30,7 @@ class GatewayMetrics(RequestMetrics):
         )
         self._skipped = self.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
 
+        self._jobs = self.counter("jobs_total", "Jobs, by what became of them.", ("event",))
         self._deliveries = self.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
 
     def batch(self, rows: int) -> None:
@@ -76,6 +77,10 @@ class GatewayMetrics(RequestMetrics):
     def delivery(self, result: Literal["recorded", "repeated", "refused", "reused"]) -> None:
         """Counts a delivery: new, known, not to be kept now, or another's id."""
         self._deliveries.labels(result).inc()
+
+    def job(self, event: Literal["submitted", "answered", "failed"]) -> None:
+        """Counts what becomes of a job."""
+        self._jobs.labels(event).inc()
 
     def store(self, read: Callable[[], float]) -> None:
         """Says where to read whether the store takes what is to be kept."""

@@ -192,6 +192,17 @@ class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long an answered delivery is remembered (seconds of service); longer than the devices' outbox.max_age_s."""
 
 
+class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    in_flight: Count = 16
+    """The most jobs that this gateway runs at the same moment, below all requests that somebody waits for."""
+    limit: Count = 100_000
+    """The most jobs that are kept, their answers included; one client's may take as much as is left free."""
+    bytes_limit: Count = 1 << 30
+    """The most bytes of inputs and answers of jobs that are kept (bytes); likewise."""
+    age_s: Annotated[float, Meta(gt=0)] = 86_400.0
+    """How long the answer to a job is kept (seconds of service)."""
+
+
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: str = ""
     """Folder of the files of a Mosquitto, which this gateway writes and keeps up to date; "" leaves it to you."""
@@ -250,6 +261,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mqtt: Mqtt = Mqtt()
     broker: Broker = Broker()
     store: Store = Store()
+    jobs: Jobs = Jobs()
     contracts: Contracts = Contracts()
     log: Log = Log()
 

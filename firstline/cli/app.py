@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import bundle, certify, detections, device, evaluate
+from firstline.cli import bundle, certify, detections, device, evaluate, job
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(bundle.app, name="bundle")
 app.add_typer(device.app, name="device")
+app.add_typer(job.app, name="job")
 app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
 app.command("detections")(detections.detections_command)

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, identity, openapi, store
+from firstline_gateway.api import contracts, control, errors, identity, jobs, openapi, store
 from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -37,6 +37,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         identity.enrolment,
         identity.fleet,
         store.router,
+        jobs.router,
     ):
         app.include_router(router)
     errors.install(app, gateway.metrics.error)

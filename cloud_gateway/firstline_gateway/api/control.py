@@ -8,11 +8,10 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
-from firstline_core.errors import ForbiddenError, UnknownAnswerError
+from firstline_core.errors import ForbiddenError
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import authenticate, authorize
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import response_of
@@ -107,13 +106,6 @@ async def model_ready(request: Request, model: str) -> Response:
 @metadata.get("/v2/models/{model}/versions/{version}/ready", summary="Would this version answer now?")
 async def version_ready(request: Request, model: str, version: str) -> Response:
     return response_of(http.model_ready_reply(gateway_of(request).plane, model, version))
-
-
-@metadata.get("/firstline/v1/answers/{request_id}", summary="Always 404: the device's agent keeps answers.")
-async def answer(request: Request, request_id: str) -> Response:
-    raise UnknownAnswerError(
-        f"A gateway keeps no answers, so not {shown(request_id)} either; ask the agent of the device that promised it."
-    )
 
 
 @metadata.get("/v2/models/{model}/config", summary="Triton's configuration of the current version.")

@@ -18,6 +18,7 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
+from firstline_core.protocol import short
 from firstline_core.protocol.http import (
     Reply,
     body_form,
@@ -33,6 +34,7 @@ from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import LastResort, send_reply
+from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented
@@ -167,10 +169,24 @@ async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
         limits=plane.limits,
     )
     request = read() if is_soon_read(form, len(asked.body)) else await elsewhere(read)
+    if "prefer" in asked.incoming.headers and is_asynchronous(asked.incoming.headers):
+        return await submitted(gateway, request)
     return response_reply(plane, request, await plane.infer(request))
 
 
 async def _short(gateway: Gateway, asked: _Asked) -> Reply:
+    if "prefer" in asked.incoming.headers and is_asynchronous(asked.incoming.headers):
+        request = await short.read_request(
+            asked.address.model,
+            gateway.plane.metadata(asked.address.model, ""),
+            asked.incoming.headers,
+            QueryParams(asked.incoming.query_string),
+            asked.body,
+            principal=asked.caller.principal,
+            limits=gateway.plane.limits,
+            arrived_s=asked.arrived_s,
+        )
+        return await submitted(gateway, request)
     return await short_reply(
         gateway.plane,
         asked.address.model,

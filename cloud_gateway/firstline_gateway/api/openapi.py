@@ -8,6 +8,14 @@ from fastapi import FastAPI
 
 from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, refusals, short_infer, v2_infer
 
+_PENDING = {"202": {"description": "A job that is kept, and not answered yet.", "content": {"application/json": {}}}}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"enum": ["respond-async"]},
+    "description": "Keep the request as a job, and answer 202; its answer is fetched by id (RFC 7240).",
+}
+
 
 def describe(app: FastAPI) -> None:
     """Puts the raw routes into the app's description, and what each route may refuse with."""
@@ -19,6 +27,7 @@ def describe(app: FastAPI) -> None:
             for operation in (each for methods in schema["paths"].values() for each in methods.values()):
                 operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
                 operation["responses"] |= refusals()
+            schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
             schema["paths"] |= {
                 "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
                 "/v2/models/{model}/versions/{version}/infer": {"post": v2_infer("Run a version.", MODEL, VERSION)},
@@ -32,7 +41,15 @@ def describe(app: FastAPI) -> None:
                     )
                 },
             }
+            for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+                _take_jobs(schema["paths"][path]["post"])
+            _take_jobs(schema["paths"]["/firstline/v1/models/{model}/infer"]["post"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = whole  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+
+
+def _take_jobs(operation: dict[str, Any]) -> None:
+    operation["parameters"] = [*operation["parameters"], _PREFER]
+    operation["responses"] |= _PENDING

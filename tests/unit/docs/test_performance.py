@@ -42,7 +42,9 @@ def test_a_table_may_tell_of_aims_alone_or_of_what_is_missed() -> None:
     assert rows(" missed") == ["| b"]
 
 
-@pytest.mark.parametrize("failed", [{}, {"BentoML": "did not answer within 90 s"}])
+@pytest.mark.parametrize(
+    "failed", [{}, {"BentoML": "ended with 1 before it answered: Traceback | File x | ModuleNotFoundError: no y | "}]
+)
 def test_everybody_is_told_in_one_table(failed: dict[str, str]) -> None:
     samples = [
         {"part": "p", "round": n, "who": who, "what": what, "values": {"rate_per_s": rate}}
@@ -55,4 +57,6 @@ def test_everybody_is_told_in_one_table(failed: dict[str, str]) -> None:
     told = tables.rates({"samples": samples, "not measured": failed})
     assert "| gateway | 2,000 | |" in told
     assert "| MLServer | | 50.2 |" in told
-    assert ("BentoML could not be measured: did not answer" in told) is bool(failed)
+    assert (
+        "BentoML could not be measured: ended with 1 before it answered: ModuleNotFoundError: no y\n" in told
+    ) is bool(failed)

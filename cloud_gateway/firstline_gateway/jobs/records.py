@@ -1,0 +1,221 @@
+"""What is kept of jobs, within a caller's transaction.
+
+A job's content is sealed, as deliveries' answers are: SQLite does not see that a disk has changed a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from firstline_core.errors import IntegrityError, QueueFullError
+from firstline_core.storage.seals import ChecksumSeal
+from firstline_gateway.jobs.tables import JOBS
+
+RUNNING = 0
+"""The status of a job that is not answered yet; later it is HTTP's."""
+
+_SEAL = ChecksumSeal()
+_RETRY_S = 5.0
+_C = JOBS.c
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job.
+
+    Args:
+        job_id: the request's id.
+        principal: whose it is.
+        model: as it was asked for, and `version` too.
+        status: `RUNNING`, or HTTP's.
+        content: the request as V2 has it; of one that has ended the answer's body, an error's too.
+        header: bytes of JSON at its start; None where all is JSON.
+        due_service_s: when nobody wants it any more; None for never.
+        attempts: how often somebody has begun to work on it.
+    """
+
+    job_id: str
+    principal: str
+    model: str
+    version: str
+    status: int
+    content: bytes
+    header: int | None
+    due_service_s: float | None = None
+    attempts: int = 0
+
+
+class Ended(NamedTuple):
+    """What came of a job: an HTTP status, a body, and the bytes of JSON at its start where not all of it is."""
+
+    status: int
+    content: bytes
+    header: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many jobs, ended ones included, and how many bytes are kept."""
+
+    jobs: int
+    size_bytes: int
+
+
+def add(connection: Connection, job: Job, priority: int, room: Room, service_s: float) -> None:
+    """Keeps a new job.
+
+    Raises:
+        QueueFullError: there is no room. One principal's may take as much as is left free.
+    """
+    size_bytes = len(job.content)
+    counted = select(func.count(), func.coalesce(func.sum(_C.size_bytes), 0))
+    jobs, taken = connection.execute(counted.select_from(JOBS)).one()
+    mine, mine_bytes = connection.execute(counted.where(_C.principal == job.principal)).one()
+    if mine >= room.jobs - jobs or mine_bytes + size_bytes > room.size_bytes - taken - size_bytes:
+        raise QueueFullError(
+            f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here, and there is room for {room.jobs - jobs} "
+            f"more, with {room.size_bytes - taken} bytes; fetch and delete answers, or come back later.",
+            retry_after_s=_RETRY_S,
+        )
+    connection.execute(
+        insert(JOBS).values(
+            job_id=job.job_id,
+            principal=job.principal,
+            model=job.model,
+            version=job.version,
+            status=RUNNING,
+            priority=priority,
+            size_bytes=size_bytes,
+            content=_SEAL.close(job.content, _about(job.job_id, RUNNING, job.header)),
+            header=job.header,
+            due_service_s=job.due_service_s,
+            service_s=service_s,
+            holder="",
+            lease_service_s=0.0,
+            attempts=0,
+        )
+    )
+
+
+def find(connection: Connection, job_id: str, principal: str) -> Job | None:
+    """A principal's job; None where it has none under this id.
+
+    Raises:
+        IntegrityError: the disk has damaged it.
+    """
+    query = select(*_COLUMNS).where(_C.job_id == job_id, _C.principal == principal)
+    row = connection.execute(query).first()
+    return None if row is None else _job(row)
+
+
+def any_waits(connection: Connection, service_s: float) -> bool:
+    """Whether there is a job that nobody works on."""
+    waits = select(_C.sequence).where(_C.status == RUNNING, _C.lease_service_s < service_s).limit(1)
+    return connection.execute(waits).first() is not None
+
+
+def claim(connection: Connection, holder: str, count: int, service_s: float, lease_s: float) -> list[Job | str]:
+    """Takes up to `count` jobs that nobody works on, the urgent and the old first; what others take is passed over.
+
+    Returns:
+        The jobs; of one that the disk has damaged its id alone.
+    """
+    free = (
+        select(_C.sequence)
+        .where(_C.status == RUNNING, _C.lease_service_s < service_s)
+        .order_by(_C.priority, _C.sequence)
+        .limit(count)
+        .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
+    )
+    taken = [sequence for (sequence,) in connection.execute(free)]
+    if not taken:
+        return []
+    mine = _C.sequence.in_(taken)
+    connection.execute(
+        update(JOBS).where(mine).values(holder=holder, lease_service_s=service_s + lease_s, attempts=_C.attempts + 1)
+    )
+    found: list[Job | str] = []
+    for row in connection.execute(select(*_COLUMNS).where(mine).order_by(_C.priority, _C.sequence)):
+        try:
+            found.append(_job(row))
+        except IntegrityError:
+            found.append(row[0])
+    return found
+
+
+def renew(connection: Connection, holder: str, service_s: float, lease_s: float) -> None:
+    """Has a replica's jobs believed to be worked on for longer."""
+    connection.execute(
+        update(JOBS)
+        .where(_C.holder == holder, _C.status == RUNNING, _C.lease_service_s > 0)
+        .values(lease_service_s=service_s + lease_s)
+    )
+
+
+def put_back(connection: Connection, holder: str, job_ids: list[str], until_service_s: float = 0.0) -> None:
+    """Leaves jobs to whoever comes next, from a time of service on; that this one began does not count."""
+    connection.execute(
+        update(JOBS)
+        .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
+        .values(holder="", lease_service_s=until_service_s, attempts=_C.attempts - 1)
+    )
+
+
+def put_back_all(connection: Connection) -> None:
+    """Leaves every job to whoever comes next: where there is but one gateway, and it has just begun."""
+    connection.execute(update(JOBS).where(_C.status == RUNNING).values(holder="", lease_service_s=0.0))
+
+
+def end(connection: Connection, job_id: str, ended: Ended, service_s: float) -> bool:
+    """Keeps what came of a job in place of what was asked; the first who says so is right.
+
+    Returns:
+        False where it had ended before, or was deleted.
+    """
+    status, content, header = ended
+    changed = connection.execute(
+        update(JOBS)
+        .where(_C.job_id == job_id, _C.status == RUNNING)
+        .values(
+            status=status,
+            size_bytes=len(content),
+            content=_SEAL.close(content, _about(job_id, status, header)),
+            header=header,
+            service_s=service_s,
+            holder="",
+            lease_service_s=0.0,
+        )
+    )
+    return changed.rowcount > 0
+
+
+def remove(connection: Connection, job_id: str, principal: str) -> bool:
+    """Forgets a principal's job, whether or not it has ended; False where there was none."""
+    gone = connection.execute(delete(JOBS).where(_C.job_id == job_id, _C.principal == principal))
+    return gone.rowcount > 0
+
+
+def forget(connection: Connection, before_s: float) -> None:
+    """Forgets the jobs that ended before a time of service."""
+    connection.execute(delete(JOBS).where(_C.status != RUNNING, _C.service_s < before_s))
+
+
+_COLUMNS = (
+    *(_C.job_id, _C.principal, _C.model, _C.version, _C.status, _C.content, _C.header, _C.due_service_s, _C.attempts),
+)
+
+
+def _job(row: Sequence[Any]) -> Job:
+    job_id, principal, model, version, status, sealed, header, due_service_s, attempts = row
+    content = _SEAL.open(sealed, _about(job_id, status, header))
+    return Job(job_id, principal, model, version, status, content, header, due_service_s, attempts)
+
+
+def _about(job_id: str, status: int, header: int | None) -> bytes:
+    """What a seal covers beside the content."""
+    return orjson.dumps((job_id, status, header))

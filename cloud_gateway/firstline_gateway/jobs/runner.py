@@ -1,0 +1,227 @@
+"""Runs jobs when there is room: each is claimed for a while, run as the least urgent request, and its answer kept.
+
+Replicas on one store share the jobs. A claim is a lease that its holder renews; what a holder that died had claimed is
+taken up by another once the lease has run out, or at once by a gateway that is alone with its store. Of two who run a
+job all the same, the first to say what came of it is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError
+from firstline_core.ids import new_request_id
+from firstline_core.protocol.http import class_labels
+from firstline_core.protocol.http_errors import error_body, status_of
+from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.jobs import records
+from firstline_gateway.jobs.records import Ended, Job
+from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.settings import Jobs as JobSettings
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.writer import GroupWriter
+
+log = logger("firstline_gateway.jobs")
+
+_LEASE_S = 30.0
+_RENEW_S = 5.0
+_LOOK_S = 2.0
+# Whoever began so often and said nothing died of it, more likely than beside it.
+_ATTEMPTS = 5
+_BACK_S = 1.0
+
+T = TypeVar("T")
+
+
+class JobRunner:
+    """Belongs to one event loop.
+
+    Args:
+        plane: answers, as it does for those who wait.
+        readers: of the store.
+        writer: writes to it.
+        settings: how many run at the same moment, and how long answers are kept.
+        metrics: gains what became of each.
+        clock: its monotonic time.
+        service: by which leases run out.
+    """
+
+    def __init__(
+        self,
+        plane: GatewayDataPlane,
+        readers: Readers,
+        writer: GroupWriter,
+        settings: JobSettings,
+        *,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        service: ServiceClock,
+    ) -> None:
+        self._plane = plane
+        self._readers = readers
+        self._writer = writer
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._service = service
+        self._holder = new_request_id()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+
+    async def start(self) -> None:
+        """Begins to run what waits, what was left by this gateway's last life included."""
+        if self._readers.database.dialect == "sqlite":  # nobody else works on it
+            with contextlib.suppress(CapacityError):  # told by the writer; then the leases run out
+                await self._write(records.put_back_all)
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._keep())]
+
+    async def close(self) -> None:
+        """Ends, and leaves what is not answered to whoever comes next."""
+        tasks = [*self._tasks, *self._running.values()]
+        self._tasks = []
+        left = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if left:
+            with contextlib.suppress(FirstlineError):
+                await self._write(lambda connection: records.put_back(connection, self._holder, left))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._take_up()
+            except CapacityError:
+                pass  # the store, which says so, once
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("jobs could not be taken up")
+            self._wake.clear()
+            timer = self._clock.call_at(self._clock.monotonic_s() + _LOOK_S, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+
+    async def _take_up(self) -> None:
+        free = self._settings.in_flight - len(self._running)
+        if free <= 0 or not self._plane.ready():
+            return
+        now_s = self._service.now_s()
+        if not await self._readers.ask(lambda connection: records.any_waits(connection, now_s)):
+            return
+        holder = self._holder
+        claimed = await self._write(lambda connection: records.claim(connection, holder, free, now_s, _LEASE_S))
+        for found in claimed:
+            if isinstance(found, str):
+                error = FirstlineError("The disk has damaged what was asked; hand it in again.")
+                await self._end(found, _refused(error))
+            elif found.job_id not in self._running:
+                task = asyncio.create_task(self._answer(found))
+                self._running[found.job_id] = task
+                task.add_done_callback(partial(self._ended, found.job_id))
+
+    def _ended(self, job_id: str, _task: asyncio.Task[None]) -> None:
+        del self._running[job_id]
+        self.wake()
+
+    async def _answer(self, job: Job) -> None:
+        """Runs one job to its end; where that cannot be kept, the lease runs out and it is run again."""
+        try:
+            try:
+                request, response = await self._ran(job)
+                encoded = encode_response(request, response, class_labels(self._plane, request, response))
+                ended = Ended(200, encoded.body, encoded.header_length)
+            except DeadlineExceededError as error:
+                if job.due_service_s is None:  # it had to wait for too long, and may wait longer
+                    raise
+                ended = _refused(error)
+            except (CapacityError, LinkError):
+                raise
+            except FirstlineError as error:
+                error.request_id = job.job_id
+                ended = _refused(error)
+            await self._end(job.job_id, ended)
+        except (CapacityError, LinkError) as error:
+            wait_s = max(_BACK_S, error.retry_after_s or 0.0)
+            with contextlib.suppress(CapacityError):
+                await self._write(
+                    lambda connection: records.put_back(
+                        connection, self._holder, [job.job_id], self._service.now_s() + wait_s
+                    )
+                )
+        except Exception:  # the outermost loop of a job
+            log.exception("job failed unexpectedly", request_id=job.job_id)
+            failed = FirstlineError(f"The gateway failed on this job; its log has the reason under {job.job_id}.")
+            with contextlib.suppress(CapacityError):
+                await self._end(job.job_id, _refused(failed))
+
+    async def _ran(self, job: Job) -> tuple[InferRequest, InferResponse]:
+        """What was asked, and what is answered.
+
+        Raises:
+            FirstlineError: why there is no answer.
+        """
+        if job.attempts > _ATTEMPTS:
+            raise FirstlineError(
+                f"The gateway ended {job.attempts - 1} times while it ran this job, so it is given up."
+            )
+        request = decode_request(
+            job.model,
+            job.content,
+            job.header,
+            version=job.version,
+            principal=job.principal,
+            trust_request_id=True,
+            limits=self._plane.limits,
+        )
+        if job.due_service_s is not None:
+            left_s = job.due_service_s - self._service.now_s()
+            if left_s <= 0:
+                raise DeadlineExceededError("The job's deadline passed before there was room for it; allow more time.")
+            request = replace(request, deadline_s=self._clock.monotonic_s() + left_s)
+        return request, await self._plane.infer(request)
+
+    async def _end(self, job_id: str, ended: Ended) -> None:
+        service_s = self._service.now_s()
+        if await self._write(lambda connection: records.end(connection, job_id, ended, service_s)):
+            self._metrics.job("answered" if ended.status == 200 else "failed")
+            log.info("job ended", request_id=job_id, status=ended.status)
+
+    async def _keep(self) -> None:
+        """Renews the leases, and forgets what is old."""
+        while True:
+            await self._clock.sleep(_RENEW_S)
+            try:
+                await self._write(self._renewed)
+            except CapacityError:
+                pass  # the store, which says so, once
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("jobs could not be kept")
+
+    def _renewed(self, connection: Connection) -> None:
+        now_s = self._service.now_s()
+        if self._running:
+            records.renew(connection, self._holder, now_s, _LEASE_S)
+        records.forget(connection, now_s - self._settings.age_s)
+
+    def _write(self, operation: Callable[[Connection], T]) -> Awaitable[T]:
+        return asyncio.wrap_future(self._writer.submit(operation))
+
+
+def _refused(error: FirstlineError) -> Ended:
+    return Ended(status_of(error), error_body(error), None)

@@ -1,0 +1,192 @@
+"""The manifests in cloud_gateway/kubernetes are as Kubernetes wants them, and fit each other, image and settings."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from firstline_gateway import gateway
+from firstline_gateway.settings import Settings
+from firstline_gateway.settings_load import load
+
+CHECKOUT = Path(__file__).parents[2]
+FOLDER = CHECKOUT / "cloud_gateway" / "kubernetes"
+KUSTOMIZATION: dict[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
+MANIFESTS: dict[str, dict[str, Any]] = {
+    name: yaml.safe_load((FOLDER / name).read_text()) for name in KUSTOMIZATION["resources"]
+}
+SCHEMA: dict[str, Any] = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
+KINDS = {
+    "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
+    "Deployment": "io.k8s.api.apps.v1.Deployment",
+    "HorizontalPodAutoscaler": "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
+    "NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
+    "PodDisruptionBudget": "io.k8s.api.policy.v1.PodDisruptionBudget",
+    "Service": "io.k8s.api.core.v1.Service",
+    "ServiceAccount": "io.k8s.api.core.v1.ServiceAccount",
+}
+DEPLOYMENT = MANIFESTS["deployment.yaml"]
+POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+(GATEWAY,) = POD["containers"]
+LABELS = {"app.kubernetes.io/name": "firstline-gateway"}
+SETTINGS: Settings = load(FOLDER / "gateway.toml", environ={})
+
+
+def validate(manifest: dict[str, Any]) -> None:
+    wanted = {"$ref": f"#/definitions/{KINDS[manifest['kind']]}", "definitions": SCHEMA["definitions"]}
+    jsonschema.Draft7Validator(wanted).validate(manifest)
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_each_is_what_kubernetes_describes(name: str) -> None:
+    validate(MANIFESTS[name])
+    assert MANIFESTS[name]["metadata"]["labels"] == LABELS
+
+
+def test_a_misspelt_key_is_found() -> None:
+    wrong = json.loads(json.dumps(DEPLOYMENT))
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="readynessProbe"):
+        validate(wrong)
+
+
+def test_every_manifest_is_put_together() -> None:
+    assert {*MANIFESTS, "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
+    assert KUSTOMIZATION["configMapGenerator"] == [{"name": "firstline-gateway", "files": ["gateway.toml"]}]
+    assert {image["name"] for image in KUSTOMIZATION["images"]} == {each["image"] for each in containers()}
+
+
+def test_kustomize_makes_what_kubernetes_describes() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    for manifest in made:
+        validate(manifest)
+        assert manifest["metadata"]["namespace"] == "firstline"
+    assert sorted(each["kind"] for each in made) == sorted(KINDS)
+    (config,) = (each for each in made if each["kind"] == "ConfigMap")
+    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    mounted = {
+        volume["configMap"]["name"]
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    }
+    assert mounted == {config["metadata"]["name"]}
+    assert config["data"]["gateway.toml"] == (FOLDER / "gateway.toml").read_text()
+
+
+def containers() -> list[dict[str, Any]]:
+    return POD["initContainers"] + POD["containers"]
+
+
+def test_nobody_has_more_rights_than_it_needs() -> None:
+    dockerfile = (CHECKOUT / "cloud_gateway" / "Dockerfile").read_text()
+    assert POD["securityContext"]["runAsNonRoot"] is True
+    assert f"--uid {POD['securityContext']['runAsUser']}" in dockerfile
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert POD["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & POD.keys()
+    for container in containers():
+        rights = container["securityContext"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert rights["readOnlyRootFilesystem"] is True
+        assert rights["allowPrivilegeEscalation"] is False
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+        assert "memory" in container["resources"]["limits"]
+
+
+def test_every_path_of_the_configuration_is_mounted() -> None:
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
+    mounts = {Path(mount["mountPath"]): mount for mount in GATEWAY["volumeMounts"]}
+    assert {mount["name"] for each in containers() for mount in each["volumeMounts"]} == volumes.keys()
+    files = (
+        SETTINGS.tls.certificate_file,
+        SETTINGS.tls.key_file,
+        SETTINGS.tls.ca_file,
+        SETTINGS.store.password_file,
+        SETTINGS.mqtt.password_file,
+    )
+    for file in map(Path, files):
+        assert "secret" in volumes[mounts[file.parent]["name"]], file
+        assert mounts[file.parent]["readOnly"] is True
+    assert mounts[Path(SETTINGS.models.directory)]["readOnly"] is True
+    assert "emptyDir" in volumes[mounts[Path(SETTINGS.identity.directory).parent]["name"]]
+    readme = (FOLDER / "README.md").read_text()
+    for volume in volumes.values():
+        if "secret" in volume:
+            assert f"`Secret` `{volume['secret']['secretName']}`" in readme
+    command = (CHECKOUT / "cloud_gateway" / "Dockerfile").read_text().partition("CMD ")[2]
+    assert Path(json.loads(command.splitlines()[0])[-1]).parent in mounts
+
+
+def test_the_authority_s_copy_is_private_and_whole(tmp_path: Path) -> None:
+    """What the first container runs, on folders of this machine."""
+    (container,) = POD["initContainers"]
+    there, here = tmp_path / "authority", tmp_path / "state"
+    there.mkdir()
+    here.mkdir()
+    for name in ("ca.key", "authorities.pem"):
+        (there / name).write_text(name)
+    (script,) = container["args"]
+    script = script.replace("/run/secrets/authority", str(there)).replace("/var/lib/firstline", str(here))
+    subprocess.run([*container["command"], script], check=True)
+    made = here / "identity"
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()} == {
+        "ca.key": 0o600,
+        "authorities.pem": 0o600,
+    }
+
+
+def test_what_is_asked_and_served_is_one_port() -> None:
+    (port,) = GATEWAY["ports"]
+    assert port == {"name": "https", "containerPort": SETTINGS.api.port}
+    assert SETTINGS.tls.enabled
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = GATEWAY[probe]["httpGet"]
+        assert (asked["port"], asked["scheme"]) == ("https", "HTTPS")
+        assert asked["path"] == f"/v2/health/{'ready' if probe == 'readinessProbe' else 'live'}"
+    assert [each["targetPort"] for each in MANIFESTS["service.yaml"]["spec"]["ports"]] == ["https"]
+    (way_in,) = MANIFESTS["networkpolicy.yaml"]["spec"]["ingress"]
+    assert way_in["ports"] == [{"protocol": "TCP", "port": "https"}]
+    ways_out = {each["port"] for rule in MANIFESTS["networkpolicy.yaml"]["spec"]["egress"] for each in rule["ports"]}
+    assert ways_out == {53, 5432, SETTINGS.mqtt.port}
+
+
+def test_a_pod_has_time_to_answer_what_is_in_flight() -> None:
+    command, seconds = GATEWAY["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    ready = GATEWAY["readinessProbe"]
+    assert int(seconds) > ready["periodSeconds"] * (ready["failureThreshold"] - 1)
+    takes_s = int(seconds) + SETTINGS.api.drain_s + gateway._CLOSE_S + gateway._PUBLISH_S
+    assert POD["terminationGracePeriodSeconds"] >= takes_s + 5
+
+
+def test_one_selector_finds_the_pods_and_some_are_always_there() -> None:
+    assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"] == LABELS
+    selectors = [
+        DEPLOYMENT["spec"]["selector"]["matchLabels"],
+        MANIFESTS["service.yaml"]["spec"]["selector"],
+        MANIFESTS["poddisruptionbudget.yaml"]["spec"]["selector"]["matchLabels"],
+        MANIFESTS["networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector == LABELS for selector in selectors)
+    scaler = MANIFESTS["horizontalpodautoscaler.yaml"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
+    assert scaler["minReplicas"] > MANIFESTS["poddisruptionbudget.yaml"]["spec"]["maxUnavailable"]
+    assert "replicas" not in DEPLOYMENT["spec"], "it would undo what the autoscaler decided"
+    assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_replicas_share_a_database_and_a_subscription() -> None:
+    assert SETTINGS.store.url.startswith("postgresql+psycopg://")
+    assert SETTINGS.mqtt.enabled
+    assert SETTINGS.mqtt.group

@@ -1,0 +1,251 @@
+"""Jobs over HTTP: what was accepted is answered, whatever ends, and whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+from support.databases import POSTGRESQL, PostgreSql, find_postgresql, sqlite_store
+from support.gateway import DIGITS, GatedExecutor, serving
+from support.keys import bearer, create_key
+
+from firstline.workbench.dataset import open_dataset
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.jobs import runner
+from firstline_gateway.jobs.tables import JOBS
+from firstline_gateway.repository import load_repository
+from firstline_gateway.settings_load import load
+
+INFER = "/v2/models/digits/infer"
+ASYNC = {"Prefer": "respond-async"}
+ROW = {
+    "id": "mine",
+    "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 8, 8, 1], "data": [0] * 64}],
+}
+
+
+def settings_of(folder: Path, url: str = "", **more: object) -> Any:
+    known = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": url or sqlite_store(folder).url,
+        "identity.directory": str(folder / "identity"),
+        "auth.mode": "off",
+        "execution.sessions": 1,
+    }
+    return load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()})
+
+
+@asynccontextmanager
+async def running(
+    settings: Any, executor: GatedExecutor | None = None
+) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    gateway = (
+        open_gateway(settings)
+        if executor is None
+        else Gateway(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+    )
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        yield gateway, client
+
+
+async def submit(client: httpx.AsyncClient, body: object = ROW, path: str = INFER, **headers: str) -> str:
+    reply = await client.post(path, content=json.dumps(body), headers=ASYNC | headers)
+    assert reply.status_code == 202, reply.text
+    said = reply.json()
+    assert reply.headers["Location"] == f"/firstline/v1/answers/{said['request_id']}"
+    assert (said["status"], said["durable"]) == ("pending", True)
+    return str(said["request_id"])
+
+
+async def fetch(client: httpx.AsyncClient, job_id: str, form: str = "v2", **headers: str) -> httpx.Response:
+    """What came of it."""
+    async with asyncio.timeout(20):
+        while True:
+            reply = await client.get(f"/firstline/v1/answers/{job_id}", params={"form": form}, headers=headers)
+            if reply.status_code != 202:
+                return reply
+            assert reply.headers["Retry-After"] == "1"
+            await asyncio.sleep(0.01)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
+            await asyncio.sleep(0.001)
+
+
+async def let_go(executor: GatedExecutor, client: httpx.AsyncClient, jobs: list[str], **headers: str) -> None:
+    """Has batches end until these jobs have."""
+    fetched = asyncio.gather(*(fetch(client, job, **headers) for job in jobs))
+    while not fetched.done():
+        if executor.held:
+            executor.release()
+        await asyncio.sleep(0.001)
+    assert [reply.status_code for reply in fetched.result()] == [200] * len(jobs)
+
+
+async def test_a_job_is_answered_as_it_would_have_been_at_once(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (_, client):
+        at_once = (await client.post(INFER, content=json.dumps(ROW))).json()
+        said = (await fetch(client, job_id := await submit(client))).json()
+        assert said["outputs"] == at_once["outputs"]
+        assert (said["id"], said["parameters"]["request_id"]) == ("mine", job_id)
+        words = (await fetch(client, job_id, form="short")).json()
+        assert words["label"] == words["top"][0]["label"]
+        classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
+        (output,) = (await fetch(client, await submit(client, classes))).json()["outputs"]
+        assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
+        metrics = (await client.get("/metrics")).text
+        assert 'firstline_gateway_jobs_total{event="answered"} 2.0' in metrics
+        assert (await client.delete(f"/firstline/v1/answers/{job_id}")).json()["deleted"]
+        assert (await fetch(client, job_id)).status_code == 404
+        assert (await client.delete(f"/firstline/v1/answers/{job_id}")).status_code == 404
+        assert (await fetch(client, job_id, form="other")).status_code == 400
+
+
+async def test_the_short_way_in_takes_jobs_too(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (_, client):
+        ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+        path = "/firstline/v1/models/digits/infer"
+        at_once = (await client.post(path, content=picture)).json()
+        reply = await client.post(path, content=picture, headers={"Prefer": "wait=5, Respond-Async; x=1"})
+        assert reply.status_code == 202
+        said = (await fetch(client, reply.json()["request_id"], form="short")).json()
+        assert (said["label"], said["top"]) == (at_once["label"], at_once["top"])
+
+
+async def test_what_can_never_be_answered_is_refused_and_not_kept(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        wrong = {"inputs": [{"name": "picture", "datatype": "UINT8", "shape": [1], "data": [1]}]}
+        for body, path, status in (
+            (wrong, INFER, 400),
+            (ROW, "/v2/models/nobody/infer", 404),
+            (ROW | {"parameters": {"privacy": "local_only"}}, INFER, 400),
+        ):
+            reply = await client.post(path, content=json.dumps(body), headers=ASYNC)
+            assert reply.status_code == status
+        with gateway.database.reading() as connection:
+            assert connection.execute(select(JOBS.c.job_id)).all() == []
+        pixels = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 3, 8, 8, 1], "data": [0] * 192}]}
+        failed = await fetch(client, await submit(client, pixels))
+        assert failed.status_code == 400
+        assert failed.json()["code"] == "invalid_tensor"
+
+
+async def test_jobs_are_their_callers_alone_and_bounded(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1, jobs__limit=4)
+    executor = GatedExecutor()
+    async with running(settings, executor) as (_, client):
+        anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
+        mine = [await submit(client, **anna), await submit(client, **anna)]
+        full = await client.post(INFER, content=json.dumps(ROW), headers=ASYNC | anna)
+        assert (full.status_code, full.json()["code"]) == (503, "queue_full")
+        assert full.headers["Retry-After"]
+        await submit(client, **bob)  # what is left free
+        assert (await client.get(f"/firstline/v1/answers/{mine[0]}", headers=anna)).status_code == 202
+        assert (await client.get(f"/firstline/v1/answers/{mine[0]}", headers=bob)).status_code == 404
+        assert (await client.delete(f"/firstline/v1/answers/{mine[0]}", headers=bob)).status_code == 404
+        assert (await client.get(f"/firstline/v1/answers/{mine[0]}")).status_code == 401
+        await let_go(executor, client, mine, **anna)
+
+
+async def test_a_request_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
+        jobs = [await submit(client) for _ in range(3)]
+        await until(lambda: executor.held > 0)
+        two = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [2, 8, 8, 1], "data": [0] * 128}]}
+        waiting = asyncio.create_task(client.post(INFER, content=json.dumps(two)))
+        await until(lambda: gateway.plane._in_flight == 4)
+        await let_go(executor, client, jobs)
+        rows = [len(batch[0]) for _, batch in executor.batches]
+        assert rows == [1, 2, 1, 1]
+        assert (await waiting).status_code == 200
+
+
+async def test_a_job_outlives_its_gateway(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
+        jobs = [await submit(client) for _ in range(3)]
+        await until(lambda: executor.held > 0)
+        await gateway.drain(0.1)
+        with gateway.database.reading() as connection:
+            rows = connection.execute(select(JOBS.c.status, JOBS.c.holder, JOBS.c.attempts)).all()
+        assert [tuple(row) for row in rows] == [(0, "", 0)] * 3
+    async with running(settings) as (_, client):
+        for job in jobs:
+            assert (await fetch(client, job)).status_code == 200
+
+
+async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_five_times(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    async with running(settings, GatedExecutor()) as (gateway, client):
+        jobs = [await submit(client), await submit(client)]
+        await gateway._job_runner.close()
+        with gateway.database.begin() as connection:
+            for job, attempts in zip(jobs, (1, runner._ATTEMPTS), strict=True):
+                connection.execute(
+                    update(JOBS)
+                    .where(JOBS.c.job_id == job)
+                    .values(holder="killed", lease_service_s=1e9, attempts=attempts)
+                )
+    async with running(settings) as (_, client):
+        assert (await fetch(client, jobs[0])).status_code == 200
+        given_up = await fetch(client, jobs[1])
+        assert (given_up.status_code, "is given up" in given_up.json()["error"]) == (500, True)
+
+
+async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        await gateway._job_runner.close()
+        late = await submit(client, ROW | {"parameters": {"timeout": 1}})
+        await gateway._job_runner.start()
+        reply = await fetch(client, late)
+        assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
+
+
+async def test_damage_is_no_answer(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        job = await submit(client)
+        await fetch(client, job)
+        with gateway.database.begin() as connection:
+            connection.execute(update(JOBS).values(content=b"damaged"))
+        assert (await fetch(client, job)).status_code == 404
+
+
+@pytest.fixture
+def postgresql() -> Iterator[PostgreSql]:
+    if find_postgresql() is None:
+        pytest.skip("PostgreSQL is not installed: `make postgres`")
+    with PostgreSql() as server:
+        yield server
+
+
+async def test_replicas_share_jobs_and_take_over_from_one_that_died(
+    tmp_path: Path, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_LEASE_S", 1.0)
+    monkeypatch.setattr(runner, "_LOOK_S", 0.1)
+    url = postgresql.new_database()
+    first, second = (settings_of(tmp_path / name, url, jobs__in_flight=2) for name in ("a", "b"))
+    held = GatedExecutor()
+    async with running(first, held) as (dying, client), running(second) as (_, other):
+        jobs = [await submit(client) for _ in range(20)]
+        dying._job_runner._tasks[1].cancel()  # it renews no lease any more, nor ends what it holds
+        for job in jobs:
+            assert (await fetch(other, job)).status_code == 200
+            assert (await fetch(client, job)).status_code == 200
+        while held.running or dying.plane._in_flight:
+            if held.held:
+                held.release()
+            await asyncio.sleep(0.001)
+    assert POSTGRESQL in url

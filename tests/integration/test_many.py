@@ -1,0 +1,168 @@
+"""`infer_many`, and jobs through both clients and the command, against a gateway in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.databases import sqlite_store
+from support.gateway import DIGITS, serving
+from typer.testing import CliRunner
+
+import firstline
+from firstline import AsyncClient, Client, FirstlineError, Outcome, Prediction, errors
+from firstline.cli.app import app
+from firstline.many import Retries
+from firstline.workbench.dataset import open_dataset
+from firstline_core.types import InferResponse
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.settings_load import load
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (ROWS, 1, 8, 8, 1), dtype=np.uint8)
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    known = {
+        "auth.mode": "off",
+        "models.directory": str(DIGITS.parent),
+        "store.url": sqlite_store(tmp_path).url,
+        "identity.directory": str(tmp_path / "identity"),
+        "execution.queue_requests": 2,
+    }
+    async with serving(open_gateway(load(None, overrides=known))) as found:
+        yield found
+
+
+class Asker:
+    """Either client, asked in one way."""
+
+    def __init__(self, kind: str, url: str) -> None:
+        self.client: Client | AsyncClient = (Client if kind == "sync" else AsyncClient)(url)
+
+    async def many(self, *arguments: Any, **named: Any) -> list[Outcome]:
+        if isinstance(self.client, AsyncClient):
+            return [each async for each in self.client.infer_many(*arguments, **named)]
+        client = self.client
+        return await asyncio.to_thread(lambda: list(client.infer_many(*arguments, **named)))
+
+    async def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
+        method = getattr(self.client, name)
+        if isinstance(self.client, AsyncClient):
+            return await method(*arguments, **named)
+        return await asyncio.to_thread(method, *arguments, **named)
+
+
+@pytest.fixture(params=["sync", "async"])
+async def ask(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Asker]:
+    found = Asker(request.param, url)
+    yield found
+    await found("close")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_many_are_answered_though_there_is_no_room_for_all_at_once(
+    ask: Asker, pixels: np.ndarray, ordered: bool
+) -> None:
+    done: list[int] = []
+    found = await ask.many(
+        "digits", ({"image": row} for row in pixels), in_flight=24, ordered=ordered, on_progress=done.append
+    )
+    positions = [outcome.position for outcome in found]
+    assert (positions == sorted(positions)) or not ordered
+    assert sorted(positions) == list(range(ROWS))
+    assert done == list(range(1, ROWS + 1))
+    for outcome in found:
+        expected = (await ask("infer", "digits", {"image": pixels[outcome.position]})).output("probabilities")
+        np.testing.assert_allclose(outcome.result().output("probabilities"), expected, atol=1e-5)
+
+
+async def test_what_goes_wrong_with_one_leaves_the_others_alone(ask: Asker, pixels: np.ndarray) -> None:
+    first, wrong, last = await ask.many("digits", [{"image": pixels[0]}, {"picture": pixels[1]}, {"image": pixels[2]}])
+    assert isinstance(wrong.error, errors.InvalidTensorError)
+    with pytest.raises(errors.InvalidTensorError, match="picture"):
+        wrong.result()
+    assert first.response is not None
+    assert last.response is not None
+    assert await ask.many("digits", []) == []
+
+
+async def test_no_more_is_read_and_sent_than_is_wanted(ask: Asker, pixels: np.ndarray) -> None:
+    read: list[int] = []
+
+    def requests() -> Iterator[dict[str, np.ndarray]]:
+        for number, row in enumerate(pixels):
+            read.append(number)
+            yield {"image": row}
+
+    if isinstance(ask.client, AsyncClient):
+        coming = ask.client.infer_many("digits", requests(), in_flight=3)
+        assert (await anext(coming)).position == 0
+        await coming.aclose()  # type: ignore[attr-defined]
+    else:
+        running = ask.client.infer_many("digits", requests(), in_flight=3)
+        assert (await asyncio.to_thread(next, running)).position == 0
+        running.close()  # type: ignore[attr-defined]
+    assert len(read) == 3
+
+
+def test_a_request_is_sent_again_for_as_long_as_that_makes_sense() -> None:
+    retries = Retries(patience_s=60)
+    full = firstline.errors.QueueFullError("no room", retry_after_s=2.0)
+    wait_s = retries.wait_s(full)
+    assert wait_s is not None
+    assert 2 <= wait_s < 2.2
+    assert retries.wait_s(errors.LinkDownError("gone")) is not None
+    for final in (errors.DeadlineExceededError("late"), errors.InvalidTensorError("wrong"), FirstlineError("broken")):
+        assert retries.wait_s(final) is None
+    assert Retries(patience_s=1).wait_s(full) is None
+
+
+async def test_jobs(ask: Asker, pixels: np.ndarray) -> None:
+    job = await ask("submit", "digits", {"image": pixels[0]}, id="mine")
+    found: InferResponse = await ask("result", job)
+    assert found.id == "mine"
+    at_once = await ask("infer", "digits", {"image": pixels[0]})
+    np.testing.assert_allclose(found.output("probabilities"), at_once.output("probabilities"), atol=1e-6)
+    ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+    job = await ask("submit_file", "digits", picture)
+    words: Prediction = await ask("result_file", job)
+    assert words.label == (await ask("infer_file", "digits", picture)).label
+    await ask("forget", job)
+    for call in ("result", "forget"):
+        with pytest.raises(errors.UnknownAnswerError):
+            await ask(call, job)
+    failing = await ask("submit", "digits", {"image": pixels[:1]})
+    with pytest.raises(errors.InvalidTensorError):
+        await ask("result", failing)
+    with pytest.raises(errors.InvalidTensorError, match="picture"):
+        await ask("submit", "digits", {"picture": pixels[0]})
+
+
+async def test_jobs_from_a_shell(url: str, tmp_path: Path) -> None:
+    ((picture, _),) = open_dataset(DIGITS.parent / "heldout", 1).read()
+    file = tmp_path / "digit.png"
+    file.write_bytes(picture)
+
+    async def run(*arguments: str) -> Any:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["job", *arguments, "--gateway", url])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    (job,) = json.loads(await run("submit", "digits", str(file), "-o", "json"))["jobs"]
+    assert job["file"] == str(file)
+    (found,) = json.loads(await run("result", job["job"], "-o", "json"))["results"]
+    assert (found["job"], found["model"]) == (job["job"], "digits")
+    assert found["label"] in await run("result", job["job"])
+    assert await run("delete", job["job"]) == "1 deleted.\n"
+    assert (await run("submit", "digits", str(file))).strip()
