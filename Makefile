@@ -37,9 +37,10 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto postgres wrk tflite ray clients lock wheel resolve size evaluate certificate \
+.PHONY: help demo test check format mosquitto postgres wrk tflite ray clients perf-analyzer lock wheel resolve size evaluate certificate \
   bench bench-peers loadgen bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede scale idle decision agent deliveries wear timing line overload admission fresh clean
+  chaos chaos-full soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
+  overload admission fresh clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -105,6 +106,9 @@ ray: .venv-ray/stamp ## the tests marked ray, with Ray: a cluster of two machine
 clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with the Triton and KServe clients
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
 
+perf-analyzer: .venv/test.stamp .venv-perf-analyzer/stamp ## Triton's load generator against both tiers, over REST and gRPC (a minute)
+	$(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_perf_analyzer.py
+
 lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade for the newest versions)
 	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra grpc --extra postgres --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
@@ -116,6 +120,7 @@ lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade fo
 	$(LOCK) --output-file requirements/clients.lock --group clients
 	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
 	$(LOCK) --output-file requirements/loadgen.lock --group loadgen
+	$(LOCK) --output-file requirements/perf-analyzer.lock --group perf-analyzer
 	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
 wheel: .venv/test.stamp ## build dist/firstline-*.whl
@@ -185,11 +190,20 @@ wear: .venv/test.stamp ## what a request writes to the device's flash, by route 
 scale: .venv/test.stamp mosquitto postgres ## what a request, a connection and a delivery cost, and fleets of 1 to 1,000,000 by that (minutes)
 	PYTHONPATH=tests:bench $(BIN)/python bench/scale.py
 
+behind: .venv/test.stamp ## what a call to a server behind the gateway costs, beside httpx
+	$(BIN)/python bench/behind.py
+
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py
 
 agent: .venv/test.stamp ## what a request costs on the device beyond the model, in process
 	$(BIN)/python bench/agent.py
+
+escalation: .venv/test.stamp ## what HTTP clients take for one escalation, beside each other
+	$(BIN)/python bench/escalating_client.py
+
+mqtt-bench: .venv/test.stamp mosquitto ## an escalation over MQTT QoS 1 beside raw paho, through one Mosquitto
+	$(BIN)/python bench/mqtt.py
 
 fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and requests made from both descriptions (minutes, SEED=1)
 	$(CHAOS) --full --only fuzz
@@ -247,6 +261,15 @@ clean: ## remove the environments, the caches and what was built
 .venv-peers/%/stamp: requirements/peers/%.lock .venv/uv.stamp
 	[ -x .venv-peers/$*/bin/python ] || $(PYTHON) -m venv --without-pip .venv-peers/$*
 	{ $(call install,.venv-peers/$*,$<); } && touch $@ || echo 'the environment of $* could not be built' >&2
+
+# It wants Debian's libb64 besides, which nothing else does: it is unpacked, not installed.
+.venv-perf-analyzer/stamp: requirements/perf-analyzer.lock .venv/uv.stamp
+	[ -x .venv-perf-analyzer/bin/python ] || $(PYTHON) -m venv --without-pip .venv-perf-analyzer
+	$(call install,.venv-perf-analyzer,$<)
+	chmod +x .venv-perf-analyzer/bin/perf_analyzer
+	cd .venv-perf-analyzer && { apt-get download -q libb64-0d || { apt-get update -q && apt-get download -q libb64-0d; }; } && \
+	  for package in libb64-0d_*.deb; do dpkg-deb -x $$package .; done
+	touch $@
 
 .venv-loadgen/stamp: requirements/loadgen.lock .venv/uv.stamp
 	[ -x .venv-loadgen/bin/python ] || $(PYTHON) -m venv --without-pip .venv-loadgen

@@ -30,7 +30,7 @@ class Counted:
             return
         found = self.of(response.model, response.version)
         found.answered(seconds, wall_s)
-        hit = False
+        hit = ran = False
         for tried in answer.attempts:
             if tried.outcome != "ok":
                 continue
@@ -38,9 +38,12 @@ class Counted:
                 hit = True
                 found.cache_hit.add(tried.ms / 1000)
             elif tried.tier is _EDGE:
+                ran = True
                 found.ran(request.rows, tried.ms / 1000, _AT_ONCE)
         if not hit:
             found.cache_miss.add(0.0)
+        if not ran:
+            found.queue.count += 1  # as Triton counts what it answers from its cache
 
     def refused(self, held: HeldModel, seconds: float) -> None:
         """Counts a request that was not answered."""

@@ -46,6 +46,10 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Address to listen on; anything but loopback needs `token_file`."""
     port: Port = 8070
     """TCP port; 0 lets the system choose, and the ready line says which."""
+    socket: Annotated[str, Meta(max_length=100)] = ""
+    """A Unix socket to listen on too, for programs on this device; empty is none."""
+    socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "660"
+    """Who may write to that, as for chmod: its owner and group."""
     token_file: str = ""
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
     body_limit_bytes: Positive = 64 * _MIB

@@ -83,7 +83,7 @@ def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
     return replace(
         settings,
         agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
-        api=replace(settings.api, token_file=anchored(settings.api.token_file)),
+        api=replace(settings.api, token_file=anchored(settings.api.token_file), socket=anchored(settings.api.socket)),
         encryption=replace(settings.encryption, key_file=key_file),
         models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
         links=tuple(

@@ -21,6 +21,7 @@ LOCKED_EXTRA_AND_GROUPS: dict[str, tuple[str | None, list[str]]] = {
     "edge": ("edge", []),
     "gateway": ("gateway", []),
     "loadgen": (None, ["loadgen"]),
+    "perf-analyzer": (None, ["perf-analyzer"]),
     "ray": ("ray", ["test", "build"]),
     "tflite": ("tflite", ["test", "build"]),
 }

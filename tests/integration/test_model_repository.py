@@ -3,96 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from support.agent import edge_settings, serving_agent, until
+from support.agent import edge_settings, until
 from support.broker import free_port
-from support.bundles import model, write_manifest
-from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.grpc_calls import calling, digits_message, refusal
 from support.keys import create_key
-from support.onnx_models import linear_model
+from support.small_models import ROW, Asking, gateway_of, put, small_tier
 
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.errors import ForbiddenError
 from firstline_core.protocol.grpc.schema import message
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of, check_local
 from firstline_edge.api.bodies import BodyBudget
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
 
 LOAD, UNLOAD = "/v2/repository/models/{}/load", "/v2/repository/models/{}/unload"
-NUMBERS = InputSpec("image", "FP32", (-1, 4))
-ROW = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-
-
-def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> Path:
-    """A bundle of four numbers to three classes, which is its own edge model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = linear_model(folder / "full.onnx", pixels=4, classes=3, softmax=True, seed=seed)
-    full = model(file, folder)
-    write_manifest(
-        folder, [model(file, folder, id="edge")], ("a", "b", "c"), name=name, version=version, full=full, input=NUMBERS
-    )
-    return folder
-
-
-def gateway_of(folder: Path, **more: object) -> Gateway:
-    (folder / "models").mkdir(exist_ok=True)
-    known = {
-        "auth.mode": "off",
-        "models.directory": str(folder / "models"),
-        "store.url": sqlite_store(folder).url,
-        "identity.directory": str(folder / "identity"),
-        "execution.sessions": 2,
-    }
-    return open_gateway(load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()}))
-
-
-class Asking:
-    """Asks a tier over REST."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-
-    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
-        reply = await self.client.post(path, content=b"" if body is None else json.dumps(body))
-        return reply.status_code, reply.json()
-
-    async def index(self) -> dict[tuple[str, str], tuple[str, str]]:
-        _, found = await self.post("/v2/repository/index")
-        return {(each["name"], each["version"]): (each["state"], each["reason"]) for each in found}
-
-    async def probabilities(self, name: str = "small") -> list[float]:
-        status, said = await self.post(f"/v2/models/{name}/infer", ROW)
-        assert status == 200, said
-        values: list[float] = said["outputs"][0]["data"]
-        return values
 
 
 @pytest.fixture(params=["gateway", "agent"])
 async def tier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Asking, Path]]:
     """Either tier with one small model, and the folder of its models."""
-    folder = tmp_path / "models"
-    put(folder / "small")
-    async with httpx.AsyncClient(timeout=20) as client:
-        if request.param == "gateway":
-            async with serving(gateway_of(tmp_path)) as url:
-                client.base_url = httpx.URL(url)
-                yield Asking(client), folder
-        else:
-            async with serving_agent(edge_settings(tmp_path / "state", models__directories=[str(folder)])) as (_, url):
-                client.base_url = httpx.URL(url)
-                yield Asking(client), folder
+    async with small_tier(request.param, tmp_path) as found:
+        yield found, tmp_path / "models"
 
 
 async def test_a_changed_bundle_is_served_after_a_load(tier: tuple[Asking, Path]) -> None:

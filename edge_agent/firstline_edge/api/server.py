@@ -1,11 +1,10 @@
-"""The agent as a process: one socket, one ready line, a graceful end."""
+"""The agent as a process: its sockets, one ready line, a graceful end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
-import errno
 import gc
 import signal
 import socket
@@ -16,10 +15,12 @@ from types import MappingProxyType
 import uvicorn
 from starlette.applications import Starlette
 
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api import unix_socket
 from firstline_edge.api.access import Access, access_of
+from firstline_edge.api.address import listen, url_of
 from firstline_edge.api.app import create_app
 from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.http_protocol import HEAD_LIMIT_BYTES, HttpProtocol
@@ -30,17 +31,6 @@ log = logger(__name__)
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
 _DRAIN_S = 10  # what answers in the making may take after the order to stop
-
-
-_BIND_PROBLEMS = {
-    errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
-    errno.EACCES: "{} may not be used by this user; choose a port above 1023 with --port.",
-    errno.EADDRNOTAVAIL: "{} is not an address of this machine; correct api.host.",
-}
-
-
-class AddressError(FirstlineError):
-    """The address to listen on cannot be had."""
 
 
 async def serve(
@@ -55,11 +45,15 @@ async def serve(
 
     Raises:
         ConfigError: the settings make no sense on this machine.
-        AddressError: the address cannot be had.
+        AddressError: an address cannot be had.
     """
     access = access_of(settings.api)
-    with contextlib.closing(listen(settings.api.host, settings.api.port)) as listener:
-        url = url_of(listener)
+    with contextlib.ExitStack() as bound:
+        listener = bound.enter_context(contextlib.closing(listen(settings.api.host, settings.api.port)))
+        listeners, url = [listener], url_of(listener)
+        if settings.api.socket:
+            path, mode = Path(settings.api.socket), int(settings.api.socket_mode, 8)
+            listeners.append(bound.enter_context(unix_socket.listening(path, mode)))
         async with EdgeAgent(settings, trouble=trouble) as agent:
             agent.parts.state.publish_url(url)
             app = create_app(agent, access)
@@ -68,7 +62,7 @@ async def serve(
                 _give_back_memory()
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, server.stop)
-                await server.serve(sockets=[listener])
+                await server.serve(sockets=listeners)
 
 
 @contextlib.asynccontextmanager
@@ -95,36 +89,6 @@ async def _grpc(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> AsyncIt
         yield
     finally:
         await server.stop(_DRAIN_S)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound TCP socket.
-
-    Raises:
-        ConfigError: the host is no address.
-        AddressError: the port is taken or may not be bound.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"api.host is '{host}', which is no address: {error.strerror}.") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise AddressError(
-            _BIND_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", error.strerror)
-        ) from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where a client on this machine reaches the socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _give_back_memory() -> None:

@@ -19,6 +19,7 @@ _NEEDED = {
     "msgspec": "msgspec",
     "orjson": "orjson",
     "httpx": "httpx",
+    "httptools": "httptools",
     "paho.mqtt": "paho-mqtt",
     "starlette": "starlette",
     "uvicorn": "uvicorn",

@@ -37,6 +37,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
     run = _command(commands, "run", "answer requests until SIGTERM or SIGINT")
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
+    run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
     status = _command(commands, "status", "ask the running agent how it is")
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")

@@ -28,6 +28,8 @@ def command(arguments: argparse.Namespace) -> int:
     overrides = dict(arguments.overrides)
     if arguments.port is not None:
         overrides["api.port"] = arguments.port
+    if arguments.socket is not None:
+        overrides["api.socket"] = str(arguments.socket.absolute())
     try:
         settings, configuration, trouble = load_or_last_good(arguments.config, overrides)
         logs.configure(settings.log.level, settings.log.format)

@@ -11,7 +11,6 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.exchange import renew
 from firstline_edge.identity.files import Identity, readable_identity
 
 # Devices that joined together must not renew together.
@@ -79,11 +78,12 @@ class Renewal:
             FirstlineError: the gateway does not answer or refuses, the disk does, or `join` was here meanwhile; the
             present one goes on.
         """
-        from firstline_edge.identity import keys  # `cryptography` is heavy, and needed once in months
+        # `cryptography` and httpx are heavy, and needed once in months.
+        from firstline_edge.identity import exchange, keys
 
         credentials, known = self.credentials, self.credentials.identity
         key = await asyncio.to_thread(keys.new_key)
-        answer = await renew(known.gateway, keys.signing_request(key), credentials.context, proxy=known.proxy)
+        answer = await exchange.renew(known.gateway, keys.signing_request(key), credentials.context, proxy=known.proxy)
         credentials.heard(answer.now_s)
         authority = bytes.fromhex(known.authority)
         identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)

@@ -29,7 +29,7 @@ from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.links.base import ignore
-from firstline_edge.links.http_pool import Call, HttpLinkSettings, HttpPool, tls_context
+from firstline_edge.links.http_pool import Call, HttpLinkSettings, Pool, make_pool, tls_context
 
 log = logger(__name__)
 
@@ -106,9 +106,9 @@ class HttpLink:
         await self._pool.close()
         await self._probing_pool.close()
 
-    def _make_pools(self) -> tuple[HttpPool, HttpPool]:
+    def _make_pools(self) -> tuple[Pool, Pool]:
         kept = (self._settings.connections, 1)
-        requests, probes = (HttpPool(self._settings, connections, self._tls, self._limits) for connections in kept)
+        requests, probes = (make_pool(self._settings, connections, self._tls, self._limits) for connections in kept)
         return requests, probes
 
     def _found_other_token(self, refused: str) -> bool:

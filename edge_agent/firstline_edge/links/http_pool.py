@@ -1,51 +1,31 @@
 """HTTP/1.1 connections to one gateway: kept alive, replaced where they went stale, with each byte counted.
 
-What is asked over them stands in `http.py`.
+What is asked over them stands in `http.py`. On the way through a proxy they are `http_proxied.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
 
-import httpx
-
-from firstline_core.errors import (
-    ConfigError,
-    LinkDownError,
-    LinkError,
-    PayloadTooLargeError,
-    ProtocolError,
-    RemoteTimeoutError,
-)
-from firstline_core.protocol.http import headers_for, read_body
+from firstline_core.errors import ConfigError, LinkError, RemoteTimeoutError
+from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import Encoded, Limits
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.traffic import count
 
+USER_AGENT = "firstline-edge"
+
 Reply = tuple[int, Mapping[str, str], bytes]
 """Status, headers and body."""
-
-# httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
-# timeout is a link that is down; anything that is merely late is late.
-_FOREIGN: tuple[tuple[type[Exception], type[LinkError]], ...] = (
-    (httpx.ConnectTimeout, LinkDownError),
-    (httpx.TimeoutException, RemoteTimeoutError),
-    (httpx.NetworkError, LinkDownError),
-    (httpx.ProxyError, LinkDownError),
-    (httpx.HTTPError, ProtocolError),
-    (httpx.InvalidURL, ProtocolError),
-    (httpx.StreamError, ProtocolError),
-)
-# What a server that closed an idle connection, just as we used it, looks like.
-_STALE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError, httpx.CloseError)
-_STALE_RETRIES = 2
-_FIRST_LINE_BYTES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +68,27 @@ class Call:
     payer: str = ""
 
 
-class HttpPool:
-    """Some connections, and a seat for each: whoever waits for one waits here.
+class Pool(Protocol):
+    """Some connections, and a seat for each: whoever waits for one waits here."""
 
-    httpcore looks at all that wait in its own queue whenever one of them comes or goes: at a thousand, for seconds.
+    async def exchange(self, call: Call, token: str, timeout_s: float) -> Reply:
+        """Sends it, once more on a fresh connection where a kept one had been closed, and reads the answer.
+
+        Raises:
+            LinkBusyError: no connection became free in time; nothing was sent.
+            LinkError: there was no answer, or none that is HTTP.
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Closes once what is under way has ended; nothing new may begin."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def make_pool(settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits) -> Pool:
+    """Connections to the gateway, through a proxy where the settings name one.
 
     Args:
         settings: how to reach the gateway.
@@ -102,104 +99,79 @@ class HttpPool:
     Raises:
         ConfigError: a URL that cannot be used.
     """
+    check_url(settings.url)
+    if not settings.proxy:
+        return DirectPool(settings, connections, tls, limits)
+    from firstline_edge.links.http_proxied import ProxiedPool  # httpx, which takes time and memory to import
+
+    return ProxiedPool(settings, connections, tls, limits)
+
+
+class DirectPool:
+    """A `Pool` without a proxy."""
 
     def __init__(
-        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | bool, limits: Limits
+        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits
     ) -> None:
         self._settings = settings
         self._connections = connections
-        self._limits = limits
-        self._base = _base_of(settings.url)
-        # TCP_NODELAY is httpcore's own default.
-        self._client = httpx.AsyncClient(
-            headers={"Accept-Encoding": "identity", "User-Agent": "firstline-edge"},
-            verify=tls,
-            proxy=settings.proxy,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        self._client = HttpClient(
+            settings.url,
+            token="",
+            tls=tls,
+            limit_bytes=limits.body_bytes,
+            user_agent=USER_AGENT,
+            connect_s=settings.connect_timeout_s,
         )
         self._seats = asyncio.Semaphore(connections)
 
     async def exchange(self, call: Call, token: str, timeout_s: float) -> Reply:
-        """Sends it, once more on a fresh connection where a kept one had been closed, and reads the answer.
-
-        Raises:
-            LinkBusyError: no connection became free in time; nothing was sent.
-            LinkError: there was no answer, or none that is HTTP.
-        """
-        steps: list[str] = []
-        try:
-            # httpx limits each read; only this limits them all together.
-            async with asyncio.timeout(timeout_s), self._seats:
-                for _ in range(_STALE_RETRIES):
-                    steps.clear()
-                    try:
-                        return await self._send(call, token, timeout_s, steps)
-                    except _STALE:
-                        # A kept connection that the server had closed: try again, on the way to a fresh one. The
-                        # request's id makes that safe, should it have been heard after all.
-                        if any(step.endswith("connect_tcp.started") for step in steps):
-                            raise
-                return await self._send(call, token, timeout_s, steps)
-        except TimeoutError as error:
-            if not steps:
-                raise LinkBusyError(
-                    f"All {self._connections} connections to {self._settings.url} were busy for {timeout_s:.3g} s."
-                ) from error
-            raise RemoteTimeoutError(f"{self._settings.url} did not answer within {timeout_s:.3g} s.") from error
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise _translated(error, self._settings.url) from error
-        except PayloadTooLargeError as error:
-            raise ProtocolError(f"{self._settings.url} answered with too much. {error.message}") from error
-
-    async def _send(self, call: Call, token: str, timeout_s: float, steps: list[str]) -> Reply:
-        async def trace(event: str, _info: object) -> None:
-            steps.append(event)  # the first one comes when there is a seat
-
-        # Where the whole is shorter than the time to connect, what ran out is the whole.
-        connect_s = self._settings.connect_timeout_s
-        headers = {} if call.encoded is None else dict(headers_for(call.encoded))
+        """See `Pool`."""
+        headers, body = ({}, b"") if call.encoded is None else (dict(headers_for(call.encoded)), call.encoded.body)
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
-        request = self._client.build_request(
-            call.method,
-            self._base + call.path,
-            content=None if call.encoded is None else call.encoded.body,
-            headers=headers,
-            timeout=timeout,
-            extensions={"trace": trace},
-        )
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        url = self._settings.url
         try:
-            response = await self._client.send(request, stream=True)
+            async with asyncio.timeout_at(ends_s):
+                await self._seats.acquire()
+        except TimeoutError as error:
+            busy = f"All {self._connections} connections to {url} were busy for {timeout_s:.3g} s."
+            raise LinkBusyError(busy) from error
+        try:
+            left_s = ends_s - loop.time()
+            reply = await self._client.exchange(
+                call.method, call.path, headers, body, left_s, crossed=partial(_count, call.payer)
+            )
+        except RemoteTimeoutError as error:
+            raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
+        except LinkError as error:
+            raise type(error)(f"{url}: {error.message}.") from error
         finally:
-            # Sent in vain is sent, too; what happened to the last part of a body that was cut off nobody knows.
-            if call.payer and any(step.endswith("send_request_headers.complete") for step in steps):
-                body_bytes = 0 if call.encoded is None else len(call.encoded.body)
-                count(call.payer, sent=_head_bytes(request.headers.raw) + body_bytes)
-        async with contextlib.aclosing(response):
-            heard = dict(response.headers)
-            if self._settings.credentials is not None and "date" in heard:
-                self._settings.credentials.heard_date(heard["date"])
-            try:
-                body = await read_body(response.aiter_raw(), heard, self._limits)
-            finally:
-                if call.payer:
-                    count(call.payer, received=_head_bytes(response.headers.raw) + response.num_bytes_downloaded)
-            return response.status_code, heard, body
+            self._seats.release()
+        if self._settings.credentials is not None and "date" in reply.headers:
+            self._settings.credentials.heard_date(reply.headers["date"])
+        return reply
 
     async def drain(self) -> None:
-        """Closes once what is under way has ended; nothing new may begin."""
+        """See `Pool`."""
         for _ in range(self._connections):
             await self._seats.acquire()
         await self.close()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
 
-def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
-    """Whom to believe, and who this device is; False where there is nothing to verify.
+def _count(payer: str, sent: int, received: int) -> None:
+    """Sent in vain is sent, too."""
+    if payer:
+        count(payer, sent=sent, received=received)
+
+
+def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
+    """Whom to believe, and who this device is; None where there is nothing to verify.
 
     Raises:
         ConfigError: authorities that cannot be read.
@@ -207,30 +179,23 @@ def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | bool:
     if settings.credentials is not None:
         return settings.credentials.context
     if settings.ca_file is None and not settings.url.startswith("https:"):
-        return False
+        return None
     try:
         if settings.ca_file is None:
-            return httpx.create_ssl_context(trust_env=False)
+            import certifi  # the authorities that httpx trusts, too
+
+            return ssl.create_default_context(cafile=certifi.where())
         return ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error
 
 
-def _base_of(url: str) -> str:
+def check_url(url: str) -> None:
+    """Raises `ConfigError` where the URL is none of a gateway."""
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"The gateway's URL {url!r} is not one: {error}.") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or any(c.isspace() for c in url):
+        parsed = urlsplit(url)
+        known = parsed.scheme in ("http", "https") and bool(parsed.hostname) and (parsed.port or 1) > 0
+    except ValueError:
+        known = False
+    if not known or any(character.isspace() for character in url):
         raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
-    return url.rstrip("/")
-
-
-def _translated(error: Exception, url: str) -> LinkError:
-    kind = next(ours for theirs, ours in _FOREIGN if isinstance(error, theirs))
-    return kind(f"{url}: {str(error) or type(error).__name__}.")
-
-
-def _head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Bytes of headers on the wire, with an average first line."""
-    return _FIRST_LINE_BYTES + sum(len(name) + len(value) + 4 for name, value in headers)

@@ -25,7 +25,13 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
 from firstline_core.protocol.mqtt_faults import refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
-from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, publish_parts
+from firstline_core.protocol.mqtt_packet import (
+    PROPERTIES_LIMIT_BYTES,
+    PublishProperties,
+    packed,
+    publish_parts,
+    unpacked,
+)
 from firstline_core.protocol.mqtt_socket import WatchedSocket
 from firstline_core.protocol.mqtt_tls import disagreement, tls_context
 from firstline_core.telemetry.logs import logger
@@ -47,7 +53,8 @@ class _Client(paho.Client):
     """paho, kept from what it would take minutes over; see `mqtt_packet.py`."""
 
     payload = b""
-    """Of the message that is being handed over; paho's own has none."""
+    received = PublishProperties()
+    """Of the message that is being handed over; paho's own has neither."""
 
     def _packet_handle(self) -> MQTTErrorCode:
         command, packet = self._in_packet["command"], self._in_packet["packet"]
@@ -58,9 +65,29 @@ class _Client(paho.Client):
         if parts.properties_bytes > PROPERTIES_LIMIT_BYTES:
             log.warning("mqtt message dropped", why="its properties are too long", size_bytes=parts.properties_bytes)
             return self.ack(parts.packet_id, qos)  # or else the broker would send it again
+        properties_at = parts.payload_at - parts.properties_bytes
+        self.received = unpacked(bytes(packet[properties_at : parts.payload_at]))
         self.payload = bytes(packet[parts.payload_at :])
-        del packet[parts.payload_at :]
+        del packet[parts.properties_length_at :]
+        packet.append(0)
         return super()._packet_handle()
+
+
+class _Packed:
+    """A publication's properties, as paho asks for them."""
+
+    def __init__(self, publication: Publication) -> None:
+        self._bytes = packed(
+            PublishProperties(
+                tuple(publication.properties.items()),
+                publication.response_topic,
+                publication.correlation_data,
+                publication.expiry_s,
+            )
+        )
+
+    def pack(self) -> bytes:
+        return self._bytes
 
 
 class Connection:
@@ -152,11 +179,15 @@ class Connection:
         """
         if not self.alive:
             raise self._not_connected()
-        properties = _properties_of(publication, PacketTypes.PUBLISH)
         try:
-            self._check_size(publication, properties)
+            properties = _Packed(publication)
+            self._check_size(publication, len(properties.pack()))
             info = self._paho.publish(
-                publication.topic, publication.payload, publication.qos, publication.retain, properties
+                publication.topic,
+                publication.payload,
+                publication.qos,
+                publication.retain,
+                properties,  # type: ignore[arg-type]  # paho packs them, and nothing else
             )
         except (ValueError, struct.error) as error:
             raise ProtocolError(f"'{publication.topic}' cannot be published: {error}.") from error
@@ -239,7 +270,7 @@ class Connection:
         if (tls := tls_context(settings)) is not None:
             client.tls_set_context(tls)
         if will is not None:
-            properties = _properties_of(will, PacketTypes.WILLMESSAGE)
+            properties = _will_properties(will)
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
         client.on_socket_open = self._socket.opened
         client.on_socket_close = self._socket.closing
@@ -272,7 +303,7 @@ class Connection:
         self._lose(str(code))
 
     def _on_paho_message(self, client: paho.Client, _userdata: object, received: paho.MQTTMessage) -> None:
-        properties = received.properties
+        properties = self._paho.received
         mid, qos, acknowledged = received.mid, received.qos, False
 
         def ack() -> None:
@@ -290,10 +321,10 @@ class Connection:
             Message(
                 topic=topic,
                 payload=self._paho.payload,
-                properties=dict(getattr(properties, "UserProperty", ())),
-                response_topic=getattr(properties, "ResponseTopic", ""),
-                correlation_data=getattr(properties, "CorrelationData", b""),
-                expiry_s=getattr(properties, "MessageExpiryInterval", None),
+                properties=dict(properties.user),
+                response_topic=properties.response_topic,
+                correlation_data=properties.correlation_data,
+                expiry_s=properties.expiry_s,
                 retain=received.retain,
                 qos=qos,
                 ack=ack,
@@ -338,9 +369,9 @@ class Connection:
     def _not_connected(self) -> LinkDownError:
         return LinkDownError(f"Not connected to the MQTT broker at {self._settings.address}.")
 
-    def _check_size(self, publication: Publication, properties: Properties) -> None:
-        # Packed in any case: paho, which keeps what it was given, must not be the one to find what cannot be packed.
-        size_bytes = len(publication.payload) + len(publication.topic.encode()) + len(properties.pack())  # type: ignore[no-untyped-call]
+    def _check_size(self, publication: Publication, properties_bytes: int) -> None:
+        # Encoded in any case: paho, which keeps what it was given, must not be the one to find what cannot be.
+        size_bytes = len(publication.payload) + len(publication.topic.encode()) + properties_bytes
         if self._maximum_packet_bytes is None:
             return
         size_bytes += _PACKET_OVERHEAD_BYTES
@@ -355,14 +386,14 @@ def _empty_properties(packet_type: int) -> Properties:
     return Properties(packet_type)  # type: ignore[no-untyped-call]
 
 
-def _properties_of(publication: Publication, packet_type: int) -> Properties:
-    properties = _empty_properties(packet_type)
-    if publication.properties:
-        properties.UserProperty = list(publication.properties.items())
-    if publication.response_topic:
-        properties.ResponseTopic = publication.response_topic
-    if publication.correlation_data:
-        properties.CorrelationData = publication.correlation_data
-    if publication.expiry_s is not None:
-        properties.MessageExpiryInterval = publication.expiry_s
+def _will_properties(will: Publication) -> Properties:
+    properties = _empty_properties(PacketTypes.WILLMESSAGE)
+    if will.properties:
+        properties.UserProperty = list(will.properties.items())
+    if will.response_topic:
+        properties.ResponseTopic = will.response_topic
+    if will.correlation_data:
+        properties.CorrelationData = will.correlation_data
+    if will.expiry_s is not None:
+        properties.MessageExpiryInterval = will.expiry_s
     return properties

@@ -15,12 +15,12 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelMismatchError, ProtocolError
 from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.oip.dialects import V2Model
-from firstline_gateway.executors.oip.http_client import HttpReply
 from firstline_gateway.repository import ServedModel, load_repository
 
 INFER = "/v2/models/digits/versions/1"

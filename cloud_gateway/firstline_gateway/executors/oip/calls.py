@@ -29,13 +29,13 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array
 from firstline_gateway.executors.base import ModelKey, Probabilities
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging
-from firstline_gateway.executors.oip.http_client import HttpReply
 
 # A server says itself that a deadline has passed; one that does not even say that has failed.
 _GRACE_S = 0.25

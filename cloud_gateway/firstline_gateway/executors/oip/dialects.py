@@ -27,6 +27,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http import header_length
+from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
@@ -44,7 +45,6 @@ from firstline_core.types import (
     TensorSpec,
 )
 from firstline_gateway.executors.base import Probabilities
-from firstline_gateway.executors.oip.http_client import HttpReply
 from firstline_gateway.repository import ServedModel
 
 SHA256 = "sha256"

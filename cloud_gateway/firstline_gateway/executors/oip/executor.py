@@ -22,6 +22,7 @@ from firstline_core.errors import (
     InferenceError,
     RequestError,
 )
+from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.limits import Limits
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import Tensor
@@ -30,7 +31,6 @@ from firstline_gateway.executors.oip.calls import Calls, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging
-from firstline_gateway.executors.oip.http_client import HttpClient
 from firstline_gateway.executors.oip.probing import Probing
 from firstline_gateway.executors.rows import Group, joined, prepare_batch, shared_out
 from firstline_gateway.repository import ServedModel

@@ -1,0 +1,71 @@
+"""Triton's own load generator against both tiers; `make perf-analyzer` installs it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from support.agent import CHECKOUT, edge_settings, serving_agent
+from support.broker import free_port
+from support.gateway import serving
+from support.small_models import gateway_of, put
+
+from firstline_edge.api import server as edge_server
+from firstline_edge.api.access import access_of
+from firstline_edge.api.bodies import BodyBudget
+from firstline_gateway import server
+
+INSTALLED = CHECKOUT / ".venv-perf-analyzer"
+BINARY = INSTALLED / "bin" / "perf_analyzer"
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="`make perf-analyzer` installs it")
+
+
+async def measured(url: str, protocol: str, file: Path) -> dict[str, str]:
+    """What it found at one request in flight, and at four."""
+    libraries = [
+        str(path.parent) for path in INSTALLED.rglob("*.so.*") if path.name in ("libb64.so.0d", "libcudart.so.12")
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *(str(BINARY), "-m", "small", "-u", url, "-i", protocol, "--shape", "image:4"),
+        *("--concurrency-range", "1:4:3", "--measurement-mode", "count_windows", "--measurement-request-count", "50"),
+        *("--stability-percentage", "999", "-f", str(file)),
+        env=os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 90)
+    assert process.returncode == 0, said.decode()
+    with file.open() as rows:
+        return {row["Concurrency"]: row["Inferences/Second"] for row in csv.DictReader(rows)}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("tier", ["gateway", "agent"])
+async def test_it_measures_a_tier(tmp_path: Path, tier: str, protocol: str) -> None:
+    put(tmp_path / "models" / "small")
+    async with AsyncExitStack() as opened:
+        if tier == "gateway":
+            gateway = gateway_of(tmp_path, grpc__enabled=True, grpc__port=0)
+            rpc = server.open_grpc(gateway)
+            assert rpc is not None
+            url, port = await opened.enter_async_context(serving(gateway)), rpc.port
+            await rpc.start()
+            opened.push_async_callback(rpc.stop, 1)
+        else:
+            port = free_port()
+            folders = [str(tmp_path / "models")]
+            settings = edge_settings(
+                tmp_path / "state", models__directories=folders, grpc__enabled=True, grpc__port=port
+            )
+            agent, url = await opened.enter_async_context(serving_agent(settings))
+            access = access_of(settings.api)
+            await opened.enter_async_context(edge_server._grpc(agent, access, BodyBudget(1 << 20)))
+        address = url.removeprefix("http://") if protocol == "http" else f"127.0.0.1:{port}"
+        found = await measured(address, protocol, tmp_path / "found.csv")
+    assert set(found) == {"1", "4"}
+    assert all(float(rate) > 0 for rate in found.values())

@@ -1,0 +1,83 @@
+"""Small models in a folder that changes, on both tiers in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from support.agent import edge_settings, serving_agent
+from support.bundles import model, write_manifest
+from support.databases import sqlite_store
+from support.gateway import serving
+from support.onnx_models import linear_model
+
+from firstline_core.bundle.manifest import InputSpec
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings_load import load
+
+NUMBERS = InputSpec("image", "FP32", (-1, 4))
+ROW = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+
+def put(folder: Path, name: str = "small", version: int = 1, seed: int = 0) -> Path:
+    """A bundle of four numbers to three classes, which is its own edge model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = linear_model(folder / "full.onnx", pixels=4, classes=3, softmax=True, seed=seed)
+    full = model(file, folder)
+    write_manifest(
+        folder, [model(file, folder, id="edge")], ("a", "b", "c"), name=name, version=version, full=full, input=NUMBERS
+    )
+    return folder
+
+
+def gateway_of(folder: Path, **more: object) -> Gateway:
+    (folder / "models").mkdir(exist_ok=True)
+    known = {
+        "auth.mode": "off",
+        "models.directory": str(folder / "models"),
+        "store.url": sqlite_store(folder).url,
+        "identity.directory": str(folder / "identity"),
+        "execution.sessions": 2,
+    }
+    return open_gateway(load(None, overrides=known | {key.replace("__", "."): value for key, value in more.items()}))
+
+
+class Asking:
+    """Asks a tier over REST."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    async def post(self, path: str, body: object = None) -> tuple[int, Any]:
+        reply = await self.client.post(path, content=b"" if body is None else json.dumps(body))
+        return reply.status_code, reply.json()
+
+    async def index(self) -> dict[tuple[str, str], tuple[str, str]]:
+        _, found = await self.post("/v2/repository/index")
+        return {(each["name"], each["version"]): (each["state"], each["reason"]) for each in found}
+
+    async def probabilities(self, name: str = "small") -> list[float]:
+        status, said = await self.post(f"/v2/models/{name}/infer", ROW)
+        assert status == 200, said
+        values: list[float] = said["outputs"][0]["data"]
+        return values
+
+
+@asynccontextmanager
+async def small_tier(tier: str, folder: Path) -> AsyncIterator[Asking]:
+    """Either tier with the model `small`; its models lie in `folder`/models."""
+    put(folder / "models" / "small")
+    async with httpx.AsyncClient(timeout=20) as client:
+        if tier == "gateway":
+            async with serving(gateway_of(folder)) as url:
+                client.base_url = httpx.URL(url)
+                yield Asking(client)
+        else:
+            settings = edge_settings(folder / "state", models__directories=[str(folder / "models")])
+            async with serving_agent(settings) as (_, url):
+                client.base_url = httpx.URL(url)
+                yield Asking(client)
