@@ -39,7 +39,7 @@ endef
 
 .PHONY: help demo test check format mosquitto postgres wrk tflite ray clients perf-analyzer lock wheel resolve size evaluate certificate \
   bench bench-peers loadgen bench-routing alarm \
-  chaos chaos-full soak fuzz audit sbom stampede scale idle decision agent escalation mqtt-bench deliveries wear timing line \
+  chaos chaos-full soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
 help: ## list these targets
@@ -189,6 +189,9 @@ wear: .venv/test.stamp ## what a request writes to the device's flash, by route 
 
 scale: .venv/test.stamp mosquitto postgres ## what a request, a connection and a delivery cost, and fleets of 1 to 1,000,000 by that (minutes)
 	PYTHONPATH=tests:bench $(BIN)/python bench/scale.py
+
+behind: .venv/test.stamp ## what a call to a server behind the gateway costs, beside httpx
+	$(BIN)/python bench/behind.py
 
 decision: .venv/test.stamp ## what one decision costs on the device, in microseconds
 	$(BIN)/python bench/decision.py

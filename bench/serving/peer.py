@@ -26,11 +26,12 @@ class Peer(NamedTuple):
     """One of them.
 
     Attributes:
-        name: as its users write it.
+        name: as its users write it; a variant of one comes after a comma.
         key: its environment is .venv-peers/KEY, its server serving/peers/serve_KEY.py.
         package: whose version is told.
         forms: by "binary" and "JSON", what asks it for a model; it has no binary form where that is absent.
         note: what a reader has to know of the comparison.
+        options: of its server here.
     """
 
     name: str
@@ -38,6 +39,12 @@ class Peer(NamedTuple):
     package: str
     forms: Mapping[str, Callable[[Kind], Ask]]
     note: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """Whose variant it is."""
+        return self.name.partition(",")[0]
 
     @property
     def python(self) -> Path:
@@ -70,6 +77,8 @@ def _bytes(kind: Kind) -> Ask:
     return Ask([f"/{kind.name}"], body, lambda _, told: np.frombuffer(told, np.float32).reshape(1, kind.classes))
 
 
+_BENTO = _json("x", whole=True, answer=lambda told, kind: np.array(json.loads(told), np.float32).reshape(1, -1))
+
 PEERS = (
     Peer(
         "pytriton",
@@ -86,22 +95,28 @@ PEERS = (
         "no binary tensors over REST; adaptive batching of 32 rows within 2 ms, no worker processes",
     ),
     Peer(
+        "MLServer, unbatched",
+        "mlserver",
+        "mlserver",
+        {"JSON": _v2("JSON")},
+        "the same without adaptive batching, whose wait a lone request pays",
+        ("--unbatched",),
+    ),
+    Peer(
         "LitServe",
         "litserve",
         "litserve",
         {"JSON": _json("input", whole=False, answer=_row_of("output"))},
         "JSON is its form; batches of 32 without a wait, fast_queue",
     ),
+    Peer("BentoML", "bentoml", "bentoml", {"JSON": _BENTO}, "JSON is its form for arrays; adaptive batching of S"),
     Peer(
-        "BentoML",
+        "BentoML, unbatched",
         "bentoml",
         "bentoml",
-        {
-            "JSON": _json(
-                "x", whole=True, answer=lambda told, kind: np.array(json.loads(told), np.float32).reshape(1, -1)
-            )
-        },
-        "JSON is its form for arrays; adaptive batching of S",
+        {"JSON": _BENTO},
+        "the same without adaptive batching, whose wait a lone request pays",
+        ("--unbatched",),
     ),
     Peer(
         "Ray Serve",
@@ -132,7 +147,7 @@ def running(peer: Peer, folder: Path, right: Row, first: Kind, on: Cores) -> Ite
     port = free_port()
     ask = next(iter(peer.forms.values()))(first)
     with started(
-        [peer.python, _SERVERS / f"serve_{peer.key}.py", "--port", str(port), "--models", str(folder)],
+        [peer.python, _SERVERS / f"serve_{peer.key}.py", "--port", str(port), "--models", str(folder), *peer.options],
         port=port,
         on=on,
         log=folder / f"{peer.key}.log",

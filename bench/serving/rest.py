@@ -141,6 +141,14 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
             1.2,
         ),
         told(
+            "REST binary, S, 32 in flight: processor time / raw ASGI's",
+            ratio(samples, (GATEWAY, S_BINARY.name), (RAW, S_BINARY.name), "cpu_us"),
+        ),
+        told(
+            "REST JSON, S, 32 in flight: processor time / raw ASGI's",
+            ratio(samples, (GATEWAY, S_JSON.name), (RAW, S_JSON.name), "cpu_us"),
+        ),
+        told(
             "REST binary, S, 32 in flight: rate / session.run's at batch 1",
             to_session(_alone("S", 1, ""), S_BINARY),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from serving.effort import QUICK, Effort
 from serving.samples import Sample
 
 TARGET = "bench"
-PARTS = ("rest", "flat", "device", "mqtt", "limits")
+PARTS = ("rest", "flat", "device", "mqtt", "client", "limits")
 
 
 class Found(NamedTuple):
@@ -63,11 +64,26 @@ def _mqtt(effort: Effort, _: Path | None) -> Found:
         return Found(asyncio.run(mqtt.measured(port, requests, repeats)), [])
 
 
+def _client(effort: Effort, _: Path | None) -> Found:
+    import escalating_client
+
+    effort.tell("HTTP clients for an escalation")
+    requests, repeats = (20, 1) if effort.quick else (200, 2 * effort.rounds)
+    responder = Path(__file__).parents[1] / "device" / "responder.py"
+    with subprocess.Popen([sys.executable, str(responder), "http"], stdout=subprocess.PIPE, text=True) as answering:
+        try:
+            port = int(answering.stdout.readline()) if answering.stdout is not None else 0
+            return Found(asyncio.run(escalating_client.measured(port, requests, repeats)), [])
+        finally:
+            answering.terminate()
+
+
 _RUNS: dict[str, Callable[[Effort, Path | None], Found]] = {
     "rest": _in_rounds(rest),
     "flat": _in_rounds(flat),
     "device": _device,
     "mqtt": _mqtt,
+    "client": _client,
     "limits": _limits,
 }
 

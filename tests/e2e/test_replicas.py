@@ -150,12 +150,13 @@ class Load:
         self._ended = False
         self.answers: list[tuple[int, httpx.Response]] = []
         self.retries = 0
+        self.jobs: list[str] = []
         self.promises: dict[str, list[str]] = {device: [] for device in found.agents}
         asking = [self._ask(first) for first in range(3)]
         near = [
             self._promise(device, url, scans(seed)) for seed, (device, url) in enumerate(2 * [*found.agents.items()])
         ]
-        self._tasks = [asyncio.create_task(each) for each in asking + near]
+        self._tasks = [asyncio.create_task(each) for each in [*asking, *near, self._hand_in()]]
 
     async def more(self, answers: int, promises: int) -> None:
         """Waits for so many more answers, and promises of each device."""
@@ -187,6 +188,21 @@ class Load:
                     continue
                 self.answers.append((number % 50, reply))
                 number += 1
+
+    async def _hand_in(self) -> None:
+        """Jobs, each for whichever replica the balancer chooses."""
+        async with httpx.AsyncClient(
+            headers=bearer(self._site.key) | {"Prefer": "respond-async"}, timeout=20
+        ) as client:
+            url = f"{self._site.balancer.url}/firstline/v1/models/digits/infer"
+            while not self._ended:
+                try:
+                    reply = await client.post(url, content=picture(1), headers={"Connection": "close"})
+                except httpx.TransportError:  # whether it was taken is not known: nothing was said
+                    continue
+                assert reply.status_code == 202, reply.text
+                self.jobs.append(reply.headers["Location"])
+                await asyncio.sleep(0.2)
 
     async def _promise(self, device: str, url: str, contents: Iterator[bytes]) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
@@ -241,8 +257,20 @@ async def test_a_replica_is_killed_under_load_and_nothing_is_lost_or_done_twice(
         assert set(recorded.values()) == {1}
 
         left = [url for url in found.replicas if url != killed]
+        await jobs_are_done(found, load.jobs)
         await revoked_everywhere(found, left)
         assert "Traceback" not in found.logs
+
+
+async def jobs_are_done(found: Site, jobs: list[str]) -> None:
+    """Each is answered by whichever replica is asked, and those of the dead one are taken up by another."""
+    assert jobs
+    async with httpx.AsyncClient(base_url=found.balancer.url, headers=bearer(found.key), timeout=20) as client:
+        async with asyncio.timeout(60):  # what it had begun is left to it for 30 s
+            for job in jobs:
+                while (reply := await client.get(job)).status_code == 202:  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(0.1)
+                assert reply.status_code == 200, reply.text
 
 
 async def revoked_everywhere(found: Site, urls: list[str]) -> None:

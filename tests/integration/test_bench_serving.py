@@ -70,7 +70,7 @@ def test_a_peer_beside_the_gateway(results: Path) -> None:
     assert said["not measured"] == {}
     assert said["machine"]["peers"]["MLServer"]["mlserver"]
     aimed = [row for row in said["figures"] if row["aim"] and "MLServer" in row["figure"]]
-    assert [row["figure"] for row in aimed] == ["gateway, S binary, 32 in flight: rate / MLServer's with JSON"]
+    assert [row["figure"] for row in aimed] == ["gateway, S binary, 32 in flight: rate / MLServer's best"]
     assert aimed[0]["value"] > 0
 
 

@@ -17,7 +17,10 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+import uvloop
+from support import tls_site
 from support.bundles import write_manifest
+from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.keys import create_key
 from support.pictures import Load, ask, expected, picture, said
@@ -197,3 +200,28 @@ async def test_any_server_of_v2_gets_what_the_model_takes(site: Site) -> None:
             bad = await ask(client, b"no image")
             assert (bad.status_code, bad.json()["code"]) == (400, "invalid_tensor")
             assert (await ask(client, picture(3), timeout_s=1e-6)).status_code == 504
+
+
+def test_a_server_over_https_is_asked_where_its_authority_is_believed(site: Site) -> None:
+    uvloop.run(over_https(site))  # on which a gateway's process runs, with transports of its own
+
+
+async def over_https(site: Site) -> None:
+    async with tls_site.site(site.folder / "secured") as far:
+        gateway_ca = str(far.folder / "identity" / "authorities.pem")
+        token = create_key(sqlite_store(far.folder), "near", "application")
+        there = Site(site.folder, token)
+        async with near(there, far.url, oip__ca_file=gateway_ca) as client:
+            assert (await client.get("/v2/health/ready")).status_code == 200
+            replies = await asyncio.gather(*(ask(client, picture(number)) for number in range(20)))
+            for reply, right in zip(replies, expected(list(range(20))), strict=True):
+                np.testing.assert_allclose(said(reply), right, atol=1e-5)
+        async with near(there, far.url) as client:  # by the usual authorities, who do not know it
+            reply = await ask(client, picture(0))
+            assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+            assert "certificate" in reply.json()["error"]
+        elsewhere = far.url.replace("127.0.0.1", "localhost")  # reached, but its certificate does not name it
+        async with near(there, elsewhere, oip__ca_file=gateway_ca) as client:
+            reply = await ask(client, picture(0))
+            assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
+            assert "certificate" in reply.json()["error"]

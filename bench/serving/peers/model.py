@@ -21,10 +21,11 @@ class Model:
 
 
 def arguments():
-    """Where to listen, and which models; `batch` has the most rows of each that run at once: batches gain M nothing."""
+    """Where to listen, and which models; `batch` has the most rows of each that run at once: M gains nothing by it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--models", type=Path, required=True, help="folder with s.onnx and m.onnx")
+    parser.add_argument("--unbatched", action="store_true")
     found = parser.parse_args()
-    found.batch = {"s": 32, "m": 1}
+    found.batch = {"s": 1 if found.unbatched else 32, "m": 1}
     return found

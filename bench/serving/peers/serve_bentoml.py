@@ -10,7 +10,8 @@ import bentoml
 import numpy as np
 from model import Model, arguments
 
-_MODELS = "BENCH_MODELS"
+_MODELS, _UNBATCHED = "BENCH_MODELS", "BENCH_UNBATCHED"
+_BATCHED = _UNBATCHED not in os.environ
 
 
 @bentoml.service(name="bench", workers=1, traffic={"timeout": 60})
@@ -21,7 +22,7 @@ class Bench:
         models = Path(os.environ[_MODELS])
         self._s, self._m = Model(models / "s.onnx"), Model(models / "m.onnx")
 
-    @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=1000)
+    @bentoml.api(batchable=_BATCHED, max_batch_size=32, max_latency_ms=1000)
     def s(self, x: np.ndarray) -> np.ndarray:
         return self._s(x.astype(np.float32))
 
@@ -33,6 +34,8 @@ class Bench:
 if __name__ == "__main__":
     asked = arguments()
     os.environ[_MODELS] = str(asked.models)
+    if asked.unbatched:
+        os.environ[_UNBATCHED] = "1"
     os.environ["BENTOML_DO_NOT_TRACK"] = "True"
     os.chdir(Path(__file__).parent)
     command = Path(sys.executable).with_name("bentoml")

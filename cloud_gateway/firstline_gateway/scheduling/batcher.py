@@ -118,8 +118,10 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise expired()
-        if self._inline is not None and (answered := self._inline.enter(key, request, now_s)) is not None:
-            return await answered
+        if self._inline is not None and not (self._running and self._is_full(key)):
+            answered = self._inline.enter(key, request, now_s)
+            if answered is not None:
+                return await answered
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -68,8 +68,7 @@ class _Connection(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (asyncio's for TCP and TLS)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by what it can, not by its class
         self._all_open.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from firstline_core.errors import LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol.http_client import HttpClient
@@ -63,6 +64,15 @@ async def serving(says: Says) -> AsyncIterator[tuple[Server, HttpClient]]:
 async def post(client: HttpClient, body: bytes = b"body", timeout_s: float = 5) -> tuple[int, bytes]:
     reply = await client.exchange("POST", "/v2/x", {"Content-Type": "text/plain"}, body, timeout_s)
     return reply.status, reply.body
+
+
+def test_it_works_on_the_loop_that_a_gateway_s_process_runs_on() -> None:
+    async def twice() -> None:
+        async with serving(lambda *_: OK) as (server, client):
+            assert [await post(client) for _ in range(2)] == [(200, b"hi")] * 2
+            assert server.connections == 1
+
+    uvloop.run(twice())
 
 
 async def test_requests_share_a_connection_and_name_what_is_needed() -> None:

@@ -1,0 +1,114 @@
+"""What one call to a server behind costs the gateway: the gateway's own HTTP client beside httpx.
+
+    python bench/behind.py [--calls N]
+
+Processor time of this process, which does nothing but call; the server is a process of its own that answers the same
+bytes to everything. Interleaved rounds, of which the least counts. Prints, and writes bench/results/behind.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import httpx
+import uvloop
+from figures import Figure, report
+
+from firstline_core.protocol.http_client import HttpClient
+
+_ROUNDS = 7
+_BODIES_BYTES = {"1 KB": 1_000, "600 KB": 602_112}
+_ANSWER = b"x" * 240
+_PATH = "/v2/models/m/versions/1/infer"
+
+Call = Callable[[bytes], Awaitable[int]]
+
+
+def main() -> int:
+    """Measures both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=500, help="in each round (default: %(default)s)")
+    wanted = parser.parse_args()
+    listening = socket.create_server(("127.0.0.1", 0))
+    serving = multiprocessing.get_context("fork").Process(target=_serve, args=(listening,), daemon=True)
+    serving.start()
+    try:
+        return report("behind", uvloop.run(_measure(listening.getsockname()[1], wanted.calls)))
+    finally:
+        serving.terminate()
+        serving.join()
+
+
+async def _measure(port: int, calls: int) -> list[Figure]:
+    url = f"http://127.0.0.1:{port}"
+    own, found = HttpClient(url, token="", tls=None, limit_bytes=1 << 26), []
+    async with httpx.AsyncClient(base_url=url) as general:
+
+        async def by_own(body: bytes) -> int:
+            return (await own.exchange("POST", _PATH, {"Content-Type": "application/octet-stream"}, body, 10.0)).status
+
+        async def by_httpx(body: bytes) -> int:
+            return (await general.post(_PATH, content=body)).status_code
+
+        for name, size_bytes in _BODIES_BYTES.items():
+            body = b"x" * size_bytes
+            least_us = {"own": float("inf"), "httpx": float("inf")}
+            for _ in range(_ROUNDS):
+                for client, call in (("own", by_own), ("httpx", by_httpx)):
+                    least_us[client] = min(least_us[client], await _round_us(call, body, calls))
+            found += [
+                Figure(f"{name}: a call by the gateway's own client", round(least_us["own"], 1), "us of a core"),
+                Figure(f"{name}: a call by httpx", round(least_us["httpx"], 1), "us of a core"),
+                Figure(f"{name}: httpx to the gateway's own", round(least_us["httpx"] / least_us["own"], 1), "times"),
+            ]
+    await own.close()
+    return found
+
+
+async def _round_us(call: Call, body: bytes, calls: int) -> float:
+    began_s = time.process_time()
+    for _ in range(calls):
+        assert await call(body) == 200
+    return (time.process_time() - began_s) / calls * 1e6
+
+
+def _serve(listening: socket.socket) -> None:
+    """Answers every request with 200, once it is there."""
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self._transport, self._left, self._head = transport, 0, b""
+
+        def data_received(self, data: bytes) -> None:
+            if not self._left:
+                self._head += data
+                head, found, rest = self._head.partition(b"\r\n\r\n")
+                if not found:
+                    return
+                (length,) = [
+                    int(line.partition(b":")[2])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                ]
+                self._head, self._left, data = b"", length, rest
+            self._left -= len(data)
+            if not self._left:
+                answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_ANSWER), _ANSWER)
+                cast("asyncio.Transport", self._transport).write(answer)
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Server, sock=listening)
+        await server.serve_forever()
+
+    uvloop.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
