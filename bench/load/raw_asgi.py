@@ -97,6 +97,7 @@ def main() -> None:
         interface="asgi3",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
     )

@@ -89,8 +89,8 @@ def _models(effort: Effort, number: int) -> list[Sample]:
 
 def _measured(server: Server, ask: Ask, right: Row, in_flight: int, effort: Effort) -> Load:
     _, client_core, _ = cores()
-    seconds = min(effort.seconds, _MOST_S)
-    return measured(server, ask, right, in_flight=in_flight, seconds=seconds, on=client_core, warm_up_s=0)
+    seconds, warm_up_s = min(effort.seconds, _MOST_S), effort.warm_up_s if in_flight == 1 else 0
+    return measured(server, ask, right, in_flight=in_flight, seconds=seconds, on=client_core, warm_up_s=warm_up_s)
 
 
 def in_flight_name(in_flight: int) -> str:

@@ -8,6 +8,7 @@ One request, from the outside in
     jobs/           requests that are answered later
     deliveries/     requests that keep a device's promise, each of which takes effect once
     scheduling/     who comes in, and who runs when
+    response_cache  answers that were given before
     executors/      where batches run
     journal         one log line and one count for each request
 

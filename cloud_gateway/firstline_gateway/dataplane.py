@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,14 +31,15 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_gateway import __version__
+from firstline_gateway import __version__, journal
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.deliveries.once import Deliveries
-from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.base import ModelKey, Probabilities
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.residency import UNLOADING, Residency
+from firstline_gateway.response_cache import ResponseCache, key_of
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.statistics import Statistics
 
@@ -64,9 +65,11 @@ class GatewayDataPlane:
         residency: Residency,
         clock: Clock,
         limits: Limits,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._repository = repository
         self._residency = residency
+        self._cache = cache
         self._batcher = batcher
         self._contracts = contracts
         self._deliveries = deliveries
@@ -109,7 +112,8 @@ class GatewayDataPlane:
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._statistics.of(each.key) for each in self._repository]
+        apart = self._batcher.apart
+        return [self._statistics.told(each.key, apart.get(each.key)) for each in self._repository]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=True)
@@ -152,7 +156,8 @@ class GatewayDataPlane:
             self._in_flight -= 1
             if self.draining and not self._in_flight:
                 self._idle.set()
-        logs.FACTS.set(partial(_facts, request, response))
+        if journal.is_written():  # else nobody asks
+            logs.FACTS.set(partial(_facts, request, response))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
@@ -181,7 +186,7 @@ class GatewayDataPlane:
                 if place.served is not served:  # another bundle took its place while the request waited
                     served = place.served
                     _check(request, served)
-                probabilities = await self._batcher.submit(served.key, request)
+                probabilities = await self._known_or_run(request, served)
             finally:
                 self._residency.release(place)
         except FirstlineError:
@@ -211,6 +216,25 @@ class GatewayDataPlane:
         self._metrics.observe(response, seconds)
         self._statistics.of(served.key).answered(seconds, self._clock.wall_s())
         return response
+
+    def _known_or_run(self, request: InferRequest, served: ServedModel) -> Awaitable[Probabilities]:
+        if self._cache is None:
+            return self._batcher.submit(served.key, request)
+        return self._through(self._cache, request, served)
+
+    async def _through(self, cache: ResponseCache, request: InferRequest, served: ServedModel) -> Probabilities:
+        """The answer of last time, or that of the model, which is kept."""
+        started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
+        key = key_of(request, served)
+        known = cache.get(key) if key is not None else None
+        if known is not None:
+            statistics.cache_hit.add(self._clock.monotonic_s() - started_s)
+            return known
+        found = await self._batcher.submit(served.key, request)
+        if key is not None:
+            cache.put(key, found)
+            statistics.cache_miss.add(self._clock.monotonic_s() - started_s)
+        return found
 
 
 def _facts(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:

@@ -29,6 +29,7 @@ from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.repository import Repository, load_full, load_repository, named
 from firstline_gateway.residency import Load, Residency
+from firstline_gateway.response_cache import ResponseCache
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -139,6 +140,7 @@ class Gateway:
             metrics=self.metrics,
             statistics=statistics,
             residency=self.residency,
+            cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
             limits=settings.limits,
         )

@@ -7,11 +7,12 @@ import time
 from typing import Literal
 
 from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
-from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry import logs
 from firstline_gateway.metrics import GatewayMetrics
 
-log = logger("firstline_gateway.requests")
-_standard = logging.getLogger("firstline_gateway.requests")
+_NAME = "firstline_gateway.requests"
+log = logs.logger(_NAME)
+_standard = logging.getLogger(_NAME)
 
 # Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
 _REFUSALS_PER_S = 20
@@ -37,6 +38,11 @@ class _Flood:
 _flood = _Flood()
 
 
+def is_written() -> bool:
+    """Whether answers have a line of their own."""
+    return _standard.isEnabledFor(logging.INFO)
+
+
 def record(
     metrics: GatewayMetrics,
     *,
@@ -60,7 +66,7 @@ def record(
         metrics.error(error)
         if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
             return
-    elif not _standard.isEnabledFor(logging.INFO):
+    elif not is_written():
         return
     # A caller's text must not steer a terminal.
     facts = {
@@ -70,7 +76,7 @@ def record(
         "ms": round(seconds * 1000, 3),
     }
     if error is None:
-        log.info("answered", outcome="ok", **facts)
+        logs.line(_NAME, "answered", outcome="ok", **facts)
         return
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)

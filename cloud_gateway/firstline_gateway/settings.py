@@ -109,14 +109,19 @@ class Execution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """ONNX Runtime execution providers in order of preference; one that is absent is an error."""
     sessions: Annotated[int, Meta(ge=0)] = 0
     """Batches that run at the same moment, each on one thread; 0 means one for each core."""
-    max_batch_rows: Count = 32
-    """The most rows that run as one batch."""
+    max_batch_rows: Count = 64
+    """The most rows that run as one batch; of a model that gains nothing by more, fewer do."""
     queue_requests: Count = 1024
     """The most requests that wait for one model; more are refused with a time to come back."""
     queue_bytes: Count = 1 << 30
     """The most bytes of tensors that wait, all models together."""
     queue_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """The longest that a request without a deadline may have to wait (seconds); one with a deadline: until that."""
+
+
+class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Answers that are kept, to be given again to the same caller for the same input (bytes); 0 keeps none."""
 
 
 class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,6 +255,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: Identity = Identity()
     models: Models = Models()
     execution: Execution = Execution()
+    cache: Cache = Cache()
     oip: Oip = Oip()
     ray: Ray = Ray()
     mqtt: Mqtt = Mqtt()

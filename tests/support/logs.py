@@ -22,6 +22,8 @@ def captured_lines(level: str = "debug") -> Iterator[list[dict[str, Any]]]:
         with contextlib.redirect_stderr(io.StringIO()) as stream:
             logs.configure(level, "json")
             yield lines
+            for handler in root.handlers:
+                handler.flush()
     finally:
         root.handlers = handlers
         root.setLevel(before)

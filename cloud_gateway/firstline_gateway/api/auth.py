@@ -84,6 +84,14 @@ def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
     return Caller(device_principal(name) if is_device else application_principal(name), scopes, is_device)
 
 
+def known_caller(identity: Identity, authorization: str) -> Caller | None:
+    """The caller with an API key, where that is known without asking; None where `caller_of` has to find out."""
+    if not authorization.startswith("Bearer ") or not identity.required:
+        return None
+    key = identity.gatekeeper.known_key(authorization[len("Bearer ") :])
+    return None if key is None else _caller_with(key.name, key.kind, key.scopes)
+
+
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
     """Finds the caller, who must have a scope.
 

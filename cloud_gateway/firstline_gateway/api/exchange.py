@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -169,15 +170,16 @@ class Exchange:
                 self.keep_alive = False
             elif not self.keep_alive:
                 reply.headers["Connection"] = "close"
-            lines = "".join([f"{name}: {value}\r\n" for name, value in reply.headers.items()])
-            size_bytes = len(reply.body)
-            protocol.transport.write(
-                b"%b%b%bcontent-length: %d\r\n\r\n%b"
-                % (STATUS_LINE[reply.status], protocol.default_lines, lines.encode("latin-1"), size_bytes, reply.body)
-            )
+            head = (STATUS_LINE[reply.status], protocol.default_lines, _lines(*reply.headers.items()), len(reply.body))
+            protocol.transport.write(b"%b%b%bcontent-length: %d\r\n\r\n%b" % (*head, reply.body))
         self.response_complete = True
         if self.task is not None:
             protocol.tasks.discard(self.task)
         if not self.disconnected and not self.keep_alive:
             protocol.transport.close()
         protocol.on_response_complete()
+
+
+@lru_cache(1024)
+def _lines(*headers: tuple[str, str]) -> bytes:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1")

@@ -58,6 +58,8 @@ def repeatable(data: bytes, lines: list[tuple[bytes, bytes]], limit_bytes: int) 
     # A parser that takes bare line feeds would have seen another end.
     if raw.count(b"\n") != raw.count(b"\r\n") or raw.count(b"\r\n") != len(lines) + 2:
         return b"", 0
+    if b"\n " in raw or b"\n\t" in raw:  # a line that goes on
+        return b"", 0
     lengths = [value for name, value in lines if name == b"content-length"]
     if len(lengths) != 1 or any(name in _SPECIAL for name, _ in lines):
         return b"", 0

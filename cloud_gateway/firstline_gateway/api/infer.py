@@ -31,7 +31,7 @@ from firstline_core.protocol.http import (
     within,
 )
 from firstline_core.protocol.short import short_reply
-from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
+from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
 from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import LastResort, send_reply
 from firstline_gateway.api.jobs import is_asynchronous, submitted
@@ -112,7 +112,10 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
     try:
         # Before the body is read: a stranger may not make us hold megabytes.
         presented = await incoming.presented(gateway.identity)
-        caller = await caller_of(gateway.identity, presented, incoming.headers.get("authorization", ""))
+        authorization = incoming.headers.get("authorization", "")
+        caller = known_caller(gateway.identity, authorization) if presented is None else None
+        if caller is None:
+            caller = await caller_of(gateway.identity, presented, authorization)
         check_scope(caller, "infer")
         principal = caller.principal
         body = incoming.body

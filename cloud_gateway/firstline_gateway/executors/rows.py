@@ -48,7 +48,7 @@ def run_batch(
     Returns:
         One outcome for each request, in the order of `inputs`.
     """
-    if len(inputs) > 1 and _are_alike(inputs) and not _any_passed(deadlines_s, clock):
+    if inputs and _are_alike(inputs) and not _any_passed(deadlines_s, clock):
         alike = _run_alike(model, inputs, max_rows, lambda: _any_passed(deadlines_s, clock))
         if alike is not None:
             return alike
@@ -79,7 +79,8 @@ def _run_alike(
     """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
     sizes = [len(tensor.array) for tensor in inputs]
     try:
-        rows = model.prepare(Tensor(inputs[0].name, np.concatenate([tensor.array for tensor in inputs])))
+        together = np.concatenate([tensor.array for tensor in inputs]) if len(inputs) > 1 else inputs[0].array
+        rows = model.prepare(Tensor(inputs[0].name, together))
         if not all(sizes) or len(rows) != sum(sizes) or any_passed():
             return None
         results = _run_rows(model, rows, max_rows)

@@ -26,7 +26,7 @@ from firstline_gateway.store.readers import Readers
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1
-_DIGESTS = 4096
+_LATELY = 4096
 # How long after the grace a certificate is remembered, so that its device is told what is wrong with it.
 REMEMBERED_S = 90 * 86_400.0
 
@@ -64,7 +64,8 @@ class Gatekeeper:
         self._on_revoked = on_revoked
         self._clock = clock
         self._buckets = Buckets()
-        self._digests: dict[str, str] = {}  # of keys that were valid: what they are now is looked up each time
+        self._lately: dict[str, ApiKey] = {}  # by their text, as of this version of what is known
+        self._lately_version = 0
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
@@ -82,6 +83,19 @@ class Gatekeeper:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
+    def known_key(self, text: str) -> ApiKey | None:
+        """The API key with this text, where nothing has to be asked, counted or looked up to let it in.
+
+        It was valid since the last time that anything was revoked, has no rate and has not expired.
+        """
+        if self._lately_version != self.known.version:
+            self._lately.clear()
+            self._lately_version = self.known.version
+        found = self._lately.get(text)
+        if found is None or (found.expires_s is not None and found.expires_s <= self._clock.wall_s()):
+            return None
+        return found
+
     async def key(self, text: str) -> ApiKey:
         """The API key with this text.
 
@@ -90,7 +104,7 @@ class Gatekeeper:
             RateLimitedError: it was used too often.
             CapacityError: it is not known here, and the store cannot be asked.
         """
-        digest = self._digests.get(text) or key_hash(text)
+        digest = key_hash(text)
         found = self.known.key(digest)
         if found is None:
             await self.refreshed()
@@ -99,10 +113,6 @@ class Gatekeeper:
             raise UnauthorizedError(
                 "The API key in the Authorization header is not valid here; ask the gateway's operator for a new one."
             )
-        if text not in self._digests:  # of valid ones alone, so that strangers fill nothing
-            if len(self._digests) >= _DIGESTS:
-                self._digests.clear()
-            self._digests[text] = digest
         if found.expires_s is not None and found.expires_s <= self._clock.wall_s():
             raise UnauthorizedError(
                 f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "
@@ -117,6 +127,8 @@ class Gatekeeper:
                     f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
                     retry_after_s=wait_s,
                 )
+        elif len(self._lately) < _LATELY:
+            self._lately[text] = found
         return found
 
     async def device(self, presented: Presented, *, renewing: bool = False) -> str:

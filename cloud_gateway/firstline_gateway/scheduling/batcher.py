@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
+from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
@@ -101,6 +102,11 @@ class Batcher:
         """How long a request without a deadline that came now would wait, as far as is known."""
         return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
 
+    @property
+    def apart(self) -> Mapping[ModelKey, Apart]:
+        """What of the runs' time the engine measured apart, by model."""
+        return self._executor.report().apart
+
     def trouble(self, key: ModelKey) -> str:
         """Why a model cannot run at the moment, as a sentence; "" where it can."""
         return self._executor.trouble(key)
@@ -118,8 +124,10 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise expired()
-        if self._inline is not None and (answered := self._inline.enter(key, request, now_s)) is not None:
-            return await answered
+        if self._inline is not None and not (self._running and self._is_full(key)):
+            answered = self._inline.enter(key, request, now_s)
+            if answered is not None:
+                return await answered
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s

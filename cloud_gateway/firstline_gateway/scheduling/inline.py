@@ -96,12 +96,11 @@ class Inline:
         times = self._times[key]
         rows = request.rows
         coach = self._coaches.get(key)
-        waiting, waiting_s = (coach.rows, coach.work_s) if coach is not None else (0, 0.0)
-        own_s = times.seconds(rows)
-        if own_s > INLINE_S:
+        if (coach is None or rows > 1) and times.seconds(rows) > INLINE_S:
             self._doubt(key, now_s)
             return None
-        work_s = times.seconds(waiting + rows) if waiting else own_s
+        waiting, waiting_s = (coach.rows, coach.work_s) if coach is not None else (0, 0.0)
+        work_s = times.seconds(waiting + rows)
         ends_s = now_s + self._work_s + work_s - waiting_s
         if ends_s - now_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < ends_s):
             return None

@@ -282,7 +282,10 @@ async def infer_reply(
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """The labels of the model that answered, where an output is wanted as classes; () where they are not known."""
-    if not any([output.classification for output in request.outputs]):  # noqa: C419 (twice as fast)
+    for output in request.outputs:
+        if output.classification:
+            break
+    else:
         return ()
     try:
         return plane.metadata(response.model, response.version).labels

@@ -84,10 +84,16 @@ def decode_request(
         RequestError: a parameter has a value that it cannot take.
         PayloadTooLargeError: it asks for more than `limits` allow.
     """
-    length = header_length or 0
-    asked_before = repeated.looked_up(body, length, trusted=trust_request_id)
+    if header_length is None:
+        length, tail_bytes = 0, repeated.AS_JSON
+        asked_before = (
+            repeated.looked_up_json(body, trusted=trust_request_id) if len(body) <= limits.json_bytes else None
+        )
+    else:
+        length, tail_bytes = header_length, len(body) - header_length
+        asked_before = repeated.looked_up(body, length, trusted=trust_request_id)
     if asked_before is not None:
-        plan = repeated.PLANS.find(asked_before, len(body) - length, limits)
+        plan = repeated.PLANS.find(asked_before, tail_bytes, limits)
         if plan is not None:
             return _repeated(model, plan, asked_before, body, length, version=version, now_s=now_s, principal=principal)
     head, tail = framing.split(body, header_length, limits)
@@ -101,7 +107,7 @@ def decode_request(
         limits=limits,
     )
     if asked_before is not None:
-        repeated.PLANS.learn(asked_before, body[:length], request, len(body) - length, limits)
+        repeated.PLANS.learn(asked_before, request, tail_bytes, limits)
     return request
 
 
@@ -127,10 +133,10 @@ def _repeated(
     timeout_us = asked_before.timeout_us
     return InferRequest(
         model,
-        repeated.tensors(plan, body, header_length),
+        repeated.tensors(plan, asked_before, body, header_length),
         request_id,
         version,
-        asked_before.id,
+        asked_before.id or known.id,
         known.outputs,
         known.binary_output,
         known.route,

@@ -55,8 +55,11 @@ def kind_of(request: InferRequest, response: InferResponse) -> Kind | None:
         return None
     tensor, attempt = response.outputs[0], answer.attempts[0]
     array = tensor.array
-    if array.dtype.kind not in "fiu" or any([output.classification for output in request.outputs]):  # noqa: C419
+    if array.dtype.kind not in "fiu":
         return None
+    for output in request.outputs:
+        if output.classification:
+            return None
     return (
         (response.model, response.version, bool(response.id), tensor.name, array.dtype.char, array.shape),
         (request.outputs, request.binary_output, answer.model_digest, answer.tier, answer.status, answer.reason),

@@ -7,12 +7,16 @@ within itself hears nothing unless it asks, and its own structlog settings are l
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, Literal
 
+import orjson
 import structlog
 from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -65,8 +69,72 @@ _SHARED: list[Processor] = [
 _PROCESSORS: list[Processor] = [structlog.stdlib.filter_by_level, *_SHARED, _hand_over]
 
 
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # a subclass only to be known by
-    """Ours, on the root logger."""
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Ours, on the root logger; lines that come in one turn of an event loop are written together.
+
+    Args:
+        render: what a line's facts become; None where only structlog can (colours).
+    """
+
+    def __init__(self, render: Callable[[dict[str, Any]], str] | None) -> None:
+        super().__init__(sys.stderr)
+        self.render = render
+        self._lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Writes a line at the end of this turn, or now where there is none."""
+        self._lines.append(line)
+        if len(self._lines) == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self.flush)
+            except RuntimeError:
+                self.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lines:
+            self.flush()  # what was said before stands before it
+        super().emit(record)
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            with self.lock or contextlib.nullcontext():
+                self.stream.write("".join(lines))
+        super().flush()
+
+
+def line(name: str, event: str, **facts: object) -> None:
+    """As `logger(name).info(event, **facts)`, at a tenth of its price: for what has a line for each request.
+
+    Args:
+        name: of the logger.
+        event: what happened; text that needs no escapes, as all that follows.
+        facts: beside those of the context.
+    """
+    standard = logging.getLogger(name)
+    if not standard.isEnabledFor(logging.INFO):
+        return
+    handlers = logging.getLogger().handlers
+    handler = handlers[0] if len(handlers) == 1 else None
+    if not isinstance(handler, _Handler) or handler.render is None:
+        logger(name).info(event, **facts)
+        return
+    read = FACTS.get()
+    found = facts if read is None else {**read(), **facts}
+    found["event"], found["level"], found["logger"] = event, "info", name
+    found["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    handler.add(handler.render(found))
+
+
+def _as_json(found: dict[str, Any]) -> str:
+    return orjson.dumps(found).decode() + "\n"
+
+
+def _as_text(found: dict[str, Any]) -> str:
+    """As structlog's console renderer has it, without colours."""
+    event, level, name, timestamp = (found.pop(key) for key in ("event", "level", "logger", "timestamp"))
+    facts = " ".join([f"{key}={found[key]}" for key in sorted(found)])
+    return f"{timestamp} [{level:<9}] {event} [{name}] {facts}\n"
 
 
 def configure(level: str = "info", format: Literal["text", "json"] = "text") -> None:  # noqa: A002
@@ -76,15 +144,16 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
         level: debug, info, warning or error.
         format: text for a terminal, json for a collector.
     """
+    colours = format == "text" and sys.stderr.isatty()
     # Tracebacks are plain: with local variables in them they would hold payloads.
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if format == "json"
         else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+            colors=colours, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
         )
     )
-    handler = _Handler(sys.stderr)
+    handler = _Handler(None if colours else _as_json if format == "json" else _as_text)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,

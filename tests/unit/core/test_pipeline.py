@@ -10,13 +10,12 @@ from onnx import TensorProto, helper
 from support.bundles import (
     NUMBERS,
     colour_bundle,
-    encode,
-    images,
     model,
     number_bundle,
     solid,
     write_manifest,
 )
+from support.images import encode, images
 from support.onnx_models import linear, write_graph
 
 from firstline_core.bundle.loading import load_edge
