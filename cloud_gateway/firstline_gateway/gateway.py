@@ -12,6 +12,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
+from firstline_gateway.api.heads import Heads
 from firstline_gateway.api.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -106,6 +107,7 @@ class Gateway:
             clock=clock,
         )
         self.metrics.models(lambda: len(self.residency.resident), lambda: self.residency.used_bytes)
+        self.heads = Heads()
         self.unread = Unread(
             lambda: batcher.wait_s,
             lambda: self.metrics.error(REFUSED),

@@ -8,7 +8,7 @@ waited for, and the answer is one write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.api import infer
 from firstline_gateway.api.auth import presented_by
 from firstline_gateway.api.heads import Head
+from firstline_gateway.at_once import at_once
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
@@ -79,6 +80,20 @@ class Exchange:
         """All of it came."""
         self.more_body = False
         self._wake()
+
+    def begin(self) -> None:
+        """Answers the request, whose body is here, now; if that has to wait for something, as a task from there on."""
+        left = at_once(self.run())
+        if left is not None:
+            self._begun = False
+            self.task = asyncio.get_running_loop().create_task(self._follow(left.rest()), context=left.context)
+            self.protocol.tasks.add(self.task)
+
+    async def _follow(self, rest: Awaitable[None]) -> None:
+        self._begun = True
+        if self.disconnected and self.task is not None:
+            self.task.cancel()
+        await rest
 
     def lost(self) -> None:
         """The connection ended: nobody waits for the answer any more."""

@@ -9,14 +9,17 @@ and nothing may ask for more than an answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from firstline_gateway.api.infer import Address
+if TYPE_CHECKING:
+    from firstline_gateway.api.infer import Address
 
 _END = b"\r\n\r\n"
 # Of these none may be there: they say how the body is to be read, or what to do first.
 _SPECIAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer"})
 _DIGITS = 9
+# How many heads a gateway knows, and how long they may be.
+_HEADS, _KNOWN_BYTES = 1024, 4096
 
 
 class Head(NamedTuple):
@@ -66,3 +69,28 @@ def repeatable(data: bytes, lines: list[tuple[bytes, bytes]], limit_bytes: int) 
     if not lengths[0].isdigit() or len(lengths[0]) > _DIGITS or not 0 < int(lengths[0]) <= limit_bytes:
         return b"", 0
     return raw, int(lengths[0])
+
+
+class Heads:
+    """Those that a gateway knows, whichever connection they came on: many models are asked with as many heads."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, bytes], Head] = {}
+
+    def find(self, serial: str, data: bytes) -> Head | None:
+        """The head that data begins with.
+
+        Args:
+            serial: of the certificate that its connection has shown; "" without one.
+            data: as it came; a message begins there.
+        """
+        end = data.find(_END, 0, _KNOWN_BYTES)
+        return None if end < 0 else self._heads.get((serial, data[: end + len(_END)]))
+
+    def keep(self, serial: str, head: Head) -> None:
+        """Knows a head from now on, where its bytes may be known."""
+        if not head.raw or len(head.raw) > _KNOWN_BYTES:
+            return
+        if len(self._heads) >= _HEADS:
+            del self._heads[next(iter(self._heads))]
+        self._heads[serial, head.raw] = head

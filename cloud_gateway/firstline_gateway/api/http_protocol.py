@@ -167,15 +167,15 @@ class HttpProtocol(HttpToolsProtocol):
         if self._body_left:
             self._feed(data)
             return True
-        head, before = self._head, self.cycle
-        if (
-            head is None
-            or not head.raw
-            or self._in_message
-            or not data.startswith(head.raw)
-            or not (before is None or (before.response_complete and before.keep_alive))
-        ):
+        before = self.cycle
+        if self._in_message or not (before is None or (before.response_complete and before.keep_alive)):
             return False
+        head = self._head
+        if head is None or not head.raw or not data.startswith(head.raw):
+            head = self._gateway.heads.find(self._serial, data)
+            if head is None:
+                return False
+            self._head = head
         if self._unread.refuses(head.shown, self.loop.time()):
             if len(data) != len(head.raw) + head.body_bytes:
                 return False  # the parser finds the end of what is not read
@@ -187,9 +187,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._newcomers.leave(self)
         exchange = Exchange(self, self._gateway, head, keep_alive=True, waits=False)
         self.cycle = exchange  # type: ignore[assignment]  # see `_begin`
-        self._body_left = head.body_bytes
-        self._start_asgi_task(exchange, None)
-        self._feed(data[len(head.raw) :])
+        if len(data) == len(head.raw) + head.body_bytes:
+            self._heard()
+            exchange.feed(data[len(head.raw) :])
+            exchange.feed_end()
+            exchange.begin()
+        else:
+            self._body_left = head.body_bytes
+            self._start_asgi_task(exchange, None)
+            self._feed(data[len(head.raw) :])
         return True
 
     def _feed(self, data: bytes) -> None:
@@ -314,13 +320,18 @@ class HttpProtocol(HttpToolsProtocol):
         if self._stays_open():
             raw, body_bytes = repeatable(self._first, self.headers, self._gateway.plane.limits.body_bytes)
         self._head = Head(raw, body_bytes, self.url, self.headers, address, headers, url.query or b"", self._shown())
+        self._gateway.heads.keep(self._serial, self._head)
         return self._head
 
     def _stays_open(self) -> bool:
         return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
 
     def _shown(self) -> int:
-        return self._unread.shown(self.presented.serial if self.presented else "", self.headers)
+        return self._unread.shown(self._serial, self.headers)
+
+    @property
+    def _serial(self) -> str:
+        return self.presented.serial if self.presented else ""
 
     def _refuses(self, head: Head | None) -> bool:
         """Whether this request is refused unread."""

@@ -84,9 +84,9 @@ class Gatekeeper:
                 await asyncio.gather(task, return_exceptions=True)
 
     def known_key(self, text: str) -> ApiKey | None:
-        """The API key with this text, where nothing has to be asked, counted or looked up to let it in.
+        """The API key with this text, where nothing has to be asked or looked up to let it in.
 
-        It was valid since the last time that anything was revoked, has no rate and has not expired.
+        It was valid since the last time that anything was revoked, has not expired and is not used too often.
         """
         if self._lately_version != self.known.version:
             self._lately.clear()
@@ -94,7 +94,14 @@ class Gatekeeper:
         found = self._lately.get(text)
         if found is None or (found.expires_s is not None and found.expires_s <= self._clock.wall_s()):
             return None
-        return found
+        return None if self._wait_s(found) else found
+
+    def _wait_s(self, key: ApiKey) -> float:
+        """Takes one use of a key: 0.0, or how long there is none and nothing was taken."""
+        if key.requests_per_s is None:
+            return 0.0
+        rate = key.requests_per_s
+        return self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
 
     async def key(self, text: str) -> ApiKey:
         """The API key with this text.
@@ -118,16 +125,13 @@ class Gatekeeper:
                 f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "
                 "one."
             )
-        if found.requests_per_s is not None:
-            wait_s = self._buckets.take(
-                digest, self._clock.monotonic_s(), per_s=found.requests_per_s, burst=max(1.0, found.requests_per_s)
+        wait_s = self._wait_s(found)
+        if wait_s:
+            raise RateLimitedError(
+                f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
+                retry_after_s=wait_s,
             )
-            if wait_s:
-                raise RateLimitedError(
-                    f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
-                    retry_after_s=wait_s,
-                )
-        elif len(self._lately) < _LATELY:
+        if len(self._lately) < _LATELY:
             self._lately[text] = found
         return found
 

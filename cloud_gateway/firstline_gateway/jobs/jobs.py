@@ -18,6 +18,7 @@ from firstline_core.errors import IntegrityError, StoreUnavailableError, Unknown
 from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
+from firstline_gateway.at_once import in_task
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, Room
 from firstline_gateway.settings import Jobs as JobSettings
@@ -113,6 +114,7 @@ class Jobs:
             raise _unknown(job_id)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
+        await in_task()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.wrap_future(self._writer.submit(operation))

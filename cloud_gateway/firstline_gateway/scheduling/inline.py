@@ -1,7 +1,8 @@
 """Small models run on the event loop: what came in one turn of it is the batch that runs at the turn's end.
 
 A hop to a thread and back takes some hundred microseconds, and a place in the queue some dozens; a model that takes
-less is done before. A lone request waits for nothing, and under load batches grow by themselves, as in the queue.
+less is done before. While requests come one at a time each runs at once; under load batches grow by themselves, as
+in the queue.
 
 What keeps one small model from holding up all else: only models whose batches take less than `INLINE_S` run here, in
 one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. The rest takes its place in the queue.
@@ -82,6 +83,8 @@ class Inline:
         self._coaches: dict[ModelKey, _Coach] = {}
         self._work_s = 0.0
         self._due = False
+        self._came = 0  # in this turn
+        self._alone = False  # whoever came in the last turn: the next is not kept waiting for others
 
     def __len__(self) -> int:
         return sum(len(coach.passengers) for coach in self._coaches.values())
@@ -104,17 +107,21 @@ class Inline:
         ends_s = now_s + self._work_s + work_s - waiting_s
         if ends_s - now_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < ends_s):
             return None
-        if coach is None:
-            coach = self._coaches[key] = _Coach()
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Probabilities] = loop.create_future()
+        self._came += 1
+        if not self._due:
+            self._due = True
+            loop.call_soon(self._run)
+        if self._alone and self._came == 1 and not self._coaches:
+            self._run_safely(key, [Passenger(request, answered, now_s)])
+            return answered
+        if coach is None:
+            coach = self._coaches[key] = _Coach()
         coach.passengers.append(Passenger(request, answered, now_s))
         coach.rows += rows
         coach.work_s = work_s
         self._work_s = ends_s - now_s
-        if not self._due:
-            self._due = True
-            loop.call_soon(self._run)
         return answered
 
     def abandon(self, error: FirstlineError) -> None:
@@ -139,21 +146,26 @@ class Inline:
     def _run(self) -> None:
         """Runs what waits, for as long as one turn may take; what is left goes first in the next."""
         self._due = False
+        self._alone, self._came = self._came <= 1, 0
+        if not self._coaches:
+            return
         end_s = self._clock.monotonic_s() + TURN_S
         while self._coaches:
             key = next(iter(self._coaches))
             coach = self._coaches.pop(key)
-            batch = self._taken(key, coach)
-            try:
-                self._run_batch(key, batch)
-            except Exception as error:  # the outermost loop of what runs here
-                log.exception("a batch failed unexpectedly", model=key.name)
-                for passenger in batch:
-                    settle(passenger.answered, error)
+            self._run_safely(key, self._taken(key, coach))
             if self._coaches and self._clock.monotonic_s() >= end_s:
                 self._due = True
                 asyncio.get_running_loop().call_soon(self._run)
                 return
+
+    def _run_safely(self, key: ModelKey, batch: Sequence[Passenger]) -> None:
+        try:
+            self._run_batch(key, batch)
+        except Exception as error:  # the outermost loop of what runs here
+            log.exception("a batch failed unexpectedly", model=key.name)
+            for passenger in batch:
+                settle(passenger.answered, error)
 
     def _taken(self, key: ModelKey, coach: _Coach) -> list[Passenger]:
         """One batch; what does not fit goes behind the other models'."""

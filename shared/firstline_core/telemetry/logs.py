@@ -69,8 +69,12 @@ _SHARED: list[Processor] = [
 _PROCESSORS: list[Processor] = [structlog.stdlib.filter_by_level, *_SHARED, _hand_over]
 
 
+# To write one takes as long as a small model does.
+_TOGETHER_S, _MOST_LINES = 0.02, 512
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, on the root logger; lines that come in one turn of an event loop are written together.
+    """Ours, on the root logger; lines that come within `_TOGETHER_S` on an event loop are written together.
 
     Args:
         render: what a line's facts become; None where only structlog can (colours).
@@ -82,13 +86,15 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
         self._lines: list[str] = []
 
     def add(self, line: str) -> None:
-        """Writes a line at the end of this turn, or now where there is none."""
+        """Writes a line within `_TOGETHER_S`, and before any that comes another way; without a loop now."""
         self._lines.append(line)
         if len(self._lines) == 1:
             try:
-                asyncio.get_running_loop().call_soon(self.flush)
+                asyncio.get_running_loop().call_later(_TOGETHER_S, self.flush)
             except RuntimeError:
                 self.flush()
+        elif len(self._lines) >= _MOST_LINES:
+            self.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._lines:

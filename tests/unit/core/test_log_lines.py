@@ -47,14 +47,15 @@ def test_a_line_of_json_says_the_same() -> None:
     assert fast == slow
 
 
-async def test_lines_of_one_turn_are_written_together_and_in_their_order() -> None:
+async def test_lines_of_one_moment_are_written_together_and_in_their_order() -> None:
     with configured("text") as stream:
         logs.line(NAME, "first")
         assert not stream.getvalue()
         logs.logger(NAME).info("second")
         logs.line(NAME, "third")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while "third" not in stream.getvalue():  # noqa: ASYNC110 (a stream tells nobody)
+                await asyncio.sleep(0.001)
         events = [line.split()[3] for line in stream.getvalue().splitlines()]
     assert events == ["first", "second", "third"]
 
