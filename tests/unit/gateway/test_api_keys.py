@@ -91,13 +91,20 @@ async def test_a_key_may_be_used_so_often(database: Database) -> None:
     with database.begin() as on:
         text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S, requests_per_s=2)
     asked = gatekeeper(database, clock)
+    assert asked.known_key(text) is None, "nobody has asked yet"
     for _ in range(2):
         await asked.key(text)
     with pytest.raises(RateLimitedError, match="'shop' may be used 2 times a second") as refused:
         await asked.key(text)
     assert refused.value.retry_after_s == pytest.approx(0.5)
+    assert asked.known_key(text) is None
     await clock.advance(0.5)
-    await asked.key(text)
+    known = asked.known_key(text)
+    assert known is not None
+    assert known.name == "shop"
+    assert asked.known_key(text) is None, "it counts as the other way does"
+    with pytest.raises(RateLimitedError):
+        await asked.key(text)
 
 
 def test_names_are_unique_and_sensible(database: Database) -> None:

@@ -187,3 +187,18 @@ async def test_an_end_answers_what_waits() -> None:
     bench.batcher.abandon(NotReadyError("ends"))
     with pytest.raises(NotReadyError):
         await asked
+
+
+async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
+    bench = Bench()
+    await bench.batcher.submit(M, request_of(1.0))  # nothing was known of the turn before
+    await asyncio.sleep(0)
+    alone = bench.batcher.submit(M, request_of(2.0))
+    with pytest.raises(StopIteration) as ended:  # without one turn of the loop
+        alone.send(None)
+    assert ended.value.value.tolist() == [[4.0]]
+    waits = [asyncio.create_task(bench.batcher.submit(M, request_of(value))) for value in (3.0, 4.0, 5.0)]
+    await asyncio.gather(*waits)
+    assert [values for _, values in bench.executor.here[2:]] == [[3.0], [4.0, 5.0]]
+    await asyncio.gather(*(bench.batcher.submit(M, request_of(value)) for value in (6.0, 7.0)))
+    assert bench.executor.here[-1][1] == [6.0, 7.0]  # they had come together the last time
