@@ -92,6 +92,9 @@ def _main() -> None:
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray")  # paths of its sockets must be short
+    # Where the head writes its address, in a folder that has to be there: nobody else's clusters are touched.
+    os.environ["RAY_TMPDIR"] = folder
+    Path(folder, "ray").mkdir()
     node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
     cluster = Cluster(
         initialize_head=True,
