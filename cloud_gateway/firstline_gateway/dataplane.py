@@ -112,7 +112,8 @@ class GatewayDataPlane:
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._statistics.of(each.key) for each in self._repository]
+        apart = self._batcher.apart
+        return [self._statistics.told(each.key, apart.get(each.key)) for each in self._repository]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=True)

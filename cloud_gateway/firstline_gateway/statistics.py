@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firstline_core.telemetry.statistics import ModelStatistics
+from firstline_core.telemetry.statistics import Apart, ModelStatistics
 from firstline_gateway.executors.base import ModelKey
 
 
@@ -19,6 +19,13 @@ class Statistics:
         found = self._models.get(key)
         if found is None:
             found = self._models[key] = ModelStatistics(key.name, str(key.version))
+        return found
+
+    def told(self, key: ModelKey, apart: Apart | None) -> ModelStatistics:
+        """As `of`, with what the engine measured apart."""
+        found = self.of(key)
+        if apart is not None:
+            found.apart = apart
         return found
 
     def ran(self, key: ModelKey, rows: int, seconds: float, waits_s: Sequence[float]) -> None:

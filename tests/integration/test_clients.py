@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from support.broker import free_port
 from support.gateway import DIGITS
+from support.keys import bearer, create_key
 from support.line import Line, line
 
 from firstline.workbench.dataset import open_dataset
@@ -23,6 +24,7 @@ from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
+from firstline_gateway.settings import Store
 
 pytestmark = pytest.mark.clients
 
@@ -44,10 +46,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Served:
-    """Both tiers, and where each listens for gRPC."""
+    """Both tiers, where each listens for gRPC, and what a gateway's operator shows."""
 
     line: Line
     grpc_ports: dict[str, int]
+    operator: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +80,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for tier, process in (("agent", "EDGE"), ("gateway", "GATEWAY"))
         for key, value in (("ENABLED", "true"), ("PORT", str(ports[tier])))
     }
-    with line(tmp_path_factory.mktemp("line"), environ=environ) as found:
-        yield Served(found, ports)
+    folder = tmp_path_factory.mktemp("line")
+    with line(folder, environ=environ) as found:
+        (store,) = folder.rglob("gateway.db")
+        key = create_key(Store(url=f"sqlite:///{store}"), "keeper", "operator")
+        yield Served(found, ports, bearer(key))
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -94,7 +100,8 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
         job = {
             "url": server.url,
             "grpc": f"127.0.0.1:{running.grpc_ports[tier]}",
-            "headers": server.headers,
+            "headers": running.operator if script == "ask_repository.py" and tier == "gateway" else server.headers,
+            "readers": server.headers,
             "images": [base64.b64encode(image).decode() for image in asked.images],
             "pixels": asked.pixels.tolist(),
         }
@@ -106,6 +113,11 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
         return found
 
     return ask
+
+
+@pytest.fixture(scope="module")
+def repository(ask: Callable[[str, str], Said], tier: str) -> Said:
+    return ask("ask_repository.py", tier)
 
 
 @pytest.fixture(scope="module")
@@ -341,3 +353,20 @@ def test_kserve_speaks_grpc(kserve_grpc: Said, asked: Asked, tier: str) -> None:
     ):
         assert kserve_grpc[name]["status"] == status
         assert sentence in kserve_grpc[name]["message"]
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc", "http_aio", "grpc_aio"])
+def test_triton_unloads_and_loads(repository: Said, transport: str) -> None:
+    found = repository[transport]
+    assert found["unloaded"] == {"digits": "UNAVAILABLE"}
+    assert found["loaded"] == {"digits": "READY"}
+    (statistics,) = found["statistics"]["model_stats"]
+    assert statistics["name"] == "digits"
+    if not transport.endswith("aio"):
+        assert found["ready"] in (False, "404", "StatusCode.NOT_FOUND")
+        assert found["ready_again"] is True
+        for name in ("config", "files"):
+            assert found[name]["status"] in ("400", "StatusCode.INVALID_ARGUMENT")
+            assert "a model is what its signed bundle says" in found[name]["message"]
+        assert found["nobody"]["status"] in ("404", "StatusCode.NOT_FOUND")
+        assert "'nobody'" in found["nobody"]["message"]

@@ -235,6 +235,13 @@ async def test_requests_are_counted(tier: Tier) -> None:
         await infer(tier)
     (said,) = (await tier.rest.get(f"/v2/models/{NAME}/stats")).json()["model_stats"]
     assert said["inference_stats"]["success"]["count"] == 3
+    computed = [said["inference_stats"][f"compute_{part}"] for part in ("input", "infer", "output")]
+    assert {each["count"] for each in computed} == {said["execution_count"]}
+    if (await tier.rest.get("/v2")).json()["name"] == "firstline-gateway":  # a device measures the three as one
+        assert all(each["ns"] > 0 for each in computed)
+        (batch,) = said["batch_stats"]
+        assert sum(batch[f"compute_{part}"]["ns"] for part in ("input", "infer", "output")) > 0
+        assert batch["compute_input"]["ns"] > 0
     (over_grpc,) = (await tier.rpc("ModelStatistics", asked("ModelStatisticsRequest", name=NAME))).model_stats
     assert over_grpc.inference_stats.success.count == 3
     assert "_requests_total" in (await tier.rest.get("/metrics")).text

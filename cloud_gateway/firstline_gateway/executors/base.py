@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
+from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ class EngineReport:
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
         repeats: batches that were sent once more, by why: "hedge" or "retry".
+        apart: by model: what of its runs was not the model's own time.
     """
 
     up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    apart: Mapping[ModelKey, Apart] = field(default_factory=dict)
 
 
 class Executor(Protocol):

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
+from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
@@ -100,6 +101,11 @@ class Batcher:
     def wait_s(self) -> float:
         """How long a request without a deadline that came now would wait, as far as is known."""
         return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
+
+    @property
+    def apart(self) -> Mapping[ModelKey, Apart]:
+        """What of the runs' time the engine measured apart, by model."""
+        return self._executor.report().apart
 
     def trouble(self, key: ModelKey) -> str:
         """Why a model cannot run at the moment, as a sentence; "" where it can."""

@@ -32,6 +32,28 @@ class Duration:
 
 
 @dataclass(slots=True)
+class Apart:
+    """What of the runs' time was not the model's own, as far as it is measured.
+
+    Args:
+        input_s: preparing inputs, each request of a batch counting all of it.
+        output_s: handing out results, likewise.
+        batches_s: both, by the rows of the batch.
+    """
+
+    input_s: float = 0.0
+    output_s: float = 0.0
+    batches_s: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, requests: int, rows: int, input_s: float, output_s: float) -> None:
+        """Counts a batch."""
+        self.input_s += requests * input_s
+        self.output_s += requests * output_s
+        before = self.batches_s.get(rows, (0.0, 0.0))
+        self.batches_s[rows] = before[0] + input_s, before[1] + output_s
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """One version of a model.
 
@@ -49,6 +71,7 @@ class ModelStatistics:
         cache_hit: requests whose answer was known.
         cache_miss: those whose answer was looked for and not known.
         batches: runs by their rows.
+        apart: what of that was preparing and handing out.
     """
 
     name: str
@@ -63,6 +86,7 @@ class ModelStatistics:
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     batches: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
+    apart: Apart = field(default_factory=Apart)
 
     def answered(self, seconds: float, now_s: float) -> None:
         """Counts an answer that took so long, at this wall time."""
@@ -84,7 +108,7 @@ def as_json(found: Iterable[ModelStatistics]) -> dict[str, Any]:
 
 
 def _model(found: ModelStatistics) -> dict[str, Any]:
-    apart = {"count": found.compute_infer.count, "ns": 0}  # part of compute_infer
+    computed, apart = found.compute_infer, found.apart
     return {
         "name": found.name,
         "version": found.version,
@@ -95,21 +119,28 @@ def _model(found: ModelStatistics) -> dict[str, Any]:
             "success": _duration(found.success),
             "fail": _duration(found.fail),
             "queue": _duration(found.queue),
-            "compute_input": apart,
-            "compute_infer": _duration(found.compute_infer),
-            "compute_output": apart,
+            **_computed(computed, apart.input_s, apart.output_s),
             "cache_hit": _duration(found.cache_hit),
             "cache_miss": _duration(found.cache_miss),
         },
         "batch_stats": [
-            {
-                "batch_size": rows,
-                "compute_input": {"count": spent.count, "ns": 0},
-                "compute_infer": _duration(spent),
-                "compute_output": {"count": spent.count, "ns": 0},
-            }
+            {"batch_size": rows, **_computed(spent, *apart.batches_s.get(rows, (0.0, 0.0)))}
             for rows, spent in sorted(found.batches.items())
         ],
+    }
+
+
+def _computed(spent: Duration, input_s: float, output_s: float) -> dict[str, dict[str, int]]:
+    """The three parts of what runs took, which add up to it."""
+    input_s = min(input_s, spent.seconds)
+    output_s = min(output_s, spent.seconds - input_s)
+    return {
+        name: _duration(Duration(spent.count, seconds))
+        for name, seconds in (
+            ("compute_input", input_s),
+            ("compute_infer", spent.seconds - input_s - output_s),
+            ("compute_output", output_s),
+        )
     }
 
 
