@@ -1,9 +1,10 @@
-"""What a request costs on the device beyond the model: a confident answer, a memory hit and a disk hit, in process.
+"""What a request costs on the device beyond the model: a confident answer, a memory hit, a disk hit, an escalation.
 
     python bench/agent.py [--requests 2000] [--repeats 5]
 
-Each is timed beside `session.run` on the same input in the same loop; a figure is the best repeat's, for what else the
-machine does is not the device's cost. Writes bench/results/agent.json.
+In process each is timed beside `session.run` on the same input in the same loop; a figure is the best repeat's, for
+what else the machine does is not the device's cost. Then the same over loopback TCP and a Unix socket, with the
+gateway's part played by a responder. Writes bench/results/agent.json.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from device import in_process
+from device import in_process, over_sockets
 from device.in_process import Times
 from figures import Figure, report
 
 _AIMS_US = {"memory hit": 8.0, "disk hit": 20.0}
 _CONFIDENT_AIM_US = 20.0
+_RSS_AIM_MB = 90.0
 
 
 def in_process_figures(repeats: Sequence[Times]) -> list[Figure]:
@@ -46,7 +48,8 @@ def in_process_figures(repeats: Sequence[Times]) -> list[Figure]:
         aim_said = None if aim_us is None else f"<= {aim_us:g}"
         figures.append(Figure(f"in process: {name}, p50", round(p50_us, 2), "us", aim_said, holds))
         figures.append(Figure(f"in process: {name}, p99", round(p99_us, 2), "us"))
-        figures.append(Figure(f"in process: {name} / session.run, p50", round(p50_us / model_us, 2), "times"))
+        if name != "session.run":
+            figures.append(Figure(f"in process: {name} / session.run, p50", round(p50_us / model_us, 2), "times"))
     return figures
 
 
@@ -58,7 +61,19 @@ async def measured(requests: int, repeats: int) -> list[Figure]:
     """All figures, agents and bundles in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="firstline-agent-") as folder:
         found = [await in_process.measure(Path(folder), requests, repeat) for repeat in range(repeats)]
-    return in_process_figures(found)
+        return in_process_figures(found) + process_figures(*over_sockets.measure(Path(folder), requests))
+
+
+def process_figures(times: Times, first_s: float, rss_mb: float) -> list[Figure]:
+    """Of the agent as a process."""
+    figures = [
+        Figure(f"{name}, {kind}", round(_quantile(spent, share), 1), "us")
+        for name, spent in times.items()
+        for kind, share in (("p50", 0.5), ("p99", 0.99))
+    ]
+    figures.append(Figure("from the start to the first answer", round(first_s, 3), "s", "< 1", first_s < 1))
+    figures.append(Figure("resident memory", round(rss_mb, 1), "MB", "< 90", rss_mb < _RSS_AIM_MB))
+    return figures
 
 
 def main() -> int:

@@ -56,11 +56,15 @@ def over_mqtt(port: int, prefix: str) -> None:
     client.loop_forever()
 
 
+_ALIVE = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"live": true}'
+
+
 class _Http(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, reply: bytes) -> None:
         self._reply = reply
+        self._asked = b""
         self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,8 +73,12 @@ class _Http(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def on_url(self, url: bytes) -> None:
+        self._asked = url
+
     def on_message_complete(self) -> None:
-        self._transport.write(self._reply)  # type: ignore[attr-defined]
+        alive = self._asked.endswith(b"/health/live")
+        self._transport.write(_ALIVE if alive else self._reply)  # type: ignore[attr-defined]
 
 
 async def over_http() -> None:

@@ -9,7 +9,6 @@ In process it is used as it is:
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,13 +101,16 @@ class EdgeAgent:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         started_s = time.perf_counter()
         trail = Trail()
-        if request.deadline_s is None:
-            request = replace(request, deadline_s=self._clock.monotonic_s() + self._default_timeout_s)
-        deadline_s = request.deadline_s or math.inf
+        if (deadline_s := request.deadline_s) is None:
+            deadline_s = self._clock.monotonic_s() + self._default_timeout_s
+        cascade = self.parts.cascade
         try:
             if not self._turns.take_now(deadline_s):
                 await self._turns.take(deadline_s)
-            response = await self.parts.cascade.infer(request, trail)
+            response = cascade.recall(request, trail)
+            if response is None:
+                request = replace(request, deadline_s=deadline_s)
+                response = await cascade.infer(request, trail)
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
             error.request_id = request.request_id

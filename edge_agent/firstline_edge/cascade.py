@@ -24,24 +24,25 @@ from firstline_core.errors import (
     QueueFullError,
 )
 from firstline_core.routing import policy
-from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
+from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Tier, Wait
+from firstline_edge import keys
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.case import Case, Trail
 from firstline_edge.escalation import may_come, reason_for
-from firstline_edge.gateway import Gateway
+from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.hedge import Hedging
 from firstline_edge.judge import Judge
 from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
-from firstline_edge.rows import Row
+from firstline_edge.rows import Row, respond
 from firstline_edge.runner import Runner
 
-_NO_ROWS = ((), (0,))
+_NO_ROWS, _ONE_ROW = ((), (0,)), (1,)
 # Looking a member up in its enumeration takes as long as reading a clock.
-_EDGE, _FIRST = Tier.EDGE, Wait.FIRST
+_EDGE, _CACHE, _AUTO, _ANY, _FIRST = Tier.EDGE, Tier.CACHE, Route.AUTO, Privacy.ANY, Wait.FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Cascade:
         clock: Clock,
     ) -> None:
         self._models = models
+        self._cache = cache
+        self._router = router
         self._gateway = gateway
         self._hedging = hedging
         self._audits = audits
@@ -104,6 +107,46 @@ class Cascade:
     async def close(self) -> None:
         """Ends the edge model's runs for callers who left."""
         await self._runner.close()
+
+    def recall(self, request: InferRequest, trail: Trail) -> InferResponse | None:
+        """The commonest answer, at once: of one row that the cache knows and the policy keeps.
+
+        These are the steps of `infer`, without what only other requests need; nothing is decided otherwise here.
+
+        Args:
+            request: any.
+            trail: what was found out on the way is there for `infer`.
+
+        Returns:
+            None where it takes more than that; then nothing has happened yet.
+        """
+        model = self._models.find(request.model, request.version)
+        if (
+            model is None
+            or (edge := model.edge) is None
+            or not self._router.stateless
+            or request.route is not _AUTO
+            or request.privacy is not _ANY
+            or len(request.inputs) != 1
+            or request.inputs[0].array.shape[:1] != _ONE_ROW
+            or request.size_bytes > self._options.limit_bytes
+        ):
+            return None
+        started_s = self._clock.monotonic_s()
+        trail.contents = keys.content_digests(model.tensor(request))
+        row = Row(0, trail.contents[0], edge_tier=_CACHE)
+        row.edge = self._cache.get(keys.result_key(edge.digest, row.content))
+        if row.edge is None:
+            trail.missed = True
+            return None
+        verdict = self._router.verdict(model, row)
+        if verdict.tier is not _EDGE:
+            return None
+        row.reason = verdict.reason
+        row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+        trail.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+        self._audits.judged(request, model, (row,))
+        return respond(request, model.version, (row,), trail.attempts, durable=False)
 
     async def infer(self, request: InferRequest, trail: Trail | None = None) -> InferResponse:
         """Answers one request.

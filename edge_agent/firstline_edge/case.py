@@ -21,6 +21,8 @@ class Trail:
         tier, reason: who was to answer last, and why; None where it was refused before that.
         cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
         denials: by row, why it was not worth its price.
+        contents: of the rows, where they are known already; see `keys.content_digests`.
+        missed: whether the cache was asked for them, in vain.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -28,6 +30,8 @@ class Trail:
     reason: Reason | None = None
     cause: str = ""
     denials: dict[int, Denial] = field(default_factory=dict)
+    contents: list[bytes] | None = None
+    missed: bool = False
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
         self.tier, self.reason = tier, reason
@@ -61,7 +65,8 @@ class Case:
             InvalidTensorError: the bundle takes other inputs.
         """
         tensor = model.tensor(request)
-        rows = [Row(position, content) for position, content in enumerate(keys.content_digests(tensor))]
+        contents = keys.content_digests(tensor) if trail.contents is None else trail.contents
+        rows = [Row(position, content) for position, content in enumerate(contents)]
         return cls(request, model, tensor, rows, deadline_s, trail)
 
     def answer(self, *, durable: bool = False) -> InferResponse:

@@ -126,8 +126,8 @@ class HeldModel:
 
     def group(self, output: ModelOutput | None) -> str | None:
         """The predicted class, where the certificate promises by class; None where all answers are held alike."""
-        certificate = self.edge.certificate if self.edge is not None else None
-        if output is None or certificate is None or not certificate.by:
+        edge = self.edge
+        if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
             return None
         return self.manifest.labels[int(output.probabilities.argmax())]
 
@@ -137,8 +137,8 @@ class HeldModel:
         Raises:
             InvalidTensorError: another input, or an output that there is not.
         """
-        wanted = self.manifest.input.name
-        if [tensor.name for tensor in request.inputs] != [wanted]:
+        wanted = self.bundle.manifest.input.name
+        if len(request.inputs) != 1 or request.inputs[0].name != wanted:
             given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
             raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
         for output in request.outputs:

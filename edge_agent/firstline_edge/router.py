@@ -36,6 +36,8 @@ class _Terms(NamedTuple):
     told: Mapping[str, Any]
 
 
+# Of these policies a row may be asked twice: the answer is the same, and leaves no trace.
+_STATELESS = ("certified", "value", "threshold", "edge_only", "cloud_only")
 _CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
 _TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
 
@@ -48,6 +50,9 @@ class Router:
         chosen: the policy that decides.
         clock: for policies that look at the time.
         standings: of the certificates in the field; None where nothing is known of that.
+
+    Attributes:
+        stateless: whether the policy's verdict on a row depends on nothing that came before.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Router:
     ) -> None:
         self._min_threshold = min_threshold
         self.policy = chosen
+        self.stateless = chosen.kind in _STATELESS
         self._clock = clock
         self._terms: dict[tuple[str, str | None], _Terms] = {}  # by the evidence's digest, and by group
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence

@@ -70,7 +70,7 @@ class Runner:
         Raises:
             FirstlineError: the model failed; see `Cascade.infer`.
         """
-        missing = self._recall(case, edge, rows)
+        missing = rows if case.trail.missed else self._recall(case, edge, rows)
         if not missing or not edge.quick(case.request):
             return missing
         started_s = self._clock.monotonic_s()

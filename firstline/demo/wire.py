@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 _CHUNK_BYTES = 64 * 1024
+_TURNS_TO_ACCEPT = 4
 
 
 class Wire:
@@ -53,6 +54,9 @@ class Wire:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        # What asyncio has just accepted comes to `_accept`, and ends there; with its server closed it would never end.
+        for _ in range(_TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
         listener.close()
         for carrier, near in self._carriers.items():
             carrier.cancel()

@@ -19,6 +19,7 @@ from firstline_core.errors import LinkDownError, LinkError, ProtocolError, Remot
 _CONNECT_S = 2.0
 _HEAD_LIMIT_BYTES = 1 << 16
 _STALE_RETRIES = 2
+_TURNS_TO_CLOSE = 4
 
 
 def _ignore(_sent: int, _received: int) -> None:
@@ -207,10 +208,12 @@ class HttpClient:
 
     async def close(self) -> None:
         """Closes all connections; what is under way fails."""
-        for connection in tuple(self._open):
-            connection.close()
+        for _ in range(_TURNS_TO_CLOSE):  # of asyncio: what was given up while it connected is made, and then lost
+            for connection in tuple(self._open):
+                connection.close()
+            await asyncio.sleep(0)
         while self._open:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # asyncio closes the sockets in the next turn
+            await asyncio.sleep(0)
 
     async def _send(
         self, connection: _Connection, request: list[bytes], crossed: Callable[[int, int], None]

@@ -16,8 +16,7 @@ import pytest
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
 from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public_key_hash
-from firstline_edge.identity import keys
-from firstline_edge.identity import renewal as renewals
+from firstline_edge.identity import exchange, keys
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
 from firstline_edge.identity.renewal import Renewal
@@ -277,7 +276,7 @@ class Renewing:
                 raise self.error
             return authority.answer(csr, now_s=self.clock.wall_s())
 
-        monkeypatch.setattr(renewals, "renew", answer)
+        monkeypatch.setattr(exchange, "renew", answer)
 
     async def let_days_go_by(self, days: float) -> None:
         for _ in range(int(days * 24)):

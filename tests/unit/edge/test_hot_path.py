@@ -1,0 +1,113 @@
+"""What a request is bound to cost on the device: one hash of its input, no copy of it, no thread and no task."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.agent import edge_settings
+from support.bundles import artefact
+from support.onnx_models import linear
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, Policy, encode_manifest
+from firstline_core.bundle.steps import Softmax
+from firstline_core.ids import new_request_id
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
+from firstline_edge import keys
+from firstline_edge.agent import EdgeAgent
+
+FEATURES = 1 << 16
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[EdgeAgent]:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    path = linear(bundle / "edge.onnx", np.zeros((FEATURES, 2), np.float32))
+    model = Model("edge", artefact(path, bundle), "onnx", "fp32", postprocess=(Softmax(),))
+    manifest = Manifest(
+        name="wide",
+        version=1,
+        labels=("yes", "no"),
+        input=InputSpec("x", "FP32", (-1, FEATURES)),
+        edge=(model,),
+        policy=Policy(threshold=0.0),
+    )
+    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)], policy__kind="edge_only")
+    async with EdgeAgent(settings) as running:
+        yield running
+
+
+def row(value: float) -> Any:
+    return np.full((1, FEATURES), value, np.float32)
+
+
+def ask(agent: EdgeAgent, array: Any) -> InferResponse:
+    """Answered without ever waiting: no task, no thread, no timer is on the way."""
+    asking = agent.infer(InferRequest("wide", (Tensor("x", array),), new_request_id()))
+    with pytest.raises(StopIteration) as answered:
+        asking.send(None)
+    found: InferResponse = answered.value.value
+    return found
+
+
+def tier(response: InferResponse) -> Tier:
+    assert response.answer is not None
+    return response.answer.tier
+
+
+async def test_the_input_is_hashed_once(agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    digest = keys._digest
+    monkeypatch.setattr(keys, "_digest", lambda head, content: hashed.append(content) or digest(head, content))
+    array = row(1.0)
+    for expected in (Tier.EDGE, Tier.CACHE):
+        hashed.clear()
+        assert tier(ask(agent, array)) is expected
+        assert len(hashed) == 1 and np.shares_memory(hashed[0], array)  # type: ignore[arg-type]
+
+
+async def test_the_input_is_not_copied(agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+    run = OnnxRuntime._run
+    monkeypatch.setattr(OnnxRuntime, "_run", lambda self, feeds: fed.append(feeds["x"]) or run(self, feeds))
+    ask(agent, row(0.0))
+    array = row(2.0)
+    tracemalloc.start()
+    try:
+        for expected in (Tier.EDGE, Tier.CACHE):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            assert tier(ask(agent, array)) is expected
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < array.nbytes / 4
+    finally:
+        tracemalloc.stop()
+    assert len(fed) == 2 and fed[1].ctypes.data == array.ctypes.data
+
+
+async def test_the_caller_may_write_into_the_answer(agent: EdgeAgent) -> None:
+    array = row(3.0)
+    for _ in range(3):
+        probabilities = ask(agent, array).output("probabilities")
+        assert probabilities.tolist() == [[0.5, 0.5]]
+        probabilities[:] = 7
+
+
+async def test_rows_together_are_fed_as_they_came(agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+    run = OnnxRuntime._run
+    monkeypatch.setattr(OnnxRuntime, "_run", lambda self, feeds: fed.append(feeds["x"]) or run(self, feeds))
+    array = np.concatenate([row(4.0), row(5.0), row(6.0)])
+    held = agent.parts.models.find("wide")
+    assert held is not None and held.edge is not None
+    held.edge.run(Tensor("x", array).take([0, 1, 2]))
+    held.edge.run(Tensor("x", array).take([1, 2]))
+    held.edge.run(Tensor("x", array).take([2, 0]))
+    assert [np.shares_memory(each, array) for each in fed] == [True, True, False]
