@@ -19,6 +19,7 @@ from support.keys import bearer, create_key
 from firstline.workbench.dataset import open_dataset
 from firstline_core.errors import StoreUnavailableError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway import residency
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
@@ -229,7 +230,10 @@ async def test_a_job_that_never_fits_is_refused_for_good(tmp_path: Path) -> None
         assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
-async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) -> None:
+async def test_a_job_that_nobody_could_run_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_RETRY_S", 0.1)
     settings = settings_of(tmp_path, models__memory_budget_mb=1, jobs__age_s=0.5)
     async with running(settings) as (_, client):
         reply = await fetch(client, await submit(client))
