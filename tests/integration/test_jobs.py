@@ -205,6 +205,23 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
         assert (given_up.status_code, "is given up" in given_up.json()["error"]) == (500, True)
 
 
+async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: Path) -> None:
+    executor = GatedExecutor(slots=4)
+    async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
+        await gateway._job_runner.close()
+        jobs = [await submit(client) for _ in range(3)]
+        with gateway.database.begin() as connection:
+            connection.execute(update(JOBS).values(attempts=1))
+        fresh = [await submit(client), await submit(client)]
+        await gateway._job_runner.start()
+        await until(lambda: executor.held == 3)
+        await gateway._job_runner._take_up()
+        with gateway.database.reading() as connection:
+            begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
+            assert [job for (job,) in begun] == [jobs[0], *fresh]
+        await let_go(executor, client, jobs + fresh)
+
+
 async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
