@@ -26,7 +26,7 @@ from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor, ModelKey
-from firstline_gateway.repository import RefusedBundle, Repository, ServedModel, in_loading_order
+from firstline_gateway.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
 
 log = logger(__name__)
 
@@ -330,19 +330,12 @@ class Residency:
         """Gives up the model that was used longest ago; where all are held, waits until that has changed.
 
         Raises:
-            NotReadyError: there will never be room.
+            ModelLoadError: there will never be room.
         """
-        self._check_size(served)
+        check_size(served, self._budget_bytes)
         if not await self._evict_one():
             self._changed.clear()
             await self._changed.wait()
-
-    def _check_size(self, served: ServedModel) -> None:
-        if served.memory_bytes > self._budget_bytes:
-            raise NotReadyError(
-                f"Version {served.key.version} of '{served.key.name}' takes {served.memory_bytes >> 20} MiB of memory, "
-                f"more than models.memory_budget_mb allows for all ({self._budget_bytes >> 20} MiB)."
-            )
 
     async def _evict_one(self, keeping: ModelKey | None = None) -> bool:
         idle = [
@@ -373,7 +366,7 @@ class Residency:
         loaded = None
         if self._load is not None:
             if self._budget_bytes:
-                self._check_size(served)
+                check_size(served, self._budget_bytes)
                 while not self._fits(served) and await self._evict_one(keeping=key):
                     pass
                 if not self._fits(served) and (before is None or not before.is_in):
