@@ -17,9 +17,8 @@ from support.gateway import DIGITS, GatedExecutor, serving
 from support.keys import bearer, create_key
 
 from firstline.workbench.dataset import open_dataset
-from firstline_core.errors import StoreUnavailableError
+from firstline_core.errors import EngineUnavailableError, StoreUnavailableError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway import residency
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
@@ -205,6 +204,23 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
         assert (given_up.status_code, "is given up" in given_up.json()["error"]) == (500, True)
 
 
+async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: Path) -> None:
+    executor = GatedExecutor(slots=4)
+    async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
+        await gateway._job_runner.close()
+        jobs = [await submit(client) for _ in range(3)]
+        with gateway.database.begin() as connection:
+            connection.execute(update(JOBS).values(attempts=1))
+        fresh = [await submit(client), await submit(client)]
+        await gateway._job_runner.start()
+        await until(lambda: executor.held == 3)
+        await gateway._job_runner._take_up()
+        with gateway.database.reading() as connection:
+            begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
+            assert [job for (job,) in begun] == [jobs[0], *fresh]
+        await let_go(executor, client, jobs + fresh)
+
+
 async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
@@ -230,15 +246,17 @@ async def test_a_job_that_never_fits_is_refused_for_good(tmp_path: Path) -> None
         assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
-async def test_a_job_that_nobody_could_run_ends_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residency, "_RETRY_S", 0.1)
-    settings = settings_of(tmp_path, models__memory_budget_mb=1, jobs__age_s=0.5)
-    async with running(settings) as (_, client):
-        reply = await fetch(client, await submit(client))
+async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    executor.away = "The servers behind are away."
+    async with running(settings_of(tmp_path, jobs__age_s=0.5), executor) as (gateway, client):
+        assert not gateway.plane.ready()
+        job = await submit(client)
+        await until(lambda: executor.held > 0)  # it was left alone before
+        executor.release(error=EngineUnavailableError(executor.away))
+        reply = await fetch(client, job)
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
-        assert "models.memory_budget_mb" in reply.json()["error"]
+        assert executor.away in reply.json()["error"]
 
 
 async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other_jobs(

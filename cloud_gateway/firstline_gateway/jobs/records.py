@@ -123,7 +123,14 @@ def any_waits(connection: Connection, service_s: float, came_by_s: float) -> boo
 
 
 def claim(
-    connection: Connection, holder: str, count: int, *, service_s: float, came_by_s: float, lease_s: float
+    connection: Connection,
+    holder: str,
+    count: int,
+    suspects: int,
+    *,
+    service_s: float,
+    came_by_s: float,
+    lease_s: float,
 ) -> list[Job | str]:
     """Takes up to `count` jobs that nobody works on, the urgent and the old first; what others take is passed over.
 
@@ -131,6 +138,7 @@ def claim(
         connection: to the store.
         holder: the replica.
         count: how many at most.
+        suspects: how many at most of those that somebody began before and said nothing of.
         service_s: now.
         came_by_s: when those had come that may be taken.
         lease_s: for how long.
@@ -138,13 +146,16 @@ def claim(
     Returns:
         The jobs; of one that the disk has damaged its id alone.
     """
-    free = (
-        _waiting(service_s, came_by_s)
-        .order_by(_C.priority, _C.sequence)
-        .limit(count)
-        .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
-    )
-    taken = [sequence for (sequence,) in connection.execute(free)]
+    taken: list[int] = []
+    for begun, limit in ((_C.attempts > 0, suspects), (_C.attempts == 0, count)):
+        free = (
+            _waiting(service_s, came_by_s)
+            .where(begun)
+            .order_by(_C.priority, _C.sequence)
+            .limit(min(limit, count - len(taken)))
+            .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
+        )
+        taken += connection.execute(free).scalars()
     if not taken:
         return []
     mine = _C.sequence.in_(taken)
@@ -160,7 +171,7 @@ def claim(
     return found
 
 
-def _waiting(service_s: float, came_by_s: float) -> Select[tuple[int]]:
+def _waiting(service_s: float, came_by_s: float) -> Select[int]:
     return select(_C.sequence).where(_C.status == RUNNING, _C.lease_service_s < service_s, _C.service_s <= came_by_s)
 
 

@@ -79,6 +79,8 @@ class JobRunner:
         self._service = service
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
+        # Begun before, and not heard of: one at a time, so that one that ends gateways is not given up with others.
+        self._suspects: set[str] = set()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -127,7 +129,13 @@ class JobRunner:
         if not await self._readers.ask(partial(records.any_waits, service_s=now_s, came_by_s=came_by_s)):
             return
         claim = partial(
-            records.claim, holder=self._holder, count=free, service_s=now_s, came_by_s=came_by_s, lease_s=_LEASE_S
+            records.claim,
+            holder=self._holder,
+            count=free,
+            suspects=0 if self._suspects else 1,
+            service_s=now_s,
+            came_by_s=came_by_s,
+            lease_s=_LEASE_S,
         )
         claimed = await self._write(claim)
         for found in claimed:
@@ -137,10 +145,13 @@ class JobRunner:
             elif found.job_id not in self._running:
                 task = asyncio.create_task(self._answer(found))
                 self._running[found.job_id] = task
+                if found.attempts > 1:
+                    self._suspects.add(found.job_id)
                 task.add_done_callback(partial(self._ended, found.job_id))
 
     def _ended(self, job_id: str, _task: asyncio.Task[None]) -> None:
         del self._running[job_id]
+        self._suspects.discard(job_id)
         self.wake()
 
     async def _answer(self, job: Job) -> None:
