@@ -17,9 +17,8 @@ from support.gateway import DIGITS, GatedExecutor, serving
 from support.keys import bearer, create_key
 
 from firstline.workbench.dataset import open_dataset
-from firstline_core.errors import StoreUnavailableError
+from firstline_core.errors import EngineUnavailableError, StoreUnavailableError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway import residency
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
@@ -247,15 +246,17 @@ async def test_a_job_that_never_fits_is_refused_for_good(tmp_path: Path) -> None
         assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
 
 
-async def test_a_job_that_nobody_could_run_ends_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residency, "_RETRY_S", 0.1)
-    settings = settings_of(tmp_path, models__memory_budget_mb=1, jobs__age_s=0.5)
-    async with running(settings) as (_, client):
-        reply = await fetch(client, await submit(client))
+async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    executor.away = "The servers behind are away."
+    async with running(settings_of(tmp_path, jobs__age_s=0.5), executor) as (gateway, client):
+        assert not gateway.plane.ready()
+        job = await submit(client)
+        await until(lambda: executor.held > 0)  # it was left alone before
+        executor.release(error=EngineUnavailableError(executor.away))
+        reply = await fetch(client, job)
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
-        assert "models.memory_budget_mb" in reply.json()["error"]
+        assert executor.away in reply.json()["error"]
 
 
 async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other_jobs(
