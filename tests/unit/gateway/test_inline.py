@@ -102,6 +102,16 @@ async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() ->
         assert bench.executor.here == []
 
 
+async def test_batches_of_a_large_model_are_sized_from_its_loading_on() -> None:
+    bench = Bench({M: {1: 0.013, 2: 0.026}})
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(float(value)))) for value in range(8)]
+    while not all(task.done() for task in asked):
+        if bench.executor.held:
+            bench.executor.release()
+        await asyncio.sleep(0)
+    assert [len(batch) for _, batch in bench.executor.batches] == [1] * 8
+
+
 async def test_more_than_may_wait_on_the_loop_queues_for_the_threads() -> None:
     bench = Bench({M: {1: 900e-6}})
     asked = [asyncio.create_task(bench.batcher.submit(M, request_of(1.0))) for _ in range(20)]
