@@ -2,7 +2,6 @@
 
 A request takes one of two ways:
 
-
 - For inference: `http_protocol.py` (a connection) finds it by its head (`heads.py`; `unread.py` refuses from there),
   `exchange.py` carries it, and `infer.answer` reads, asks and answers.
 - Everything else: `http_protocol.py` hands it to uvicorn's ASGI cycle, and `app.py` to the framework's routes.
