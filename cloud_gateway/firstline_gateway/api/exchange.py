@@ -88,6 +88,7 @@ class Exchange:
         left = at_once(self.run())
         if left is not None:
             self._begun = False
+            self.protocol.flow.resume_reading()  # a client's leaving is read too
             self.task = asyncio.get_running_loop().create_task(self._follow(left.rest()), context=left.context)
             self.protocol.tasks.add(self.task)
 

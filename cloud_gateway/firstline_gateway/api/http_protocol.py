@@ -198,6 +198,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._heard()
             exchange.feed(data[len(head.raw) :])
             exchange.feed_end()
+            self._answering = exchange
             exchange.begin()
         else:
             self._body_left = head.body_bytes
