@@ -101,7 +101,7 @@ class Inline:
             self._expect(key, measured, now_s)
         times = self._times[key]
         rows = request.rows
-        if request.audit is not None and self._coaches:
+        if request.audit is not None and (self._coaches or self._came):
             return None
         coach = self._coaches.get(key)
         if (coach is None or rows > 1) and times.seconds(rows) > INLINE_S:
