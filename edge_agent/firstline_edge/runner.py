@@ -70,12 +70,15 @@ class Runner:
         Raises:
             FirstlineError: the model failed; see `Cascade.infer`.
         """
-        missing = rows if case.trail.missed else self._recall(case, edge, rows)
+        missing = (
+            self._recall(case, edge, rows) if case.trail.rows is None else [row for row in rows if row.edge is None]
+        )
         if not missing or not edge.quick(case.request):
             return missing
         started_s = self._clock.monotonic_s()
         try:
-            outputs = edge.run(case.tensor.take([row.position for row in missing]))
+            whole = len(missing) == len(case.rows)
+            outputs = edge.run(case.tensor if whole else case.tensor.take([row.position for row in missing]))
         except FirstlineError as error:
             case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise
