@@ -72,7 +72,7 @@ class Database:
             self._connection = self._open(path)
             for statement in (_TABLE, _INDEX, f"PRAGMA user_version = {_VERSION}"):
                 self._connection.execute(statement)
-        self._filter.complete = self._connection.execute("SELECT max(rowid) FROM results").fetchone() == (None,)
+            self._filter.complete = True
 
     def _open(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
