@@ -19,6 +19,7 @@ from firstline.following import DEFAULT_PATIENCE_S
 from firstline.many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_tasks
 from firstline.many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.prediction import Prediction
+from firstline_core.errors import DeadlineExceededError
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 
@@ -110,6 +111,8 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         while True:
             try:
                 return await ask(job_id)
+            except DeadlineExceededError:  # the job's
+                raise
             except following.PASSING as error:
                 check_job(job_id, error, end_s, timeout_s)
             await asyncio.sleep(POLL_S)

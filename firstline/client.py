@@ -18,7 +18,7 @@ from firstline.following import DEFAULT_PATIENCE_S
 from firstline.many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_threads
 from firstline.many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.prediction import Prediction
-from firstline_core.errors import FirstlineError, RemoteTimeoutError
+from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
@@ -161,6 +161,8 @@ class Client(BaseClient[httpx.Client]):
         while True:
             try:
                 return ask(job_id)
+            except DeadlineExceededError:  # the job's
+                raise
             except following.PASSING as error:
                 check_job(job_id, error, end_s, timeout_s)
             time.sleep(POLL_S)

@@ -101,6 +101,8 @@ def in_threads(
                     return Outcome(position, error=error)
                 time.sleep(wait_s)
 
+    if in_flight < 1:
+        raise ValueError(f"in_flight is {in_flight}; with less than 1 nothing would be sent.")
     threads = ThreadPoolExecutor(in_flight, thread_name_prefix="infer-many")
     under_way: deque[Future[Outcome]] = deque()
     source, done = enumerate(requests), 0
@@ -142,6 +144,8 @@ async def in_tasks(
                     return Outcome(position, error=error)
                 await asyncio.sleep(wait_s)
 
+    if in_flight < 1:
+        raise ValueError(f"in_flight is {in_flight}; with less than 1 nothing would be sent.")
     under_way: deque[asyncio.Task[Outcome]] = deque()
     source, done = enumerate(requests), 0
     try:

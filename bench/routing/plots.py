@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pictures
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import PercentFormatter
-from PIL import Image
 
 from routing import alarm, contract, on_budget, on_time, value
 from routing.margins import most
 
 mpl.use("Agg")
-mpl.rcParams |= {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "figure.dpi": 90,
-    "font.size": 8,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "svg.hashsalt": "firstline",
-}
+mpl.rcParams |= pictures.STYLE
 
 COLOURS = {
     "value": "#0b5fa5",
@@ -52,11 +40,7 @@ def draw(part: str, records: Sequence[Any], folder: Path) -> None:
     """Draws what there is to see of a part; nothing for parts without a picture, or records."""
     for name, picture in _PICTURES.get(part, {}).items():
         if records:
-            made, drawn = picture(records), io.BytesIO()
-            made.savefig(drawn, metadata={"Software": None})
-            plt.close(made)
-            # Few colours are a third of the bytes, and look the same.
-            Image.open(drawn).convert("RGB").quantize(128).save(folder / f"{name}.png", optimize=True)
+            pictures.save(picture(records), folder / f"{name}.png", colours=128)
 
 
 def _pairs(records: Iterable[Any]) -> list[str]:

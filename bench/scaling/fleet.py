@@ -24,7 +24,8 @@ class Assumptions:
         promised: of these, the share whose answer comes later, as a delivery.
         audited: of these, the share that is answered by the device and audited.
         peak: requests in the busiest hour, to the average.
-        input_bytes: of an escalation on the line, one way; answers are small.
+        input_bytes: of an escalation on the line, towards the gateway.
+        answer_bytes: of its answer, headers included.
         full: how full processors, connections and disks are run at the peak.
         replica_cores: of one gateway; at least two run wherever more than one machine does.
         connections_broker: the most devices that one broker is given.
@@ -42,6 +43,7 @@ class Assumptions:
     audited: float = 0.01
     peak: float = 3.0
     input_bytes: float = 20_000.0
+    answer_bytes: float = 1_000.0
     full: float = 0.5
     replica_cores: int = 4
     connections_broker: int = 100_000
@@ -89,6 +91,7 @@ class Step(NamedTuple):
         commits: of PostgreSQL, a second.
         store_bytes: of disk for deliveries.
         line_gb: that devices send in a month, with headers of what is idle.
+        out_gb: that they are sent.
         first: what is nearest to the limit of one instance of it, and how near (1 is full).
         second: what is next.
         monthly: what it costs.
@@ -107,6 +110,7 @@ class Step(NamedTuple):
     commits: float
     store_bytes: float
     line_gb: float
+    out_gb: float
     first: str
     first_share: float
     second: str
@@ -140,10 +144,12 @@ def step(devices: int, units: Units, given: Assumptions) -> Step:
     broker_bytes = devices * units.broker_connection_bytes
     store_bytes = deliveries / given.peak * 86_400 * given.deliveries_days * units.delivery_bytes
     postgres_cores = deliveries * units.postgres_delivery_us / 1e6
+    # A gateway's event loop is one thread, and so is a Mosquitto.
     gateways = max(
-        1 if devices < 100 else 2, math.ceil((gateway_cores + model_cores) / given.full / given.replica_cores)
+        1 if devices < 100 else 2,
+        math.ceil((gateway_cores + model_cores) / given.full / given.replica_cores),
+        math.ceil(gateway_cores / given.full),
     )
-    # A Mosquitto is one thread.
     brokers = max(1, math.ceil(broker_cores / given.full), math.ceil(devices / given.connections_broker))
     shares = {
         "the full model, of one gateway's cores": model_cores / given.replica_cores,
@@ -157,11 +163,13 @@ def step(devices: int, units: Units, given: Assumptions) -> Step:
     cores = gateways * given.replica_cores + max(1.0, broker_cores / given.full) + max(1.0, postgres_cores / given.full)
     gib = (gateways * units.gateway_bytes + broker_bytes) / _MIB / 1024 + 2.0
     idle_gb = devices * units.idle_day_bytes / 2 * _DAYS_A_MONTH / _GB  # each way
-    line_gb = idle_gb + arriving / given.peak * 3600 * HOURS_A_MONTH * given.input_bytes / _GB
+    arriving_month = arriving / given.peak * 3600 * HOURS_A_MONTH
+    line_gb = idle_gb + arriving_month * given.input_bytes / _GB
+    out_gb = idle_gb + arriving_month * given.answer_bytes / _GB
     monthly = (
         HOURS_A_MONTH * (cores * given.core_hour + gib * given.gib_hour)
         + (store_bytes / _GB + 10) * given.gb_month
-        + idle_gb * given.gb_out  # what comes in is free nearly everywhere
+        + out_gb * given.gb_out  # what comes in is free nearly everywhere
     )
     return Step(
         devices,
@@ -177,6 +185,7 @@ def step(devices: int, units: Units, given: Assumptions) -> Step:
         commits,
         store_bytes,
         line_gb,
+        out_gb,
         first,
         shares[first],
         second,

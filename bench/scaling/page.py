@@ -84,14 +84,14 @@ def _load(steps: Sequence[Step]) -> str:
         f"| {each.devices:,} | {_shown(each.requests)} | {_shown(each.escalations)} | {_shown(each.deliveries)} "
         f"| {_shown(each.model_cores)} | {_shown(each.gateway_cores)} | {_shown(each.broker_cores)} "
         f"| {_shown(each.broker_bytes / (1 << 20))} | {_shown(each.commits)} | {_shown(each.store_bytes / 1e6)} "
-        f"| {_shown(each.line_gb)} |"
+        f"| {_shown(each.line_gb)} | {_shown(each.out_gb)} |"
         for each in steps
     ]
     head = (
         "| devices | requests/s | to gateways/s | deliveries/s | cores: model | cores: gateways | cores: brokers "
-        "| brokers' MiB | commits/s | store, MB | line, GB a month |"
+        "| brokers' MiB | commits/s | store, MB | line in, GB a month | out |"
     )
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|---|", *rows, ""])
+    return "\n".join([head, "|---" * 12 + "|", *rows, ""])
 
 
 def _cost(steps: Sequence[Step]) -> str:

@@ -17,15 +17,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
 import psycopg
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from figures import measured
-from load.models import M_SHAPE, m_bundle, quick_bundle
+from load.models import quick_bundle
+from serving import models
+from serving.asking import session
 from support.broker import Broker
 from support.databases import PostgreSql
 from support.keys import create_key
@@ -255,14 +255,11 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
 def _model_ms(folder: Path) -> float:
     """M alone, on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(m_bundle(folder / "m"), options, providers=["CPUExecutionProvider"])
-    row = np.zeros((1, *M_SHAPE), np.float32)
+    alone, row = session(models.write_onnx(models.M, folder / "m.onnx")), models.rows(models.M)
     times_s = []
     for _ in range(30):
         began_s = time.thread_time()
-        session.run(None, {session.get_inputs()[0].name: row})
+        alone.run(None, {models.INPUT: row})
         times_s.append(time.thread_time() - began_s)
     return min(times_s) * 1e3
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
+import pictures
 from figures import RESULTS
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
-from PIL import Image
 
 from serving import flat, rest
 from serving.samples import Sample, median, values
 
 mpl.use("Agg")
-_STYLE = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "figure.dpi": 90,
-    "font.size": 8,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "svg.hashsalt": "firstline",
-}
 _OURS, _RAW, _PEER = "#0b5fa5", "#444444", "#8d99ae"
 FOLDER = RESULTS / "serving"
 
@@ -38,11 +25,12 @@ def draw(target: str) -> None:
     """What there are samples of."""
     said = json.loads((RESULTS / f"{target}.json").read_text())
     samples = [Sample(**one) for one in said["samples"]]
-    with mpl.rc_context(_STYLE):
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(pictures.STYLE):
         for part, make in (("rest", rates), ("flat", costs), ("bench-peers", beside)):
             of = [one for one in samples if one.part == part]
             if of:
-                _save(make(of), part)
+                pictures.save(make(of), FOLDER / f"{part}.png", colours=64)
 
 
 def rates(samples: Sequence[Sample]) -> Picture:
@@ -115,12 +103,3 @@ def _costs(samples: Sequence[Sample], who: str, names: dict[int, str]) -> dict[i
 
 def _line(axes: Axes, known: dict[int, float], colour: str, label: str, style: str = "-") -> None:
     axes.plot(list(known), list(known.values()), style, marker="o", markersize=4, color=colour, label=label)
-
-
-def _save(picture: Picture, name: str) -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    drawn = io.BytesIO()
-    picture.savefig(drawn, metadata={"Software": None})
-    plt.close(picture)
-    # Few colours are a third of the bytes, and look the same.
-    Image.open(drawn).convert("RGB").quantize(64).save(FOLDER / f"{name}.png", optimize=True)

@@ -94,9 +94,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from firstline_core.errors import ModelLoadError
     from firstline_gateway.executors.engine import loads_here
     from firstline_gateway.gateway import check_files, runtime_options
-    from firstline_gateway.repository import load_repository
+    from firstline_gateway.repository import check_size, load_repository
     from firstline_gateway.store import database
 
     found = settings_of(arguments)
@@ -104,17 +105,26 @@ def _check(arguments: argparse.Namespace) -> int:
     check_files(found)
     database.check(found.store)
     options = runtime_options(found)
-    repository = load_repository(Path(found.models.directory), options if loads_here(found) else None)
+    here = loads_here(found)
+    repository = load_repository(Path(found.models.directory), options if here else None)
+    served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
+    for served in repository:
+        try:
+            check_size(served, found.models.memory_budget_mb << 20 if here else 0)
+        except ModelLoadError as error:
+            refused.append((served.path, error))
+        else:
+            served_well.append(served)
     models = [
         {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
-        for served in repository
+        for served in served_well
     ]
-    refused = [{"path": str(bundle.path), "error": bundle.error.message} for bundle in repository.refused]
     lines = [f"{model['name']} version {model['version']} from {model['path']}" for model in models]
-    lines += [f"refused: {bundle['error']}" for bundle in refused]
+    lines += [f"refused: {error.message}" for _, error in refused]
     if not lines:
         lines = [f"no bundle in {found.models.directory}"]
-    show(arguments, "\n".join(lines), {"models": models, "refused": refused, "sessions": found.sessions})
+    errors = [{"path": str(path), "error": error.message} for path, error in refused]
+    show(arguments, "\n".join(lines), {"models": models, "refused": errors, "sessions": found.sessions})
     for served in repository:
         if served.loaded is not None:
             served.loaded.close()

@@ -44,6 +44,8 @@ from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.statistics import Statistics
 
 _RETRY_WHILE_DRAINING_S = 1.0
+# Half a millisecond of hashing, which a request may take from all others; larger inputs are hashed in a thread.
+_HASHED_HERE_BYTES = 256 * 1024
 
 
 class GatewayDataPlane:
@@ -225,7 +227,10 @@ class GatewayDataPlane:
     async def _through(self, cache: ResponseCache, request: InferRequest, served: ServedModel) -> Probabilities:
         """The answer of last time, or that of the model, which is kept."""
         started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
-        key = key_of(request, served)
+        if request.size_bytes <= _HASHED_HERE_BYTES:
+            key = key_of(request, served)
+        else:
+            key = await asyncio.to_thread(key_of, request, served)
         known = cache.get(key) if key is not None else None
         if known is not None:
             statistics.cache_hit.add(self._clock.monotonic_s() - started_s)

@@ -255,7 +255,7 @@ def open_gateway(settings: Settings) -> Gateway:
     repository = load_repository(
         Path(settings.models.directory),
         options if here and settings.models.wait else None,
-        budget_bytes=settings.models.memory_budget_mb << 20,
+        budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
     )
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     load = partial(load_full, options=options) if here else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -158,7 +159,8 @@ def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_b
     Args:
         directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
         options: how the models run; None where they are only declared, because they run elsewhere, or load later.
-        budget_bytes: what all models may take; of those that do not fit, and 0 is no limit, newer versions come first.
+        budget_bytes: what all models may take, and 0 is no limit; of those that do not fit together newer versions come
+            first, one that does not fit by itself is refused.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
@@ -173,6 +175,7 @@ def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_b
     for path in find_bundles(directory):
         try:
             served = read_bundle(path, must_be_whole=options is not None)
+            check_size(served, budget_bytes)
             if served.key in models:
                 raise _twice(path, models[served.key])
         except FirstlineError as error:
@@ -189,11 +192,25 @@ def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_b
         try:
             models[served.key] = replace(served, loaded=load_full(served, options))
         except FirstlineError as error:
+            taken_bytes -= served.memory_bytes
             del models[served.key]
             refuse(served.path, error, served.key)
         else:
             log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
     return Repository(models, tuple(refused))
+
+
+def check_size(served: ServedModel, budget_bytes: int) -> None:
+    """Whether there will ever be room for a model; 0 is no limit.
+
+    Raises:
+        ModelLoadError: there will not.
+    """
+    if 0 < budget_bytes < served.memory_bytes:
+        raise ModelLoadError(
+            f"Version {served.key.version} of '{served.key.name}' takes {math.ceil(served.memory_bytes / (1 << 20))} "
+            f"MiB of memory, more than models.memory_budget_mb allows for all ({budget_bytes >> 20} MiB)."
+        )
 
 
 def in_loading_order(models: Iterable[ServedModel]) -> list[ServedModel]:

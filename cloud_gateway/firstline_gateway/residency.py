@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import Clock
@@ -26,7 +26,7 @@ from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor, ModelKey
-from firstline_gateway.repository import RefusedBundle, Repository, ServedModel, in_loading_order
+from firstline_gateway.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
 
 log = logger(__name__)
 
@@ -106,6 +106,7 @@ class Residency:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-loader")
         self._load_s = _FIRST_LOAD_S
         self._beginning: asyncio.Task[None] | None = None
+        self._orders: set[asyncio.Task[None]] = set()
         self.complete = load is None or not background
         self._places: dict[ModelKey, Place] = {}
         for served in repository:
@@ -122,7 +123,7 @@ class Residency:
     async def close(self) -> None:
         """Loads nothing more; what is in memory is the executor's."""
         tasks = [place.work for place in self._places.values() if place.work is not None]
-        tasks += [self._beginning] if self._beginning is not None else []
+        tasks += [*self._orders, *([self._beginning] if self._beginning is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -221,6 +222,20 @@ class Residency:
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that lie in the folder no more are served no more."""
+        await self._carried_out(self._load_anew(name))
+
+    async def unload(self, name: str) -> None:
+        """See `DataPlane.unload`."""
+        await self._carried_out(self._unload(name))
+
+    async def _carried_out(self, order: Coroutine[Any, Any, None]) -> None:
+        """Ends what was begun, though the operator leaves meanwhile."""
+        task = asyncio.create_task(order)
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+        await asyncio.shield(task)
+
+    async def _load_anew(self, name: str) -> None:
         async with self._turn:
             try:
                 found, refused = await self._in_thread(partial(self._find, name))
@@ -251,15 +266,12 @@ class Residency:
         if problems:
             raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was served before is served on.")
 
-    async def unload(self, name: str) -> None:
-        """See `DataPlane.unload`."""
-        self._repository.versions(name)
-        places = [place for key, place in self._places.items() if key.name == name]
-        for place in places:  # at once: who asks now, or waits for it, is refused
-            self._repository.take(place.served.key, UNLOADING)
+    async def _unload(self, name: str) -> None:
+        for version in self._repository.versions(name):  # at once: who asks now, or waits for it, is refused
+            self._repository.take(ModelKey(name, version), UNLOADING)
         self._changed.set()
-        async with self._turn:
-            for place in places:
+        async with self._turn:  # a load that had its turn before may have served it anew
+            for place in [place for key, place in self._places.items() if key.name == name]:
                 await self._give_up(place, _UNLOADED.format(name=name))
 
     def _note(self, key: ModelKey, problem: str) -> None:
@@ -318,19 +330,12 @@ class Residency:
         """Gives up the model that was used longest ago; where all are held, waits until that has changed.
 
         Raises:
-            NotReadyError: there will never be room.
+            ModelLoadError: there will never be room.
         """
-        self._check_size(served)
+        check_size(served, self._budget_bytes)
         if not await self._evict_one():
             self._changed.clear()
             await self._changed.wait()
-
-    def _check_size(self, served: ServedModel) -> None:
-        if served.memory_bytes > self._budget_bytes:
-            raise NotReadyError(
-                f"Version {served.key.version} of '{served.key.name}' takes {served.memory_bytes >> 20} MiB of memory, "
-                f"more than models.memory_budget_mb allows for all ({self._budget_bytes >> 20} MiB)."
-            )
 
     async def _evict_one(self, keeping: ModelKey | None = None) -> bool:
         idle = [
@@ -361,7 +366,7 @@ class Residency:
         loaded = None
         if self._load is not None:
             if self._budget_bytes:
-                self._check_size(served)
+                check_size(served, self._budget_bytes)
                 while not self._fits(served) and await self._evict_one(keeping=key):
                     pass
                 if not self._fits(served) and (before is None or not before.is_in):
@@ -369,10 +374,16 @@ class Residency:
                         "There is no room for it: requests hold all that is in memory; come back later."
                     )
             loaded = await self._loaded(served)
-        if before is not None:
-            before.is_in = False  # whoever comes now waits for the new one
-            await self._until_let_go(before)
-        await self._executor.put(replace(served, loaded=loaded))
+        was_in = before is not None and before.is_in
+        try:
+            if before is not None:
+                before.is_in = False  # whoever comes now waits for the new one
+                await self._until_let_go(before)
+            await self._executor.put(replace(served, loaded=loaded))
+        except BaseException:
+            if before is not None:
+                before.is_in = was_in
+            raise
         if loaded is not None:
             await self._in_thread(_give_back)
         self._places[key] = fresh
@@ -384,8 +395,6 @@ class Residency:
         key = place.served.key
         self._repository.take(key, UNLOADING)
         await self._until_let_go(place)
-        if self._places.get(key) is not place:  # unloaded by somebody else, or loaded again
-            return
         del self._places[key]
         self._changed.set()
         if place.is_in:

@@ -200,7 +200,8 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_limit: Count = 1 << 30
     """The most bytes of inputs and answers of jobs that are kept (bytes); likewise."""
     age_s: Annotated[float, Meta(gt=0)] = 86_400.0
-    """How long the answer to a job is kept (seconds of service)."""
+    """How long the answer to a job is kept, and how long a job that there is no room for may wait (seconds of
+    service)."""
 
 
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from firstline_core.bundle.certificate import Certificate
@@ -22,6 +24,19 @@ from firstline_edge.workers import Workers
 
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
+_PACE_STEP, _PACE_LIMIT = 1.05, 1e6
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many times longer than measured at load a model's runs take of late; follows their median."""
+
+    factor: float = 1.0
+
+    def ran(self, *, late: bool) -> None:
+        """A run ended, later or sooner than expected by this pace."""
+        step = _PACE_STEP if late else 1 / _PACE_STEP
+        self.factor = min(_PACE_LIMIT, max(1.0, self.factor * step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class EdgeModel:
         uncertified: why there is none, as part of a sentence; "" where there is one.
         value: the bundle's learned value of asking the full model; None where it has none.
         bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
+        pace: of its runs since.
     """
 
     loaded: LoadedModel
@@ -51,6 +67,7 @@ class EdgeModel:
     uncertified: str = "its bundle carries no certificate for it"
     value: Logistic | None = None
     bounded_score: bool = True
+    pace: Pace = field(default_factory=Pace, compare=False)
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
         """What so many of the request's rows will take; infinite where nothing was measured.
@@ -58,21 +75,27 @@ class EdgeModel:
         Decoding grows with the bytes.
         """
         share = request.size_bytes / request.rows / (self.sample_bytes or 1)
-        return self.row_ms * rows * (share if share > 1 else 1.0)
+        return self.row_ms * self.pace.factor * rows * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
         """Whether the request takes less than handing it to a thread is worth."""
         return self.expected_ms(request, request.rows) < _INLINE_MS
 
-    def run(self, tensor: Tensor) -> list[ModelOutput]:
+    def run(self, tensor: Tensor, expected_s: float = math.inf) -> list[ModelOutput]:
         """What the model says of each row.
+
+        Args:
+            tensor: the rows.
+            expected_s: see `expected_ms`; whether it took longer is noted.
 
         Raises:
             InvalidTensorError: a row that is not what the bundle takes; the message names it.
             InferenceError: the runtime failed.
         """
+        started_s = time.perf_counter()
         probabilities, logits = self.loaded.predict_with_logits(tensor)
         scores = self.score(probabilities, logits)
+        self.pace.ran(late=time.perf_counter() - started_s > expected_s)
         if len(probabilities) == 1:
             return [ModelOutput(probabilities[0], float(scores[0]), self._values(probabilities)[0])]
         return [
@@ -99,7 +122,7 @@ class EdgeModel:
             QueueFullError: too many runs wait already.
             DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(self.run, tensor, deadline_s, expected_s)
+        return await self.workers.run(partial(self.run, expected_s=expected_s), tensor, deadline_s, expected_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

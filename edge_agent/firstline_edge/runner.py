@@ -78,7 +78,8 @@ class Runner:
         started_s = self._clock.monotonic_s()
         try:
             whole = len(missing) == len(case.rows)
-            outputs = edge.run(case.tensor if whole else case.tensor.take([row.position for row in missing]))
+            tensor = case.tensor if whole else case.tensor.take([row.position for row in missing])
+            outputs = edge.run(tensor, edge.expected_ms(case.request, len(missing)) / 1000)
         except FirstlineError as error:
             case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise

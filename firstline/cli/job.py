@@ -13,6 +13,7 @@ from firstline.cli.device import CaOption
 from firstline.cli.output import Output, OutputOption, percent, print_json
 from firstline.client import Client
 from firstline.prediction import Prediction
+from firstline_core.errors import FirstlineError
 from firstline_core.secrets_file import read_secret
 
 app = typer.Typer(help="Hand requests in at a gateway now, and fetch their answers later.", no_args_is_help=True)
@@ -34,13 +35,16 @@ def submit(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Hand files in; prints the id of each job once the gateway keeps it."""
-    with _client(gateway, key_file, ca) as client:
-        jobs = [{"job": client.submit_file(model, file), "file": str(file)} for file in files]
-    if output is Output.JSON:
-        print_json({"jobs": jobs})
-        return
-    for job in jobs:
-        typer.echo(job["job"])
+    jobs = []
+    try:
+        with _client(gateway, key_file, ca) as client:
+            for file in files:
+                jobs.append({"job": client.submit_file(model, file), "file": str(file)})
+                if output is Output.TEXT:
+                    typer.echo(jobs[-1]["job"])
+    finally:  # those before one that is refused are kept, and run
+        if output is Output.JSON:
+            print_json({"jobs": jobs})
 
 
 @app.command()
@@ -53,14 +57,24 @@ def result(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Wait for jobs, and print what came of them."""
+    """Wait for jobs, and print what came of each; the exit code is 1 where one has no result."""
+    results: list[dict[str, object]] = []
     with _client(gateway, key_file, ca) as client:
-        found = [client.result_file(job, timeout_s=timeout_s) for job in jobs]
+        for job in jobs:
+            try:
+                found = client.result_file(job, timeout_s=timeout_s)
+            except FirstlineError as error:
+                results.append({"job": job, "error": error.message, "code": error.code})
+                if output is Output.TEXT:
+                    typer.echo(f"{job}: {error.message}", err=True)
+            else:
+                results.append(_described(job, found))
+                if output is Output.TEXT:
+                    typer.echo(f"{job}: {found.label} ({percent(found.probability)})")
     if output is Output.JSON:
-        print_json({"results": [_described(job, each) for job, each in zip(jobs, found, strict=True)]})
-        return
-    for job, each in zip(jobs, found, strict=True):
-        typer.echo(f"{job}: {each.label} ({percent(each.probability)})")
+        print_json({"results": results})
+    if any("error" in each for each in results):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -186,6 +186,12 @@ def test_one_selector_finds_the_pods_and_some_are_always_there() -> None:
     assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
+def test_what_the_balancer_lets_everybody_reach_wants_a_key() -> None:
+    assert MANIFESTS["service.yaml"]["spec"]["type"] == "LoadBalancer"
+    assert not SETTINGS.api.open_metrics
+    assert SETTINGS.auth.mode == "tokens"
+
+
 def test_replicas_share_a_database_and_a_subscription() -> None:
     assert SETTINGS.store.url.startswith("postgresql+psycopg://")
     assert SETTINGS.mqtt.enabled

@@ -210,6 +210,12 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, command: str, text:
 def test_check_says_what_would_be_served(config: Path) -> None:
     good = called("check", "--config", config)
     assert (good.returncode, good.stdout) == (0, f"digits version 1 from {config.parent}/models/digits\n")
+    text = config.read_text()
+    config.write_text(f"{text}[models]\nmemory_budget_mb = 1\n")
+    large = called("check", "--config", config)
+    assert (large.returncode, large.stdout.count("\n")) == (1, 1)
+    assert "more than models.memory_budget_mb allows" in large.stdout
+    config.write_text(text)
     (config.parent / "models" / "digits" / "full.onnx").write_bytes(b"damaged")
     bad = called("check", "--config", config, "-o", "json")
     assert bad.returncode == 1

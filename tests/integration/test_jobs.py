@@ -17,9 +17,10 @@ from support.gateway import DIGITS, GatedExecutor, serving
 from support.keys import bearer, create_key
 
 from firstline.workbench.dataset import open_dataset
+from firstline_core.errors import EngineUnavailableError, StoreUnavailableError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.jobs import runner
+from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
 from firstline_gateway.repository import load_repository
 from firstline_gateway.settings_load import load
@@ -203,6 +204,23 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
         assert (given_up.status_code, "is given up" in given_up.json()["error"]) == (500, True)
 
 
+async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: Path) -> None:
+    executor = GatedExecutor(slots=4)
+    async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
+        await gateway._job_runner.close()
+        jobs = [await submit(client) for _ in range(3)]
+        with gateway.database.begin() as connection:
+            connection.execute(update(JOBS).values(attempts=1))
+        fresh = [await submit(client), await submit(client)]
+        await gateway._job_runner.start()
+        await until(lambda: executor.held == 3)
+        await gateway._job_runner._take_up()
+        with gateway.database.reading() as connection:
+            begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
+            assert [job for (job,) in begun] == [jobs[0], *fresh]
+        await let_go(executor, client, jobs + fresh)
+
+
 async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
@@ -220,6 +238,49 @@ async def test_damage_is_no_answer(tmp_path: Path) -> None:
         with gateway.database.begin() as connection:
             connection.execute(update(JOBS).values(content=b"damaged"))
         assert (await fetch(client, job)).status_code == 404
+
+
+async def test_a_job_that_never_fits_is_refused_for_good(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path, jobs__bytes_limit=200)) as (_, client):
+        reply = await client.post(INFER, content=json.dumps(ROW), headers=ASYNC)
+        assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
+
+
+async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    executor.away = "The servers behind are away."
+    async with running(settings_of(tmp_path, jobs__age_s=0.5), executor) as (gateway, client):
+        assert not gateway.plane.ready()
+        job = await submit(client)
+        await until(lambda: executor.held > 0)  # it was left alone before
+        executor.release(error=EngineUnavailableError(executor.away))
+        reply = await fetch(client, job)
+        assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
+        assert executor.away in reply.json()["error"]
+
+
+async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_LEASE_S", 0.5), ("_RENEW_S", 0.1), ("_LOOK_S", 0.1)):
+        monkeypatch.setattr(runner, name, seconds)
+    executor = GatedExecutor(slots=2)
+    async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (_, client):
+        jobs = [await submit(client), await submit(client)]
+        await until(lambda: executor.held == 2)
+        with monkeypatch.context() as outage:
+            refused = []
+
+            def refuse(*_: object) -> None:
+                refused.append(1)
+                raise StoreUnavailableError("The disk is full.")
+
+            outage.setattr(records, "end", refuse)
+            outage.setattr(records, "put_back", refuse)
+            executor.release()
+            await until(lambda: len(refused) >= 2)
+        await until(lambda: executor.held == 2)  # the other runs on, and its lease is renewed
+        await let_go(executor, client, jobs)
 
 
 @pytest.fixture
@@ -249,3 +310,9 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
                 held.release()
             await asyncio.sleep(0.001)
     assert POSTGRESQL in url
+
+
+async def test_what_postgresql_cannot_hold_is_nobodys_job(tmp_path: Path, postgresql: PostgreSql) -> None:
+    async with running(settings_of(tmp_path, postgresql.new_database())) as (_, client):
+        reply = await client.get("/firstline/v1/answers/%00")
+        assert (reply.status_code, "NUL" in reply.json()["error"]) == (400, True)

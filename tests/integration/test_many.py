@@ -114,6 +114,8 @@ async def test_no_more_is_read_and_sent_than_is_wanted(ask: Asker, pixels: np.nd
         assert (await asyncio.to_thread(next, running)).position == 0
         running.close()  # type: ignore[attr-defined]
     assert len(read) == 3
+    with pytest.raises(ValueError, match="in_flight is 0"):
+        await ask.many("digits", requests(), in_flight=0)
 
 
 def test_a_request_is_sent_again_for_as_long_as_that_makes_sense() -> None:
@@ -147,6 +149,9 @@ async def test_jobs(ask: Asker, pixels: np.ndarray) -> None:
         await ask("result", failing)
     with pytest.raises(errors.InvalidTensorError, match="picture"):
         await ask("submit", "digits", {"picture": pixels[0]})
+    late = await ask("submit", "digits", {"image": pixels[0]}, timeout_ms=0.001)
+    with pytest.raises(errors.DeadlineExceededError):  # the job's own, and no reason to ask again
+        await ask("result", late, timeout_s=1e9)
 
 
 async def test_jobs_from_a_shell(url: str, tmp_path: Path) -> None:
@@ -166,3 +171,20 @@ async def test_jobs_from_a_shell(url: str, tmp_path: Path) -> None:
     assert found["label"] in await run("result", job["job"])
     assert await run("delete", job["job"]) == "1 deleted.\n"
     assert (await run("submit", "digits", str(file))).strip()
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    for form in ("text", "json"):
+        submit = ["submit", "digits", str(file), str(tmp_path / "absent.png"), "-o", form]
+        kept = await asyncio.to_thread(CliRunner().invoke, app, ["job", *submit, "--gateway", url])
+        assert kept.exit_code == 1
+        job_id = kept.stdout.strip() if form == "text" else json.loads(kept.stdout)["jobs"][0]["job"]
+        wrong = (await run("submit", "digits", str(broken))).strip()
+        result = ["result", wrong, job_id, "-o", form]
+        some = await asyncio.to_thread(CliRunner().invoke, app, ["job", *result, "--gateway", url])
+        assert some.exit_code == 1
+        if form == "text":
+            assert some.stdout.startswith(f"{job_id}: ")
+        else:
+            first, second = json.loads(some.stdout)["results"]
+            assert (first["job"], first["code"]) == (wrong, "invalid_tensor")
+            assert second["label"]

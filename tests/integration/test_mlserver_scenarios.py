@@ -40,17 +40,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.agent import edge_settings, serving_agent
-from support.broker import free_port
-from support.gateway import serving
+from support.either_tier import either_tier
 from support.grpc_calls import Call, calling, refusal
-from support.small_models import ROW, gateway_of, put
+from support.small_models import ROW, put
 
 from firstline_core.protocol.grpc.schema import message
-from firstline_edge.api import server as edge_server
-from firstline_edge.api.access import access_of
-from firstline_edge.api.bodies import BodyBudget
-from firstline_gateway import server
 
 NAME = "small"
 
@@ -68,21 +62,7 @@ class Tier:
 async def tier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tier]:
     put(tmp_path / "models" / NAME)
     async with AsyncExitStack() as opened:
-        if request.param == "gateway":
-            gateway = gateway_of(tmp_path, grpc__enabled=True, grpc__port=0)
-            rpc = server.open_grpc(gateway)
-            assert rpc is not None
-            url, port = await opened.enter_async_context(serving(gateway)), rpc.port
-            await rpc.start()
-            opened.push_async_callback(rpc.stop, 1)
-        else:
-            port = free_port()
-            settings = edge_settings(
-                tmp_path / "state", models__directories=[str(tmp_path / "models")], grpc__enabled=True, grpc__port=port
-            )
-            agent, url = await opened.enter_async_context(serving_agent(settings))
-            access = access_of(settings.api)
-            await opened.enter_async_context(edge_server._grpc(agent, access, BodyBudget(1 << 20)))
+        url, port = await opened.enter_async_context(either_tier(request.param, tmp_path))
         rest = await opened.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20))
         call = await opened.enter_async_context(calling(port))
         yield Tier(rest, call, tmp_path / "models")

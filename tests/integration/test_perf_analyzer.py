@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import os
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from support.agent import CHECKOUT, edge_settings, serving_agent
-from support.broker import free_port
-from support.gateway import serving
-from support.small_models import gateway_of, put
-
-from firstline_edge.api import server as edge_server
-from firstline_edge.api.access import access_of
-from firstline_edge.api.bodies import BodyBudget
-from firstline_gateway import server
+from support.agent import CHECKOUT
+from support.either_tier import either_tier
+from support.small_models import put
 
 INSTALLED = CHECKOUT / ".venv-perf-analyzer"
 BINARY = INSTALLED / "bin" / "perf_analyzer"
@@ -48,23 +41,7 @@ async def measured(url: str, protocol: str, file: Path) -> dict[str, str]:
 @pytest.mark.parametrize("tier", ["gateway", "agent"])
 async def test_it_measures_a_tier(tmp_path: Path, tier: str, protocol: str) -> None:
     put(tmp_path / "models" / "small")
-    async with AsyncExitStack() as opened:
-        if tier == "gateway":
-            gateway = gateway_of(tmp_path, grpc__enabled=True, grpc__port=0)
-            rpc = server.open_grpc(gateway)
-            assert rpc is not None
-            url, port = await opened.enter_async_context(serving(gateway)), rpc.port
-            await rpc.start()
-            opened.push_async_callback(rpc.stop, 1)
-        else:
-            port = free_port()
-            folders = [str(tmp_path / "models")]
-            settings = edge_settings(
-                tmp_path / "state", models__directories=folders, grpc__enabled=True, grpc__port=port
-            )
-            agent, url = await opened.enter_async_context(serving_agent(settings))
-            access = access_of(settings.api)
-            await opened.enter_async_context(edge_server._grpc(agent, access, BodyBudget(1 << 20)))
+    async with either_tier(tier, tmp_path) as (url, port):
         address = url.removeprefix("http://") if protocol == "http" else f"127.0.0.1:{port}"
         found = await measured(address, protocol, tmp_path / "found.csv")
     assert set(found) == {"1", "4"}

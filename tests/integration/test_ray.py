@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import pytest
 from support.gateway import DIGITS
 from support.pictures import Load, ask, picture
 from support.ray_cluster import RayNodes, ray_nodes
+
+from firstline_core.errors import RemoteTimeoutError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -121,6 +124,20 @@ async def test_another_bundle_on_the_machines_is_a_sentence(tmp_path: Path, node
             reply = await ask(client, picture(0))
             assert (reply.status_code, reply.json()["code"]) == (503, "engine_unavailable")
             assert (await client.get("/v2/health/ready")).status_code == 400
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Ray imports
+async def test_a_batch_takes_no_longer_than_it_may_while_rays_own_calls_hang() -> None:
+    from firstline_gateway.executors.ray.cluster import RayCluster
+
+    cluster, over = RayCluster("127.0.0.1:1"), threading.Event()
+    cluster._thread.submit(over.wait)
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(RemoteTimeoutError):
+                await cluster.run("firstline-digits", [], [], 0.05)
+    finally:
+        over.set()
 
 
 async def test_a_cluster_that_is_away_is_a_sentence_and_not_ready(tmp_path: Path, nodes: RayNodes) -> None:

@@ -18,7 +18,14 @@ from support.far_servers import MANIFEST
 
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import FirstlineError, ModelLoadError, NotReadyError, UnknownModelError
+from firstline_core.errors import (
+    EngineUnavailableError,
+    FirstlineError,
+    ModelLoadError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.residency import Place, Residency
@@ -253,6 +260,53 @@ async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
     room.residency.release(place)
     await settled(unloading)
     assert ModelKey("m0", 1) not in room.engine.held
+
+
+async def test_an_unload_after_a_load_that_is_under_way_has_the_last_word(room: Room) -> None:
+    key = ModelKey("m0", 1)
+    room.gate.clear()
+    loading = asyncio.create_task(room.residency.load("m0"))
+    await asyncio.sleep(0.01)
+    unloading = asyncio.create_task(room.residency.unload("m0"))
+    await asyncio.sleep(0.01)
+    room.gate.set()
+    await settled(loading, unloading)
+    assert key not in room.engine.held
+    assert not room.residency.resident
+    assert room.repository.away[key].startswith("unloaded")
+    await room.residency.load("m0")
+    assert room.residency.resident == [key]
+
+
+async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> None:
+    key = ModelKey("m0", 1)
+    place = await room.residency.brought(key, None)
+    unloading = asyncio.create_task(room.residency.unload("m0"))
+    await asyncio.sleep(0.01)
+    unloading.cancel()
+    await settled(unloading)
+    room.residency.release(place)
+    async with asyncio.timeout(5):
+        while not room.repository.away[key].startswith("unloaded"):  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+    assert key not in room.engine.held
+
+
+async def test_an_exchange_that_the_engine_refuses_leaves_what_was_served(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ModelKey("m0", 1)
+    room.residency.release(await room.residency.brought(key, None))
+
+    async def refuse(_: ServedModel) -> None:
+        raise EngineUnavailableError("It is away.")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(room.engine, "put", refuse)
+        with pytest.raises(RequestError, match="It is away"):
+            await room.residency.load("m0")
+    assert room.residency.hold(key) is not None
+    assert room.loads == 2
 
 
 async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:

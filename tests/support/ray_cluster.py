@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,23 +90,27 @@ def ray_nodes() -> Iterator[RayNodes]:
 def _main() -> None:
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="ray")  # paths of its sockets must be short
-    node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
-    )
-    machines = [cluster.add_node(**node, num_cpus=1) for _ in range(2)]
-    _say(cluster.address)
-    for line in sys.stdin:
-        order = line.strip()
-        if order == "kill":
-            cluster.remove_node(machines.pop(), allow_graceful=False)
-        elif order == "add":
-            machines.append(cluster.add_node(**node, num_cpus=1))
-        _say(order)
-    cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="ray", ignore_cleanup_errors=True
+    ) as folder:  # sockets' paths must be short
+        # Where the head writes its address, in a folder that has to be there: nobody else's clusters are touched.
+        os.environ["RAY_TMPDIR"] = folder
+        Path(folder, "ray").mkdir()
+        node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": folder},
+        )
+        machines = [cluster.add_node(**node, num_cpus=1) for _ in range(2)]
+        _say(cluster.address)
+        for line in sys.stdin:
+            order = line.strip()
+            if order == "kill":
+                cluster.remove_node(machines.pop(), allow_graceful=False)
+            elif order == "add":
+                machines.append(cluster.add_node(**node, num_cpus=1))
+            _say(order)
+        cluster.shutdown()
 
 
 def _say(text: str) -> None:

@@ -40,7 +40,7 @@ def free_port():
 
 if __name__ == "__main__":
     asked = arguments()
-    folder = Path(tempfile.mkdtemp(prefix="mlserver-"))
+    folder = Path(tempfile.mkdtemp(prefix="mlserver-", dir=asked.models))
     settings = {
         "host": "127.0.0.1",
         "http_port": asked.port,

@@ -42,18 +42,20 @@ def serve_bytes(content):
 
 if __name__ == "__main__":
     asked = arguments()
-    # Sockets' paths may have 107 bytes.
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=tempfile.mkdtemp(prefix="ray-"),
-        runtime_env={"working_dir": None},
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
-    for name, shape in {"s": (1, 64), "m": (1, 3, 224, 224)}.items():
-        app = Bench.bind(str(asked.models / f"{name}.onnx"), shape, asked.batch[name])
-        serve.run(app, name=name, route_prefix=f"/{name}")
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    serve.shutdown()
-    ray.shutdown()
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", ignore_cleanup_errors=True
+    ) as folder:  # sockets' paths must be short
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=folder,
+            runtime_env={"working_dir": None},
+        )
+        serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
+        for name, shape in {"s": (1, 64), "m": (1, 3, 224, 224)}.items():
+            app = Bench.bind(str(asked.models / f"{name}.onnx"), shape, asked.batch[name])
+            serve.run(app, name=name, route_prefix=f"/{name}")
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        serve.shutdown()
+        ray.shutdown()

@@ -78,6 +78,8 @@ class Exchange:
     def feed_end(self) -> None:
         """All of it came."""
         self.more_body = False
+        if self.task is not None:
+            self.protocol.flow.resume_reading()  # `chunks` may never be asked, and a client's leaving is read too
         self._wake()
 
     def lost(self) -> None:
@@ -166,6 +168,8 @@ class Exchange:
         protocol = self.protocol
         if not self.disconnected:
             self.response_started = True
+            if self._waits and self.more_body:
+                self.keep_alive = False  # nobody knows whether the body that was not asked for still comes
             if reply.headers.get("Connection") == "close":
                 self.keep_alive = False
             elif not self.keep_alive:
@@ -175,6 +179,8 @@ class Exchange:
         self.response_complete = True
         if self.task is not None:
             protocol.tasks.discard(self.task)
+        # The connection keeps this until its next request, which may be never: not with a body, nor its tensors.
+        self._chunks, self.task = [], None
         if not self.disconnected and not self.keep_alive:
             protocol.transport.close()
         protocol.on_response_complete()

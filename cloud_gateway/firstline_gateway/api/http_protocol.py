@@ -10,6 +10,7 @@ Requests for inference are answered here, past ASGI (`exchange.py`).
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 from urllib.parse import unquote
 
@@ -53,6 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
     _idle_since_s: float | None = None  # None while a request comes or is answered
     _refused = False  # this request, unread
     _refused_whole = False  # that was all that came
+    _answering: RequestResponseCycle | Exchange | None = None  # `cycle` is the last that was begun
     _head: Head | None = None  # of the last request for inference
     _default_headers: list[tuple[bytes, bytes]] | None = None
     _default_lines = b""
@@ -64,6 +66,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._sessions = gateway.identity.gatekeeper.sessions
         self._unread = gateway.unread
         self._newcomers = newcomers
+        self._context = contextvars.copy_context()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,10 +98,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._sessions.remove(self.presented.serial, self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if isinstance(self.cycle, Exchange):
-            if not self.cycle.response_complete:
-                self.cycle.lost()
-            self.cycle = None
+        for cycle in {self._answering, self.cycle}:
+            if isinstance(cycle, Exchange):
+                if not cycle.response_complete:
+                    cycle.lost()
+            elif cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.cycle = self._answering = None  # type: ignore[assignment]  # uvicorn's, until there is one
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -176,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
             or not (before is None or (before.response_complete and before.keep_alive))
         ):
             return False
-        if self._unread.refuses(head.shown, self.loop.time()):
+        if not self.flow.write_paused and self._unread.refuses(head.shown, self.loop.time()):
             if len(data) != len(head.raw) + head.body_bytes:
                 return False  # the parser finds the end of what is not read
             self.transport.write(_REFUSAL)
@@ -274,11 +281,13 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            # From the task of the one before, whose context is not its own.
+            self._context.run(self._start_asgi_task, *self.pipeline.pop())
         else:
             self._rest()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
+        self._answering = cycle
         if isinstance(cycle, Exchange):
             cycle.task = self.loop.create_task(cycle.run())
             self.tasks.add(cycle.task)
@@ -328,6 +337,8 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         # Answers go out in the order of their requests, and one that asks before it sends must not send.
         if self.expect_100_continue or not (self.cycle is None or self.cycle.response_complete):
+            return False
+        if self.flow.write_paused:  # it waits for its client, which does not read: refusals would pile up here
             return False
         return self._unread.refuses(self._shown() if head is None else head.shown, self.loop.time())
 

@@ -29,10 +29,11 @@ def measure(model: LoadedModel, spec: InputSpec, full: Model) -> dict[int, float
         full: what was loaded, for its preprocessing.
 
     Returns:
-        Nothing where no input can be made up, or the model does not take several rows at once.
+        Nothing where what a row takes depends on the row (free sizes; encoded images, which are decoded first), or
+        where the model does not take several rows at once.
     """
     tensor = trial_input(spec, full.preprocess, model.input.shape)
-    if tensor is None:
+    if tensor is None or spec.datatype == "BYTES":
         return {}
 
     def run(rows: int) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import IntegrityError, StoreUnavailableError, UnknownAnswerError
+from firstline_core.errors import IntegrityError, PayloadTooLargeError, StoreUnavailableError, UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
@@ -61,6 +61,7 @@ class Jobs:
         """Keeps a request under its id, to be run when there is room.
 
         Raises:
+            PayloadTooLargeError: there will never be room for it.
             QueueFullError: too many are kept already.
             StoreUnavailableError: it cannot be kept; it may or may not be run.
             InvalidTensorError: its inputs cannot be kept as they are.
@@ -80,11 +81,17 @@ class Jobs:
             encoded.body,
             encoded.header_length,
             due_service_s,
+            service_s,
         )
         room = Room(self._settings.limit, self._settings.bytes_limit)
-        await self._write(
-            lambda connection: records.add(connection, job, request.priority or 2, room, service_s),
-        )
+        if 2 * len(job.content) > room.size_bytes:  # see `records.add`
+            raise PayloadTooLargeError(
+                f"The request has {len(job.content)} bytes, and a job may have {room.size_bytes // 2}, half of "
+                "jobs.bytes_limit; send it without Prefer: respond-async."
+            )
+        refused = await self._write(lambda connection: records.add(connection, job, request.priority or 2, room))
+        if refused is not None:
+            raise refused
         self.on_new()
 
     async def find(self, job_id: str, principal: str) -> Job:

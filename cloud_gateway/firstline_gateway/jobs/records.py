@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
@@ -36,6 +36,7 @@ class Job:
         content: the request as V2 has it; of one that has ended the answer's body, an error's too.
         header: bytes of JSON at its start; None where all is JSON.
         due_service_s: when nobody wants it any more; None for never.
+        service_s: when it came; of one that has ended, when that was.
         attempts: how often somebody has begun to work on it.
     """
 
@@ -46,7 +47,8 @@ class Job:
     status: int
     content: bytes
     header: int | None
-    due_service_s: float | None = None
+    due_service_s: float | None
+    service_s: float
     attempts: int = 0
 
 
@@ -66,20 +68,21 @@ class Room:
     size_bytes: int
 
 
-def add(connection: Connection, job: Job, priority: int, room: Room, service_s: float) -> None:
-    """Keeps a new job.
+def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFullError | None:
+    """Keeps a new job, where there is room. One principal's may take as much as is left free.
 
-    Raises:
-        QueueFullError: there is no room. One principal's may take as much as is left free.
+    Returns:
+        Why it is not kept. Raised, it would undo what is written in the same transaction for others.
     """
     size_bytes = len(job.content)
     counted = select(func.count(), func.coalesce(func.sum(_C.size_bytes), 0))
     jobs, taken = connection.execute(counted.select_from(JOBS)).one()
     mine, mine_bytes = connection.execute(counted.where(_C.principal == job.principal)).one()
     if mine >= room.jobs - jobs or mine_bytes + size_bytes > room.size_bytes - taken - size_bytes:
-        raise QueueFullError(
-            f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here, and there is room for {room.jobs - jobs} "
-            f"more, with {room.size_bytes - taken} bytes; fetch and delete answers, or come back later.",
+        return QueueFullError(
+            f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here; {room.jobs - jobs} more, with "
+            f"{room.size_bytes - taken} bytes, are free, and one client may take no more than it leaves free. Delete "
+            "answers that you have fetched, or come back later.",
             retry_after_s=_RETRY_S,
         )
     connection.execute(
@@ -94,12 +97,13 @@ def add(connection: Connection, job: Job, priority: int, room: Room, service_s: 
             content=_SEAL.close(job.content, _about(job.job_id, RUNNING, job.header)),
             header=job.header,
             due_service_s=job.due_service_s,
-            service_s=service_s,
+            service_s=job.service_s,
             holder="",
             lease_service_s=0.0,
             attempts=0,
         )
     )
+    return None
 
 
 def find(connection: Connection, job_id: str, principal: str) -> Job | None:
@@ -113,26 +117,45 @@ def find(connection: Connection, job_id: str, principal: str) -> Job | None:
     return None if row is None else _job(row)
 
 
-def any_waits(connection: Connection, service_s: float) -> bool:
-    """Whether there is a job that nobody works on."""
-    waits = select(_C.sequence).where(_C.status == RUNNING, _C.lease_service_s < service_s).limit(1)
-    return connection.execute(waits).first() is not None
+def any_waits(connection: Connection, service_s: float, came_by_s: float) -> bool:
+    """Whether there is a job that nobody works on, and that had come by a time of service."""
+    return connection.execute(_waiting(service_s, came_by_s).limit(1)).first() is not None
 
 
-def claim(connection: Connection, holder: str, count: int, service_s: float, lease_s: float) -> list[Job | str]:
+def claim(
+    connection: Connection,
+    holder: str,
+    count: int,
+    suspects: int,
+    *,
+    service_s: float,
+    came_by_s: float,
+    lease_s: float,
+) -> list[Job | str]:
     """Takes up to `count` jobs that nobody works on, the urgent and the old first; what others take is passed over.
+
+    Args:
+        connection: to the store.
+        holder: the replica.
+        count: how many at most.
+        suspects: how many at most of those that somebody began before and said nothing of.
+        service_s: now.
+        came_by_s: when those had come that may be taken.
+        lease_s: for how long.
 
     Returns:
         The jobs; of one that the disk has damaged its id alone.
     """
-    free = (
-        select(_C.sequence)
-        .where(_C.status == RUNNING, _C.lease_service_s < service_s)
-        .order_by(_C.priority, _C.sequence)
-        .limit(count)
-        .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
-    )
-    taken = [sequence for (sequence,) in connection.execute(free)]
+    taken: list[int] = []
+    for begun, limit in ((_C.attempts > 0, suspects), (_C.attempts == 0, count)):
+        free = (
+            _waiting(service_s, came_by_s)
+            .where(begun)
+            .order_by(_C.priority, _C.sequence)
+            .limit(min(limit, count - len(taken)))
+            .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
+        )
+        taken += connection.execute(free).scalars()
     if not taken:
         return []
     mine = _C.sequence.in_(taken)
@@ -148,21 +171,34 @@ def claim(connection: Connection, holder: str, count: int, service_s: float, lea
     return found
 
 
-def renew(connection: Connection, holder: str, service_s: float, lease_s: float) -> None:
-    """Has a replica's jobs believed to be worked on for longer."""
+def _waiting(service_s: float, came_by_s: float) -> Select[int]:
+    return select(_C.sequence).where(_C.status == RUNNING, _C.lease_service_s < service_s, _C.service_s <= came_by_s)
+
+
+def renew(connection: Connection, holder: str, job_ids: list[str], service_s: float, lease_s: float) -> None:
+    """Has jobs that a replica runs believed to be worked on for longer."""
     connection.execute(
         update(JOBS)
-        .where(_C.holder == holder, _C.status == RUNNING, _C.lease_service_s > 0)
+        .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
         .values(lease_service_s=service_s + lease_s)
     )
 
 
-def put_back(connection: Connection, holder: str, job_ids: list[str], until_service_s: float = 0.0) -> None:
+def put_back(connection: Connection, holder: str, job_ids: list[str], until_service_s: float) -> None:
     """Leaves jobs to whoever comes next, from a time of service on; that this one began does not count."""
     connection.execute(
         update(JOBS)
         .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
         .values(holder="", lease_service_s=until_service_s, attempts=_C.attempts - 1)
+    )
+
+
+def leave(connection: Connection, holder: str) -> None:
+    """Leaves all that a replica has claimed, a claim that it never heard of included, to whoever comes next."""
+    connection.execute(
+        update(JOBS)
+        .where(_C.holder == holder, _C.status == RUNNING)
+        .values(holder="", lease_service_s=0.0, attempts=_C.attempts - 1)
     )
 
 
@@ -206,14 +242,15 @@ def forget(connection: Connection, before_s: float) -> None:
 
 
 _COLUMNS = (
-    *(_C.job_id, _C.principal, _C.model, _C.version, _C.status, _C.content, _C.header, _C.due_service_s, _C.attempts),
+    *(_C.job_id, _C.principal, _C.model, _C.version, _C.status, _C.content, _C.header),
+    *(_C.due_service_s, _C.service_s, _C.attempts),
 )
 
 
 def _job(row: Sequence[Any]) -> Job:
-    job_id, principal, model, version, status, sealed, header, due_service_s, attempts = row
+    job_id, principal, model, version, status, sealed, header, *times = row
     content = _SEAL.open(sealed, _about(job_id, status, header))
-    return Job(job_id, principal, model, version, status, content, header, due_service_s, attempts)
+    return Job(job_id, principal, model, version, status, content, header, *times)
 
 
 def _about(job_id: str, status: int, header: int | None) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -78,6 +79,8 @@ class JobRunner:
         self._service = service
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
+        # Begun before, and not heard of: one at a time, so that one that ends gateways is not given up with others.
+        self._suspects: set[str] = set()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -96,13 +99,12 @@ class JobRunner:
         """Ends, and leaves what is not answered to whoever comes next."""
         tasks = [*self._tasks, *self._running.values()]
         self._tasks = []
-        left = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if left:
+        if tasks:
             with contextlib.suppress(FirstlineError):
-                await self._write(lambda connection: records.put_back(connection, self._holder, left))
+                await self._write(lambda connection: records.leave(connection, self._holder))
 
     async def _run(self) -> None:
         while True:
@@ -119,13 +121,23 @@ class JobRunner:
 
     async def _take_up(self) -> None:
         free = self._settings.in_flight - len(self._running)
-        if free <= 0 or not self._plane.ready():
+        if free <= 0:
             return
         now_s = self._service.now_s()
-        if not await self._readers.ask(lambda connection: records.any_waits(connection, now_s)):
+        # Of a gateway that can run nothing those are ended, with the reason, that have waited for too long.
+        came_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
+        if not await self._readers.ask(partial(records.any_waits, service_s=now_s, came_by_s=came_by_s)):
             return
-        holder = self._holder
-        claimed = await self._write(lambda connection: records.claim(connection, holder, free, now_s, _LEASE_S))
+        claim = partial(
+            records.claim,
+            holder=self._holder,
+            count=free,
+            suspects=0 if self._suspects else 1,
+            service_s=now_s,
+            came_by_s=came_by_s,
+            lease_s=_LEASE_S,
+        )
+        claimed = await self._write(claim)
         for found in claimed:
             if isinstance(found, str):
                 error = FirstlineError("The disk has damaged what was asked; hand it in again.")
@@ -133,10 +145,13 @@ class JobRunner:
             elif found.job_id not in self._running:
                 task = asyncio.create_task(self._answer(found))
                 self._running[found.job_id] = task
+                if found.attempts > 1:
+                    self._suspects.add(found.job_id)
                 task.add_done_callback(partial(self._ended, found.job_id))
 
     def _ended(self, job_id: str, _task: asyncio.Task[None]) -> None:
         del self._running[job_id]
+        self._suspects.discard(job_id)
         self.wake()
 
     async def _answer(self, job: Job) -> None:
@@ -157,6 +172,10 @@ class JobRunner:
                 ended = _refused(error)
             await self._end(job.job_id, ended)
         except (CapacityError, LinkError) as error:
+            if self._service.now_s() - job.service_s >= self._settings.age_s:
+                with contextlib.suppress(CapacityError):
+                    await self._end(job.job_id, _refused(self._too_old(error)))
+                return
             wait_s = max(_BACK_S, error.retry_after_s or 0.0)
             with contextlib.suppress(CapacityError):
                 await self._write(
@@ -196,6 +215,11 @@ class JobRunner:
             request = replace(request, deadline_s=self._clock.monotonic_s() + left_s)
         return request, await self._plane.infer(request)
 
+    def _too_old(self, error: FirstlineError) -> FirstlineError:
+        return DeadlineExceededError(
+            f"The job could not be run within {self._settings.age_s:g} s (jobs.age_s). {error.message}"
+        )
+
     async def _end(self, job_id: str, ended: Ended) -> None:
         service_s = self._service.now_s()
         if await self._write(lambda connection: records.end(connection, job_id, ended, service_s)):
@@ -207,16 +231,16 @@ class JobRunner:
         while True:
             await self._clock.sleep(_RENEW_S)
             try:
-                await self._write(self._renewed)
+                await self._write(partial(self._renewed, list(self._running)))
             except CapacityError:
                 pass  # the store, which says so, once
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("jobs could not be kept")
 
-    def _renewed(self, connection: Connection) -> None:
+    def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()
-        if self._running:
-            records.renew(connection, self._holder, now_s, _LEASE_S)
+        if running:
+            records.renew(connection, self._holder, running, now_s, _LEASE_S)
         records.forget(connection, now_s - self._settings.age_s)
 
     def _write(self, operation: Callable[[Connection], T]) -> Awaitable[T]:

@@ -26,6 +26,6 @@ JOBS = Table(
     Column("attempts", Integer, nullable=False),
     UniqueConstraint("job_id"),
     Index(None, "status", "priority", "sequence"),
-    Index(None, "principal"),
+    Index(None, "principal", "size_bytes"),  # what is taken is counted in it alone
     Index(None, "service_s"),
 )

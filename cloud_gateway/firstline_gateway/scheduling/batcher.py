@@ -25,7 +25,7 @@ from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.batches import choose
-from firstline_gateway.scheduling.inline import Inline, expired, settle
+from firstline_gateway.scheduling.inline import INLINE_S, Inline, expired, settle
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
@@ -79,6 +79,9 @@ class Batcher:
         self._queue = Queue()
         self._admission = Admission(self._queue, lambda: executor.slots, bounds)
         self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
+        self._measured: Callable[[ModelKey], Mapping[int, float]] = (
+            executor.measured if isinstance(executor, InProcess) else lambda key: {}
+        )
         self._inline = (
             Inline(
                 executor,
@@ -128,6 +131,7 @@ class Batcher:
             answered = self._inline.enter(key, request, now_s)
             if answered is not None:
                 return await answered
+        self._expect(key)
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
@@ -154,6 +158,12 @@ class Batcher:
         for running in self._running.values():
             for item in running.batch:
                 settle(item.answered, error)
+
+    def _expect(self, key: ModelKey) -> None:
+        """A large model is known from its loading on; what a small one takes in threads says more of Python's lock."""
+        times = self._admission.times[key]
+        if not times.known and (measured := self._measured(key)).get(1, 0.0) > INLINE_S:
+            times.expect(measured)
 
     def _expire(self, item: Waiting) -> None:
         self._queue.remove(item)

@@ -4,7 +4,8 @@ A hop to a thread and back takes some hundred microseconds, and a place in the q
 less is done before. A lone request waits for nothing, and under load batches grow by themselves, as in the queue.
 
 What keeps one small model from holding up all else: only models whose batches take less than `INLINE_S` run here, in
-one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. The rest takes its place in the queue.
+one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. The rest takes its place in the queue,
+and so do audits where anything waits here: they give way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TURN_S = 0.003
 WAITING_S = 0.01
 # A model that became too slow is tried again after so long, if it was not when it was loaded.
 _DOUBT_S = 10.0
+# No hiccup of the machine takes so long: what a batch took is what the model takes.
+_SLOW_S = 0.1
 
 log = logger(__name__)
 
@@ -95,6 +98,8 @@ class Inline:
             self._expect(key, measured, now_s)
         times = self._times[key]
         rows = request.rows
+        if request.audit is not None and self._coaches:
+            return None
         coach = self._coaches.get(key)
         if (coach is None or rows > 1) and times.seconds(rows) > INLINE_S:
             self._doubt(key, now_s)
@@ -187,6 +192,9 @@ class Inline:
         )
         now_s = self._clock.monotonic_s()
         seconds = now_s - started_s
+        if seconds > _SLOW_S:
+            self._times[key] = BatchTimes()
+            self._forget_s[key] = now_s + _DOUBT_S
         self._times[key].observe(rows, seconds, now_s)
         self._on_ran(key, rows, seconds, [started_s - passenger.came_s for passenger in asked])
         for passenger, outcome in zip(asked, outcomes, strict=True):

@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from firstline_core.errors import ConfigError, StoreUnavailableError
+from firstline_core.errors import ConfigError, RequestError, StoreUnavailableError
 from firstline_core.secrets_file import read_secret
 from firstline_core.storage.files import sync_folder
 from firstline_gateway import settings
@@ -94,6 +94,8 @@ class Database:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except DataError as error:
+            raise RequestError(f"The store {self.shown} can hold no such value: {reason_of(error)}.") from error
         except (DBAPIError, PoolTimeoutError) as error:
             raise StoreUnavailableError(
                 f"The store {self.shown} refuses: {reason_of(error)}. {_advice(error)}",

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from firstline_core.errors import LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
 
 _CONNECT_S = 2.0
-_HEAD_LIMIT_BYTES = 1 << 16
+# Of what is no body: heads, trailers, and what goes with chunks, six bytes for each of a body in chunks of one.
+_HEAD_LIMIT_BYTES, _CHUNKS_COST = 1 << 16, 8
 _STALE_RETRIES = 2
 _TURNS_TO_CLOSE = 4
 
@@ -51,7 +52,7 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._parts: list[bytes] = []
         self._size_bytes = 0
-        self._in_head = True
+        self._ends_with_connection = False
 
     def send(self, parts: list[bytes]) -> asyncio.Future[HttpReply]:
         """Sends a request; the answer is awaited before the next one."""
@@ -73,16 +74,23 @@ class _Connection(asyncio.Protocol):
         self._all_open.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._answered is None or self._answered.done():  # else it would be read as the next one's answer
+            self.close()
+            return
         self.received_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(ProtocolError(f"it does not speak HTTP/1.1 ({error})"))
-        if self._in_head and self.received_bytes > _HEAD_LIMIT_BYTES:
-            self._fail(ProtocolError(f"its answer's head has more than {_HEAD_LIMIT_BYTES} bytes"))
+        if self._answered.done():
+            return
+        if self.received_bytes - _CHUNKS_COST * self._size_bytes > _HEAD_LIMIT_BYTES:
+            self._fail(ProtocolError(f"its answer has more than {_HEAD_LIMIT_BYTES} bytes that are no body"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all_open.discard(self)
+        if exc is None and self.reusable and self._ends_with_connection:
+            self.on_message_complete()
         self._fail(LinkDownError(f"it closed the connection ({exc or 'without an answer'})"))
 
     def _fail(self, error: LinkError) -> None:
@@ -92,12 +100,16 @@ class _Connection(asyncio.Protocol):
 
     # httptools' side
 
+    def on_message_begin(self) -> None:
+        if self._answered is None or self._answered.done():
+            self.close()  # a second answer, with the first
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         declared = self._headers.get("content-length", "")
+        self._ends_with_connection = not declared and "transfer-encoding" not in self._headers
         if declared.isdecimal() and int(declared[:18]) > self._limit_bytes:
             self._fail_too_large()
 
@@ -112,19 +124,18 @@ class _Connection(asyncio.Protocol):
         self._fail(ProtocolError(f"it answered with too much, more than {self._limit_bytes} bytes"))
 
     def on_message_complete(self) -> None:
+        if self._answered is None or self._answered.done():
+            return
         status = self._parser.get_status_code()
         if status < 200:  # 100 Continue, which nobody asked for
             self._headers.clear()
-            self._in_head = True
+            self._ends_with_connection = False
             return
         if not self._parser.should_keep_alive():
             self.reusable = False
         reply = HttpReply(status, self._headers, b"".join(self._parts))
         self._reset()
-        if self._answered is None or self._answered.done():
-            self.close()  # an answer to nothing
-        else:
-            self._answered.set_result(reply)
+        self._answered.set_result(reply)
 
 
 class HttpClient:
@@ -137,6 +148,9 @@ class HttpClient:
         limit_bytes: the largest body of an answer.
         user_agent: what this client calls itself.
         connect_s: for TCP and TLS together.
+
+    Raises:
+        ConfigError: a host's name that cannot be one.
     """
 
     def __init__(
@@ -151,17 +165,26 @@ class HttpClient:
     ) -> None:
         parts = urlsplit(url)
         self.url = url
-        self._host = parts.hostname or ""
+        try:
+            self._host = (parts.hostname or "").encode("idna").decode()
+        except UnicodeError as error:
+            raise ConfigError(f"The URL {url!r} names a host that cannot be: {error}.") from error
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
-        self._common = f"Host: {parts.netloc}\r\nUser-Agent: {user_agent}\r\nAccept-Encoding: identity\r\n"
+        self._common = (
+            f"Host: {self._authority(parts.port)}\r\nUser-Agent: {user_agent}\r\nAccept-Encoding: identity\r\n"
+        )
         if token:
             self._common += f"Authorization: Bearer {token}\r\n"
         self._limit_bytes = limit_bytes
         self._connect_s = connect_s
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+
+    def _authority(self, port: int | None) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return host if port is None else f"{host}:{port}"
 
     async def exchange(
         self,

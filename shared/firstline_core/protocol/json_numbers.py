@@ -61,7 +61,8 @@ def _read_at_once(like: Tensor, text: bytes) -> Array | None:
         return None
     if dtype.kind == "f":
         # No number is larger than the root of the sum of all squares; in a tenth of the time of a look at each.
-        return found.astype(dtype, copy=False).reshape(like.shape) if np.dot(found, found) < _SQUARES[dtype] else None
+        # (vdot, for dot warns where that overflows.)
+        return found.astype(dtype, copy=False).reshape(like.shape) if np.vdot(found, found) < _SQUARES[dtype] else None
     bounds = np.iinfo(dtype)
     if found.size and (int(found.min()) < bounds.min or int(found.max()) > bounds.max):
         return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class Plans:
     def __init__(self) -> None:
         self._plans: dict[tuple[bytes, bool], Plan] = {}
         self._seen: set[int] = set()
+        self._learning = threading.Lock()
 
     def find(self, asked: Asked, tail_bytes: int, limits: Limits) -> Plan | None:
         """The plan of a head, where there is one for such a body."""
@@ -100,14 +102,15 @@ class Plans:
         plain = _is_one(request, asked.head) if asked.numbers else _is_plain(request, tail_bytes)
         if not plain or not _is_understood(asked.head):
             return
-        if len(self._plans) >= _HEADS:
-            self._plans.pop(next(iter(self._plans)), None)
         inputs, start = [], 0
         for tensor in request.inputs:
             array = tensor.array
             inputs.append(Input(tensor.name, array.dtype, array.shape, array.size, start))
             start += array.nbytes
-        self._plans[asked.key] = Plan(request, tuple(inputs), tail_bytes, limits)
+        with self._learning:
+            if len(self._plans) >= _HEADS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[asked.key] = Plan(request, tuple(inputs), tail_bytes, limits)
 
 
 def looked_up(body: bytes, header_length: int, *, trusted: bool) -> Asked | None:

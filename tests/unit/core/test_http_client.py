@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from firstline_core.errors import LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol.http_client import HttpClient
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
@@ -178,3 +178,85 @@ async def test_a_large_body_arrives_whole() -> None:
     async with serving(lambda *_: OK) as (server, client):
         assert await post(client, b"x" * 3_000_000) == (200, b"hi")
         assert len(server.bodies[0]) == 3_000_000
+
+
+@pytest.mark.parametrize(
+    "more",
+    [OK.replace(b"hi", b"no"), OK[:-1], b"HTTP/1.1 200 OK\r\nX-Kind: b\r\n", b"HTTP/1.1 200", b"garbage"],
+    ids=["an answer", "half an answer", "half a head", "a line", "no HTTP"],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["with it", "after it"])
+async def test_what_comes_unasked_is_never_the_next_one_s_answer(more: bytes, later: bool) -> None:
+    unasked = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        writer.write(OK if later else OK + more)
+        if later:
+            await unasked.wait()
+            writer.write(more)
+        await reader.read()  # the client is to hang up
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = HttpClient(
+        f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", token="", tls=None, limit_bytes=1000
+    )
+    try:
+        assert await post(client) == (200, b"hi")
+        unasked.set()
+        async with asyncio.timeout(5):
+            await ended.wait()
+    finally:
+        await client.close()
+        listening.close()
+        await listening.wait_closed()
+
+
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (_CHUNKED + b"2\r\nhi\r\n0\r\nX-Long: " + b"x" * 200_000, "no body"),
+        (_CHUNKED + b"2;" + b"x" * 200_000, "no body"),
+        (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "does not speak"),
+    ],
+    ids=["an endless trailer", "an endless extension of a chunk", "another protocol"],
+)
+async def test_an_answer_s_ornaments_are_bounded(said: bytes, why: str) -> None:
+    async with serving(lambda *_: said) as (_, client):
+        with pytest.raises(ProtocolError, match=why):
+            await post(client)
+
+
+async def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"body")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\nhi")
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = HttpClient(
+        f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", token="", tls=None, limit_bytes=1000
+    )
+    try:
+        assert await post(client) == (200, b"hi")
+    finally:
+        await client.close()
+        listening.close()
+        await listening.wait_closed()
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_host_s_name_that_cannot_be_is_told_at_once(host: str) -> None:
+    with pytest.raises(ConfigError, match="names a host that cannot be"):
+        HttpClient(f"http://{host}:9", token="", tls=None, limit_bytes=1000)
+
+
+async def test_a_name_in_any_script_is_asked_for_as_the_internet_spells_it() -> None:
+    with pytest.raises(LinkDownError, match="it cannot be reached"):
+        await post(HttpClient("http://\u4f8b.invalid:9", token="", tls=None, limit_bytes=1000))

@@ -120,6 +120,28 @@ def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
     models.close()
 
 
+def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(workers: Workers) -> None:
+    models = open_models([DIGITS], RuntimeOptions(), workers)
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+    asked = InferRequest("digits", (images(b"x" * 100),), "")
+    sample = sample_input(held.manifest, held.edge.loaded)
+    assert sample is not None
+    for _ in range(3):  # not for a moment's sake
+        edge.run(sample, expected_s=0.0)
+    assert edge.quick(asked) and edge.expected_ms(asked, 1) == pytest.approx(0.1 * 1.05**3)
+    while edge.quick(asked):
+        edge.pace.ran(late=True)
+    assert edge.expected_ms(asked, 1) >= 1.0
+    while not edge.quick(asked):
+        edge.pace.ran(late=False)
+    for _ in range(100):
+        edge.run(sample, expected_s=9.0)
+    assert edge.expected_ms(asked, 1) == 0.1  # not quicker than it was ever measured
+    models.close()
+
+
 def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, workers: Workers) -> None:
     path = tmp_path / "digits"
     path.mkdir()

@@ -16,6 +16,8 @@ from firstline_core.errors import ConfigError
 from firstline_gateway.backup.backup import back_up, restore
 from firstline_gateway.deliveries import records
 from firstline_gateway.deliveries.records import DeliveryKey, Record
+from firstline_gateway.jobs import records as jobs
+from firstline_gateway.jobs.records import Job
 from firstline_gateway.settings import Identity, Settings, Store
 from firstline_gateway.store.database import Database, open_database
 
@@ -39,10 +41,16 @@ def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
     database = open_database(store)
     with database.reading() as connection:
         found = {}
-        for table in ("deliveries", "contract_pools", "service_clock", "identity_version"):
+        for table in ("deliveries", "jobs", "contract_pools", "service_clock", "identity_version"):
             found[table] = [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))]
     database.close()
     return found
+
+
+def hand_in(database: Database, number: int) -> None:
+    job = Job(f"{number}", AWKWARD, "m", "", jobs.RUNNING, bytes(range(number)), number or None, None, number / 3)
+    with database.begin() as connection:
+        assert jobs.add(connection, job, 2, jobs.Room(1000, 1_000_000)) is None
 
 
 @pytest.fixture
@@ -57,6 +65,9 @@ def filled(store_settings: Store, tmp_path: Path) -> Settings:
         connection.execute(text("UPDATE identity_version SET version = 9007199254740993"))
     for number in range(5):
         put(database, number, AWKWARD)
+        hand_in(database, number)
+    with database.begin() as connection:
+        assert jobs.end(connection, "1", jobs.Ended(200, b"answer", 3), 2.5)
     database.close()
     identity = Path(settings.identity.directory)
     identity.mkdir(mode=0o700)
@@ -90,6 +101,13 @@ def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings
     assert [stat.S_IMODE(files[name].stat().st_mode) for name in ("active.pem", "crl.pem")] == [0o600, 0o644]
     database = open_database(new.store)
     put(database, 99)  # numbered after those that were restored
+    hand_in(database, 99)
+    with database.begin() as connection:
+        claimed = jobs.claim(connection, "here", 9, 1, service_s=100.0, came_by_s=100.0, lease_s=1.0)
+        assert [job.job_id for job in claimed if isinstance(job, Job)] == ["0", "2", "3", "4", "99"]
+        ended = jobs.find(connection, "1", AWKWARD)
+        assert ended is not None
+        assert (ended.status, ended.content, ended.header) == (200, b"answer", 3)
     database.close()
     assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")
 

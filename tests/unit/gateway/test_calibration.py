@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from support.gateway import DIGITS
 
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.executors.calibration import BUDGET_S, LARGEST_ROWS, calibrate
+from firstline_gateway.repository import load_repository
 from firstline_gateway.scheduling.batch_times import BatchTimes
 
 
@@ -48,3 +51,9 @@ def test_it_takes_no_longer_than_the_budget_and_one_run() -> None:
 
 def test_what_the_first_run_takes_once_is_no_measure() -> None:
     assert Timed(base_s=20e-6, row_s=0.0, first_s=1.0).calibrated()[1] == pytest.approx(20e-6)
+
+
+def test_a_model_of_images_is_not_measured_since_what_decoding_takes_is_up_to_the_sender() -> None:
+    (served,) = load_repository(DIGITS, RuntimeOptions())
+    assert served.loaded is not None
+    assert not served.loaded.batch_s

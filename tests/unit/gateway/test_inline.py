@@ -12,7 +12,7 @@ from support.gateway import GatedExecutor, doubled, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
-from firstline_core.types import Tensor
+from firstline_core.types import AuditNote, Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -102,6 +102,16 @@ async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() ->
         assert bench.executor.here == []
 
 
+async def test_batches_of_a_large_model_are_sized_from_its_loading_on() -> None:
+    bench = Bench({M: {1: 0.013, 2: 0.026}})
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(float(value)))) for value in range(8)]
+    while not all(task.done() for task in asked):
+        if bench.executor.held:
+            bench.executor.release()
+        await asyncio.sleep(0)
+    assert [len(batch) for _, batch in bench.executor.batches] == [1] * 8
+
+
 async def test_more_than_may_wait_on_the_loop_queues_for_the_threads() -> None:
     bench = Bench({M: {1: 900e-6}})
     asked = [asyncio.create_task(bench.batcher.submit(M, request_of(1.0))) for _ in range(20)]
@@ -161,6 +171,32 @@ async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_late
                 bench.executor.release()
             await asyncio.sleep(0)
     assert len(bench.executor.here) > slow
+
+
+async def test_one_batch_that_holds_the_loop_up_is_the_last_for_a_while() -> None:
+    bench = Bench()
+    bench.executor.takes_s = 0.5
+    await bench.batcher.submit(M, request_of(1.0))
+    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
+        await asyncio.sleep(0)
+    bench.executor.release()
+    await asked
+    assert len(bench.executor.here) == 1
+
+
+async def test_an_audit_gives_way_on_the_loop_too() -> None:
+    note = AuditNote(predicted=0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.5, edge_digest="e")
+    bench = Bench()
+    alone = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, audit=note)))
+    assert (await alone).tolist() == [[2.0]]
+    assert len(bench.executor.here) == 1
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
+    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
+        await asyncio.sleep(0)
+    assert bench.executor.here[1:] == [(M, [2.0])]
+    bench.executor.release()
+    await asyncio.gather(*asked)
 
 
 async def test_a_caller_that_leaves_takes_its_request_along() -> None:

@@ -73,6 +73,15 @@ def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "no full model" in refused["edge-only"].message
 
 
+def test_what_never_fits_the_budget_is_refused_and_not_promised(tmp_path: Path) -> None:
+    put(tmp_path / "digits")
+    repository = load_repository(tmp_path, None, budget_bytes=1 << 20)
+    assert list(repository) == []
+    (refused,) = repository.refused
+    assert "takes 3 MiB of memory, more than models.memory_budget_mb allows for all (1 MiB)" in refused.error.message
+    assert [served.key.name for served in load_repository(tmp_path, None, budget_bytes=3 << 20)] == ["digits"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read_is_refused_alone(tmp_path: Path) -> None:
     put(tmp_path / "good")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.gateway import DIGITS, request_of
 from firstline_core.contract_notes import AuditNote
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
+from firstline_gateway import dataplane
 from firstline_gateway.gateway import open_gateway
 from firstline_gateway.repository import ServedModel, load_repository
 from firstline_gateway.response_cache import ResponseCache, key_of
@@ -73,7 +75,20 @@ def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
     assert key_of(request_of(1.0, promised=True), served) is None
 
 
-async def test_a_gateway_with_a_cache_runs_an_input_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["small", "large"])
+async def test_a_gateway_with_a_cache_runs_an_input_once(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And hashes a large one where that does not hold up the event loop."""
+    hashed_here = []
+
+    def hashed(request: InferRequest, served: ServedModel) -> bytes | None:
+        hashed_here.append(threading.current_thread() is threading.main_thread())
+        return key_of(request, served)
+
+    monkeypatch.setattr(dataplane, "key_of", hashed)
+    if size == "large":
+        monkeypatch.setattr(dataplane, "_HASHED_HERE_BYTES", 63)
     settings = load(
         None,
         overrides={
@@ -99,3 +114,4 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(tmp_path: Path) -> None
     assert (counted.inference_count, counted.cache_hit.count, counted.cache_miss.count) == (1, 1, 1)
     assert second.answer is not None
     assert second.answer.certified
+    assert hashed_here == [size == "small"] * 2

@@ -33,6 +33,7 @@ from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.probing import Probing
 from firstline_gateway.executors.rows import Group, joined, prepare_batch, shared_out
+from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.repository import ServedModel
 from firstline_gateway.settings import Oip
 
@@ -76,8 +77,7 @@ class OipExecutor:
         )
         self._probing = Probing(self._transports, self._models, clock)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
-        self._running = 0
-        self._idle = asyncio.Event()
+        self._under_way = UnderWay()
 
     @property
     def slots(self) -> int:
@@ -101,13 +101,8 @@ class OipExecutor:
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        self._running += 1
-        try:
+        with self._under_way:
             return await self._run(key, self._models[key], inputs, deadlines_s)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
 
     async def _run(
         self, key: ModelKey, model: FarModel, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
@@ -167,13 +162,7 @@ class OipExecutor:
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
         await self._probing.close()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._running:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            pass
+        await self._under_way.end(timeout_s)
         await self.calls.close()
         for transport in self._transports.values():
             await transport.close()

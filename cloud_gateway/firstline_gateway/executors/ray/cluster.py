@@ -94,16 +94,17 @@ class RayCluster:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     async def _call(self, name: str, method: str, timeout_s: float, *arguments: object) -> Any:
-        if name not in self._handles:
-            self._handles[name] = await self._blocking(serve.get_app_handle, name)
         try:
-            reply = getattr(self._handles[name], method).remote(*arguments)
-            try:
-                async with asyncio.timeout(timeout_s):
+            # Around all of it: finding the application takes Ray's thread, which a cluster in trouble holds for long.
+            async with asyncio.timeout(timeout_s):
+                if name not in self._handles:
+                    self._handles[name] = await self._blocking(serve.get_app_handle, name)
+                reply = getattr(self._handles[name], method).remote(*arguments)
+                try:
                     return await reply
-            except (TimeoutError, asyncio.CancelledError):
-                reply.cancel()
-                raise
+                except asyncio.CancelledError:
+                    reply.cancel()
+                    raise
         except TimeoutError as error:
             raise RemoteTimeoutError(f"no replica of {name} answered within {timeout_s:.3g} s") from error
         except RayTaskError as error:

@@ -23,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
+from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.repository import ServedModel
 
 _EVERY_S = 2.0
@@ -79,8 +80,7 @@ class RayExecutor:
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._retries = 0
         self._calls: dict[str, set[asyncio.Task[list[Outcome]]]] = defaultdict(set)
-        self._running = 0
-        self._idle = asyncio.Event()
+        self._under_way = UnderWay()
 
     @property
     def slots(self) -> int:
@@ -112,13 +112,8 @@ class RayExecutor:
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        self._running += 1
-        try:
+        with self._under_way:
             return await self._run(key, inputs, deadlines_s)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
 
     async def _run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         name, problem = self._models[key].name, ""
@@ -174,13 +169,7 @@ class RayExecutor:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._running:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            pass
+        await self._under_way.end(timeout_s)
         await self._cluster.close()
         return True
 

@@ -29,5 +29,5 @@ def upgrade() -> None:
         sa.UniqueConstraint("job_id", name="uq_jobs_job_id"),
     )
     op.create_index("ix_jobs_status_priority_sequence", "jobs", ["status", "priority", "sequence"])
-    op.create_index("ix_jobs_principal", "jobs", ["principal"])
+    op.create_index("ix_jobs_principal_size_bytes", "jobs", ["principal", "size_bytes"])
     op.create_index("ix_jobs_service_s", "jobs", ["service_s"])

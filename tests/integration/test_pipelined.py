@@ -1,0 +1,193 @@
+"""Requests for inference as bytes on one connection: cut anywhere, sent ahead, given up, and left unread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+from support.gateway import DIGITS, GatedExecutor, serving
+
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.api.http_protocol import HttpProtocol
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.settings_load import load
+
+BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
+TIMEOUT_S = 10.0
+
+
+def asking(body: bytes, *lines: str, model: str = "digits") -> bytes:
+    head = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+@pytest.fixture
+def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
+    executor = GatedExecutor()
+    return Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
+            await asyncio.sleep(0.001)
+
+
+async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), await reader.readexactly(length)
+
+
+def server_end() -> HttpProtocol:
+    """The one connection that is open, as the server has it."""
+    all_of_them = [each for each in gc.get_objects() if isinstance(each, HttpProtocol)]
+    (found,) = (each for each in all_of_them if each.transport is not None and not each.transport.is_closing())
+    return found
+
+
+async def releasing(executor: GatedExecutor) -> None:
+    while True:
+        await until(lambda: executor.held > 0)
+        executor.release()
+
+
+async def test_what_is_sent_ahead_is_answered_in_its_order(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        running = asyncio.create_task(releasing(executor))
+        live = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+        for _ in range(2):  # the second time its head is known
+            writer.write(asking(BODY) + asking(BODY) + live + asking(b"{", model="other") + asking(BODY))
+            found = [await answered(reader) for _ in range(5)]
+            assert [status for status, _ in found] == [200, 200, 200, 400, 200]
+            assert b"live" in found[2][1]
+        running.cancel()
+
+
+async def test_where_packets_end_changes_nothing(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    request = asking(BODY)
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        running = asyncio.create_task(releasing(executor))
+        for cut in (len(request), 1, 4, request.index(b"\r\n\r\n") + 2, len(request) - len(BODY), len(request) - 1):
+            writer.write(request[:cut])
+            await asyncio.sleep(0.01)  # a packet of its own; together they are the case above
+            writer.write(request[cut:])
+            status, said = await answered(reader)
+            assert (status, orjson.loads(said)["outputs"][0]["data"]) == (200, [6.0])
+        for byte in request:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await answered(reader))[0] == 200
+        running.cancel()
+
+
+async def test_all_of_a_connection_that_ends_is_given_up(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        writer.write(asking(BODY) + asking(BODY))
+        await until(lambda: executor.held == 1 and len(server_end().pipeline) == 1)
+        tasks = server_end().tasks
+        assert tasks
+        server_end().end()
+        assert await reader.read() == b""
+        await until(lambda: not tasks)
+        assert gateway.bodies._taken_bytes == 0
+
+
+async def test_a_line_tells_of_its_own_request(
+    gated: tuple[Gateway, GatedExecutor], caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway, executor = gated
+    caplog.set_level(logging.INFO, "firstline_gateway.requests")
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        writer.write(asking(BODY) + asking(b"{"))
+        await until(lambda: executor.held == 1)
+        executor.release()
+        assert [(await answered(reader))[0] for _ in range(2)] == [200, 400]
+    first, second = (record.getMessage() for record in caplog.records if record.name == "firstline_gateway.requests")
+    assert "request_id=" in first
+    assert "request_id=" not in second
+
+
+async def test_who_is_refused_before_it_may_send_is_not_taken_at_its_word(
+    gated: tuple[Gateway, GatedExecutor],
+) -> None:
+    """Whether the body still comes nobody knows, so the next request could be taken for it."""
+    gateway, _ = gated
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        huge = f"Content-Length: {gateway.plane.limits.body_bytes + 1}"
+        writer.write(
+            f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n{huge}\r\n\r\n".encode()
+        )
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"connection: close" in answer.lower()
+
+
+async def test_a_client_that_leaves_after_one_large_packet_is_noticed(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    async with serving(gateway) as url, connected(url) as (_, writer):
+        writer.write(asking(BODY + b" " * 100_000))
+        await until(lambda: executor.held == 1)
+        writer.transport.abort()
+        await until(lambda: gateway.bodies._taken_bytes == 0)
+
+
+async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecutor]) -> None:
+    gateway, executor = gated
+    body = BODY + b" " * 20_000
+    async with serving(gateway) as url, connected(url) as (reader, writer):
+        running = asyncio.create_task(releasing(executor))
+        tracemalloc.start()
+        try:
+            writer.write(asking(body))
+            assert (await answered(reader))[0] == 200
+            protocol = server_end()
+            del protocol
+            gc.collect()
+            largest = max(trace.size for trace in tracemalloc.take_snapshot().traces)
+        finally:
+            tracemalloc.stop()
+        running.cancel()
+    assert largest < len(body)
+
+
+async def test_refusals_do_not_pile_up_for_a_client_that_reads_none(
+    gated: tuple[Gateway, GatedExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, _ = gated
+    monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
+    async with serving(gateway) as url:
+        with socket.socket() as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            found.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(found, ("127.0.0.1", int(url.rpartition(":")[2])))
+            sending = asyncio.create_task(loop.sock_sendall(found, asking(b"abc") * 100_000))
+            with pytest.raises(ConnectionError):  # more than may wait for their turn: it is given up
+                await sending
