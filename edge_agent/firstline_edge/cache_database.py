@@ -6,6 +6,7 @@ read from there; a power cut costs the last few results, and flash memory is spa
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ REFUSED = (sqlite3.Error, OSError)
 _VERSION = 2
 # What is put shares a commit with so many others, and waits no longer for them than the next one after so long.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
+_WAITING_LIMIT = 1024  # while the disk is left alone
 # Reads are inline on the event loop; nobody else should hold the file's lock for longer.
 _LOCK_TIMEOUT_S = 0.05
 _PAGE_BYTES = 4096
@@ -67,8 +69,11 @@ class Database:
         self._connection = self._open(path)
         if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):  # another version's, or a new one
             self._connection.close()
-            for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-                file.unlink(missing_ok=True)
+            for found in directory.iterdir():  # which kept large results in folders beside it
+                if found.is_dir() and not found.is_symlink():
+                    shutil.rmtree(found)
+                else:
+                    found.unlink()
             self._connection = self._open(path)
             for statement in (_TABLE, _INDEX, f"PRAGMA user_version = {_VERSION}"):
                 self._connection.execute(statement)
@@ -94,17 +99,22 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute("ROLLBACK")
 
-    def get(self, key: bytes) -> tuple[object, float] | None:
-        """What is kept under the key, and when it ends by the wall's clock; whoever wrote the file chose its type."""
+    def get(self, key: bytes, *, at_rest: bool = False) -> tuple[object, float] | None:
+        """What is kept under the key, and when it ends by the wall's clock; whoever wrote the file chose its type.
+
+        Args:
+            key: of a `put`.
+            at_rest: whether the disk is to be left alone.
+        """
         waiting = self._waiting.get(key)
-        if waiting is not None:
+        if waiting is not None or at_rest:
             return waiting
         if not self._filter.passes(key):
             return None
         found: tuple[object, float] | None = self._connection.execute(_FIND, (key,)).fetchone()
         return found
 
-    def put(self, key: bytes, value: bytes, expires_s: float, now_s: float) -> bool:
+    def put(self, key: bytes, value: bytes, expires_s: float, now_s: float, *, at_rest: bool = False) -> bool:
         """Keeps a value; whether the disk has taken it now, and all that waited.
 
         Args:
@@ -112,11 +122,14 @@ class Database:
             value: to keep.
             expires_s: by the wall's clock.
             now_s: on the monotonic clock.
+            at_rest: whether the disk is to be left alone: it waits then, or is forgotten where much waits already.
         """
+        if at_rest and len(self._waiting) >= _WAITING_LIMIT:
+            return False
         if not self._waiting:
             self._commit_at_s = now_s + _GROUP_S
         self._waiting[key] = (value, expires_s)
-        full = len(self._waiting) >= self._group_limit or now_s >= self._commit_at_s
+        full = not at_rest and (len(self._waiting) >= self._group_limit or now_s >= self._commit_at_s)
         if full:
             self.commit()
         return full

@@ -59,3 +59,19 @@ def test_a_path_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path) -> Non
         with pytest.raises(AddressError, match=said), contextlib.ExitStack() as opened:
             opened.enter_context(listening(path, 0o660))
     assert file.read_text() == "precious"
+
+
+def test_a_program_that_is_too_busy_to_answer_still_listens(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with contextlib.ExitStack() as opened:
+        busy = opened.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+        busy.bind(str(path))
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller = opened.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        with pytest.raises(AddressError, match="another program listens"):
+            opened.enter_context(listening(path, 0o660))
+    assert path.exists()

@@ -30,7 +30,8 @@ def add_commands(commands: Any) -> None:
         "--scope",
         action="append",
         choices=SCOPES,
-        help="what it may do, once for each: infer (the default), fleet (invite, list and revoke devices, read "
+        help="what it may do, once for each: infer (the default), fleet (load and unload models, invite, list "
+        "and revoke devices, read "
         "contracts), admin (change contracts)",
     )
     create.add_argument(

@@ -30,7 +30,7 @@ def listening(path: Path, mode: int) -> Iterator[socket.socket]:
     Raises:
         AddressError: the path is taken, or cannot be used.
     """
-    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+    if _is_file(path):
         raise AddressError(f"api.socket is {path}, which is a file already, and no socket; choose another path.")
     if _answers(path):
         raise AddressError(f"api.socket is {path}, where another program listens; stop it, or choose another path.")
@@ -51,10 +51,21 @@ def listening(path: Path, mode: int) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return not stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:  # nothing there, or nothing that may be looked at: binding says what is wrong
+        return False
+
+
 def _answers(path: Path) -> bool:
+    """Whether somebody listens, perhaps too busy to answer: whoever connects in vain to a full queue would wait."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as caller:
+        caller.setblocking(False)
         try:
             caller.connect(str(path))
-        except OSError:
-            return False
+        except BlockingIOError:
+            return True
+        except OSError as error:  # others' sockets may refuse this user
+            return error.errno == errno.EACCES and os.access(path.parent, os.X_OK)
         return True

@@ -17,6 +17,7 @@ import pytest
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
+from firstline_edge.cache_database import Database
 from firstline_edge.disk_cache import DiskCache
 
 KEY = b"k" * 32
@@ -54,8 +55,11 @@ def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted
 def test_another_versions_file_gives_way(directory: Path) -> None:
     directory.mkdir()
     plant(directory, "CREATE TABLE Cache (key BLOB, value BLOB)", ())
+    (directory / "0a" / "b1").mkdir(parents=True)
+    (directory / "0a" / "b1" / "c2.val").write_bytes(b"a large result")
     cache = opened(directory)
     assert (cache.problem, cache.damage) == ("", "")
+    assert not (directory / "0a").exists()
     cache.put(KEY, b"new")
     cache.close()
     connection = sqlite3.connect(directory / "cache.db")
@@ -252,3 +256,50 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(di
     assert cache.problem == ""
     assert rows_on_disk(directory) == 2
     cache.close()
+
+
+@pytest.mark.parametrize("slow", ["get", "commit"])
+def test_a_slow_disk_is_left_alone_for_a_while_and_then_used_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    clock, takes_s, calls = SimulatedClock(), 0.0, 0
+    works = getattr(Database, slow)
+
+    def slowly(*arguments: Any, at_rest: bool = False) -> Any:
+        nonlocal calls
+        if at_rest:
+            return works(*arguments, at_rest=True)
+        calls += 1
+        clock._now_s += takes_s
+        return works(*arguments)
+
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=clock)
+    cache.put(KEY, b"on disk")
+    monkeypatch.setattr(Database, slow, slowly)
+    takes_s = 0.1
+    if slow == "get":
+        assert cache.get(KEY) is not None
+    else:
+        for number in range(64):
+            cache.put(bytes([number]), b"x")
+    assert calls == 1
+    for number in range(100):
+        cache.put(b"later%d" % number, b"waits")
+        assert cache.get(KEY) is None
+        assert (cache.get(b"later%d" % number) or (b"",))[0] == b"waits"
+    assert not cache.expire() and calls == 1
+    takes_s = 0.0
+    clock._now_s += 2.1
+    assert cache.get(KEY) is not None
+    cache.put(b"last", b"x")
+    cache.close()
+    assert rows_on_disk(directory) == (102 if slow == "get" else 166)
+
+
+def test_what_waits_for_a_slow_disk_is_bounded(directory: Path) -> None:
+    directory.mkdir()
+    database = Database(directory, 1 << 24)
+    for number in range(3000):
+        assert not database.put(b"%d" % number, b"x", 9e9, 0.0, at_rest=True)
+    assert len(database) == 1024
+    database.close()
