@@ -22,7 +22,7 @@ from firstline_edge.cache_database import REFUSED, UNREADABLE, Database
 
 log = logger(__name__)
 
-_EXPIRED_AT_ONCE, _LEARNED_AT_ONCE = 100, 1000
+_EXPIRED_AT_ONCE, _LEARNED_AT_ONCE = 100, 300
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
 # All this is on the event loop, so a disk that took longer is left alone for so many times as long: reads miss, and
