@@ -179,4 +179,4 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise link_error(error, str(self._http.base_url)) from error
+            raise link_error(error, self.url) from error

@@ -37,6 +37,7 @@ class Client(BaseClient[httpx.Client]):
         timeout_s: the longest that the server may stay silent (seconds).
         ca_file: whom to believe about a gateway with an authority of its own, its `authorities.pem`; this machine's
             authorities by default.
+        socket: the Unix socket of this machine's agent (its `api.socket`), asked instead of the port in `url`.
 
     Raises:
         ConfigError: `url`, `token` or `ca_file` is none.
@@ -268,7 +269,7 @@ class Client(BaseClient[httpx.Client]):
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
-            raise link_error(error, str(self._http.base_url)) from error
+            raise link_error(error, self.url) from error
 
 
 def check_job(job_id: str, error: FirstlineError, end_s: float, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import ssl
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
@@ -15,6 +15,7 @@ DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+_TRANSPORTS: dict[type, Any] = {httpx.Client: httpx.HTTPTransport, httpx.AsyncClient: httpx.AsyncHTTPTransport}
 
 
 class BaseClient(Generic[Http]):
@@ -29,18 +30,21 @@ class BaseClient(Generic[Http]):
         token: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         ca_file: Path | str | None = None,
+        socket: Path | str | None = None,
     ) -> None:
+        self._socket = socket
         self._http: Http = self._kind(
             base_url=base_url(url),
             headers=authorization(token),
             timeout=timeout_s,
             verify=believing(ca_file),
+            transport=None if socket is None else _TRANSPORTS[self._kind](uds=str(socket)),
         )
 
     @property
     def url(self) -> str:
-        """The tier's address."""
-        return str(self._http.base_url).rstrip("/")
+        """The tier's address, or its socket."""
+        return str(self._http.base_url).rstrip("/") if self._socket is None else f"unix:{self._socket}"
 
 
 def base_url(url: str) -> httpx.URL:

@@ -24,6 +24,7 @@ What it rests on
     cache           what models said of rows, in memory
     disk_cache      the same, on disk
     cache_database  its SQLite file, whose puts share a commit
+    key_filter      keys that the file cannot hold are not asked for
     keys            what a row, and a question about it, is known by
     single_flight   what is asked twice at a time is done once
     deadline        waits no longer than that

@@ -107,7 +107,7 @@ class EdgeAgent:
         try:
             if not self._turns.take_now(deadline_s):
                 await self._turns.take(deadline_s)
-            response = cascade.recall(request, trail)
+            response = cascade.at_once(request, deadline_s, trail)
             if response is None:
                 request = replace(request, deadline_s=deadline_s)
                 response = await cascade.infer(request, trail)

@@ -11,6 +11,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+from firstline_edge.key_filter import KeyFilter
+
 FILE_NAME = "cache.db"
 UNREADABLE = (sqlite3.DatabaseError,)
 """What a file raises that is no such database."""
@@ -36,6 +38,7 @@ _SETTINGS = (
 # Row ids rise, so that they tell who came first.
 _TABLE = "CREATE TABLE results (key BLOB NOT NULL UNIQUE, value BLOB NOT NULL, expires_s REAL NOT NULL)"
 _INDEX = "CREATE INDEX results_by_end ON results (expires_s)"
+_KEYS = "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid LIMIT ?"
 _FIND = "SELECT value, expires_s FROM results WHERE key = ?"
 _PUT = "INSERT OR REPLACE INTO results (key, value, expires_s) VALUES (?, ?, ?)"
 _OLDEST = "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results ORDER BY rowid LIMIT ?)"
@@ -60,6 +63,8 @@ class Database:
         self._waiting: dict[bytes, tuple[bytes, float]] = {}
         self._group_limit = 1
         self._commit_at_s = 0.0
+        self._filter = KeyFilter()
+        self._learned_to = 0  # the row id up to which the filter knows the keys
         path = directory / FILE_NAME
         self._connection = self._open(path)
         if self._connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):  # another version's, or a new one
@@ -72,6 +77,7 @@ class Database:
             self._connection = self._open(path)
             for statement in (_TABLE, _INDEX, f"PRAGMA user_version = {_VERSION}"):
                 self._connection.execute(statement)
+            self._filter.complete = True
 
     def _open(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
@@ -89,7 +95,7 @@ class Database:
 
     def check(self) -> None:
         """Raises `sqlite3.Error` where the file cannot be read, or not be written."""
-        self.get(b"probe")
+        self._connection.execute(_FIND, (b"probe",)).fetchone()
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.execute("ROLLBACK")
 
@@ -103,6 +109,8 @@ class Database:
         waiting = self._waiting.get(key)
         if waiting is not None or at_rest:
             return waiting
+        if not self._filter.passes(key):
+            return None
         found: tuple[object, float] | None = self._connection.execute(_FIND, (key,)).fetchone()
         return found
 
@@ -131,6 +139,7 @@ class Database:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, {}
+        self._filter.add(waiting)
         self._group_limit = 1
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -146,6 +155,15 @@ class Database:
         """Removes what has ended, no more than `limit`; how many that were."""
         self.commit()
         return self._connection.execute(_EXPIRED, (time.time(), limit)).rowcount
+
+    def learn_some(self, limit: int) -> bool:
+        """Learns which keys the file holds, no more than `limit` at once; whether there are more."""
+        if not self._filter.complete:
+            found = self._connection.execute(_KEYS, (self._learned_to, limit)).fetchall()
+            self._filter.add(key for _, key in found)
+            self._learned_to = found[-1][0] if found else self._learned_to
+            self._filter.complete = len(found) < limit
+        return not self._filter.complete
 
     def close(self) -> None:
         """Lets go of the file, and of what waits; calling it twice is harmless."""

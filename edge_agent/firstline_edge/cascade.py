@@ -25,24 +25,23 @@ from firstline_core.errors import (
 )
 from firstline_core.routing import policy
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Tier, Wait
-from firstline_edge import keys
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.case import Case, Trail
 from firstline_edge.escalation import may_come, reason_for
-from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import Hedging
 from firstline_edge.judge import Judge
 from firstline_edge.models import EdgeModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
-from firstline_edge.rows import Row, respond
+from firstline_edge.rows import Row
 from firstline_edge.runner import Runner
 
 _NO_ROWS, _ONE_ROW = ((), (0,)), (1,)
 # Looking a member up in its enumeration takes as long as reading a clock.
-_EDGE, _CACHE, _AUTO, _ANY, _FIRST = Tier.EDGE, Tier.CACHE, Route.AUTO, Privacy.ANY, Wait.FIRST
+_EDGE, _AUTO, _ANY, _FIRST = Tier.EDGE, Route.AUTO, Privacy.ANY, Wait.FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +107,21 @@ class Cascade:
         """Ends the edge model's runs for callers who left."""
         await self._runner.close()
 
-    def recall(self, request: InferRequest, trail: Trail) -> InferResponse | None:
-        """The commonest answer, at once: of one row that the cache knows and the policy keeps.
+    def at_once(self, request: InferRequest, deadline_s: float, trail: Trail) -> InferResponse | None:
+        """The commonest answer: of one row that the cache knows or a quick model runs, and the policy keeps.
 
         These are the steps of `infer`, without what only other requests need; nothing is decided otherwise here.
 
         Args:
             request: any.
-            trail: what was found out on the way is there for `infer`.
+            deadline_s: its own, or the device's default.
+            trail: how far it came: from there `infer` goes on.
 
         Returns:
-            None where it takes more than that; then nothing has happened yet.
+            None where it takes more than that.
+
+        Raises:
+            InvalidTensorError: the bundle takes other inputs.
         """
         model = self._models.find(request.model, request.version)
         if (
@@ -132,21 +135,18 @@ class Cascade:
             or request.size_bytes > self._options.limit_bytes
         ):
             return None
-        started_s = self._clock.monotonic_s()
-        trail.contents = keys.content_digests(model.tensor(request))
-        row = Row(0, trail.contents[0], edge_tier=_CACHE)
-        row.edge = self._cache.get(keys.result_key(edge.digest, row.content))
-        if row.edge is None:
-            trail.missed = True
+        trail.turn_to(_EDGE, None)
+        case = Case.of(request, model, deadline_s, trail)
+        try:
+            slow = self._runner.ask_quickly(case, edge, case.rows)
+        except InferenceError:
+            slow, trail.failed = case.rows, True
+        trail.rows = case.rows
+        if slow or not self._judge.keeps(case, case.rows[0]):
             return None
-        verdict = self._router.verdict(model, row)
-        if verdict.tier is not _EDGE:
-            return None
-        row.reason = verdict.reason
-        row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
-        trail.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
-        self._audits.judged(request, model, (row,))
-        return respond(request, model.version, (row,), trail.attempts, durable=False)
+        self._audits.judged(request, model, case.rows)
+        self._hedging.settle(request, None, (), trail.attempts)
+        return case.answer()
 
     async def infer(self, request: InferRequest, trail: Trail | None = None) -> InferResponse:
         """Answers one request.
@@ -185,7 +185,7 @@ class Cascade:
         case = Case.of(request, model, deadline_s, trail)
         try:
             # 2. The small model, from the cache or by running it.
-            if edge is not None and (decision is None or decision.tier is _EDGE):
+            if edge is not None and not trail.failed and (decision is None or decision.tier is _EDGE):
                 trail.turn_to(_EDGE, decision.reason if decision is not None else None)
                 try:
                     slow = self._runner.ask_quickly(case, edge, case.rows)

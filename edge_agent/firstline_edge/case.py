@@ -21,8 +21,8 @@ class Trail:
         tier, reason: who was to answer last, and why; None where it was refused before that.
         cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
         denials: by row, why it was not worth its price.
-        contents: of the rows, where they are known already; see `keys.content_digests`.
-        missed: whether the cache was asked for them, in vain.
+        rows: of the request, where they were looked at already: as far as the cache and a quick model know them.
+        failed: whether the model failed at that.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -30,8 +30,8 @@ class Trail:
     reason: Reason | None = None
     cause: str = ""
     denials: dict[int, Denial] = field(default_factory=dict)
-    contents: list[bytes] | None = None
-    missed: bool = False
+    rows: list[Row] | None = None
+    failed: bool = False
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
         self.tier, self.reason = tier, reason
@@ -59,14 +59,15 @@ class Case:
 
     @classmethod
     def of(cls, request: InferRequest, model: HeldModel, deadline_s: float, trail: Trail) -> Case:
-        """Nothing is known of its rows yet.
+        """Nothing is known of its rows but what the trail says.
 
         Raises:
             InvalidTensorError: the bundle takes other inputs.
         """
         tensor = model.tensor(request)
-        contents = keys.content_digests(tensor) if trail.contents is None else trail.contents
-        rows = [Row(position, content) for position, content in enumerate(contents)]
+        rows = trail.rows
+        if rows is None:
+            rows = [Row(position, content) for position, content in enumerate(keys.content_digests(tensor))]
         return cls(request, model, tensor, rows, deadline_s, trail)
 
     def answer(self, *, durable: bool = False) -> InferResponse:

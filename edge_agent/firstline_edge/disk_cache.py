@@ -22,7 +22,7 @@ from firstline_edge.cache_database import REFUSED, UNREADABLE, Database
 
 log = logger(__name__)
 
-_EXPIRED_AT_ONCE = 100
+_EXPIRED_AT_ONCE, _LEARNED_AT_ONCE = 100, 300
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
 # All this is on the event loop, so a disk that took longer is left alone for so many times as long: reads miss, and
@@ -118,6 +118,8 @@ class DiskCache:
     def expire(self) -> bool:
         """Removes a few of those that have lived their time, which would otherwise wait for room to be needed.
 
+        Meanwhile it learns which keys there are, so that it need not be asked for the others.
+
         Returns:
             Whether there may be more. There may be a hundred thousand after days without power: nobody should wait
             for all of them at once.
@@ -127,7 +129,8 @@ class DiskCache:
         if cache is None or began_s < self._rests_until_s:
             return False
         try:
-            return cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE
+            more = cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE
+            return cache.learn_some(_LEARNED_AT_ONCE) or more
         except REFUSED as error:
             self._failed(error)
             return False

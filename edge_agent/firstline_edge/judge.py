@@ -10,6 +10,7 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.case import Case
 from firstline_edge.gateway import attempt
+from firstline_edge.models import EdgeModel, HeldModel
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 
@@ -40,13 +41,22 @@ class Judge:
         """
         return [row for row in case.rows if not self._settled(case, row, decision)]
 
+    def keeps(self, case: Case, row: Row) -> bool:
+        """Answers the row with what the small model says of it, where the policy keeps that; only then it is judged."""
+        edge = case.model.edge
+        verdict = self._router.verdict(case.model, row)
+        if verdict.tier is not _EDGE or edge is None:
+            return False
+        self._keep(case.model, edge, row, verdict)
+        return True
+
     def _settled(self, case: Case, row: Row, decision: Decision | None) -> bool:
         """Answers the row, unless the full model has to be asked."""
         model, edge = case.model, case.model.edge
         verdict = decision or self._router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
-            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            self._keep(model, edge, row, verdict)
             return True
         if self._recall_full(case, row):
             return True
@@ -62,6 +72,10 @@ class Judge:
             row.keep(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
+
+    def _keep(self, model: HeldModel, edge: EdgeModel, row: Row, verdict: Decision) -> None:
+        row.reason = verdict.reason
+        row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
 
     def _recall_full(self, case: Case, row: Row) -> bool:
         """Answers the row with what this very full model said of it before, where that is known."""

@@ -74,8 +74,8 @@ class EdgeModel:
 
         Decoding grows with the bytes.
         """
-        share = max(1.0, request.size_bytes / request.rows / max(1, self.sample_bytes))
-        return self.row_ms * self.pace.factor * rows * share
+        share = request.size_bytes / request.rows / (self.sample_bytes or 1)
+        return self.row_ms * self.pace.factor * rows * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
         """Whether the request takes less than handing it to a thread is worth."""

@@ -70,13 +70,16 @@ class Runner:
         Raises:
             FirstlineError: the model failed; see `Cascade.infer`.
         """
-        missing = rows if case.trail.missed else self._recall(case, edge, rows)
+        missing = (
+            self._recall(case, edge, rows) if case.trail.rows is None else [row for row in rows if row.edge is None]
+        )
         if not missing or not edge.quick(case.request):
             return missing
         started_s = self._clock.monotonic_s()
         try:
-            expected_s = edge.expected_ms(case.request, len(missing)) / 1000
-            outputs = edge.run(case.tensor.take([row.position for row in missing]), expected_s)
+            whole = len(missing) == len(case.rows)
+            tensor = case.tensor if whole else case.tensor.take([row.position for row in missing])
+            outputs = edge.run(tensor, edge.expected_ms(case.request, len(missing)) / 1000)
         except FirstlineError as error:
             case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise

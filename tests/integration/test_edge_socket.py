@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import stat
@@ -13,6 +14,8 @@ import httpx
 import pytest
 from support.agent import DIGITS
 
+from firstline import AsyncClient, Client
+from firstline_core.errors import LinkDownError
 from firstline_edge.api.address import AddressError
 from firstline_edge.api.unix_socket import listening
 
@@ -33,6 +36,17 @@ def test_both_ways_lead_to_the_same_agent(tmp_path: Path) -> None:
                 reply = client.post(f"{base}/v2/models/digits/infer", json=asked, params={"route": "edge"})
                 assert reply.status_code == 200, reply.text
             assert near.get("http://localhost/v2/health/live").json() == {"live": True}
+        with Client("http://127.0.0.1:1", socket=path) as client:
+            assert client.ready()
+            assert client.url == f"unix:{path}"
+
+        async def ready(socket: Path) -> bool:
+            async with AsyncClient(socket=socket) as client:
+                return await client.ready()
+
+        assert asyncio.run(ready(path))
+        with pytest.raises(LinkDownError, match=r"unix:.*nobody"):
+            asyncio.run(ready(tmp_path / "nobody.sock"))
     finally:
         process.terminate()
         process.communicate(timeout=20)

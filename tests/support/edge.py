@@ -34,6 +34,7 @@ from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.case import Trail
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import HedgeOptions, Hedging
@@ -265,7 +266,9 @@ class Scene:
         self.models._held[name] = {other.version: other}
 
     async def infer(self, *values: float, **fields: Any) -> InferResponse:
-        return await self.cascade.infer(request(*values, **fields))
+        asked, trail = request(*values, **fields), Trail()
+        deadline_s = self.clock.monotonic_s() + 60 if asked.deadline_s is None else asked.deadline_s
+        return self.cascade.at_once(asked, deadline_s, trail) or await self.cascade.infer(asked, trail)
 
     @property
     def sent_rows(self) -> list[list[float]]:

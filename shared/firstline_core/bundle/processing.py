@@ -32,6 +32,8 @@ from firstline_core.bundle.steps import (
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.types import Array, Tensor
 
+_FEW = 32  # numbers of which a loop finds the largest before numpy has begun to
+
 Step = Callable[[Array], Array]
 GraphLoader = Callable[[Graph], Step]
 
@@ -101,6 +103,12 @@ def chain(functions: Sequence[Step]) -> Step:
 
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
+    if logits.shape[0] == 1:  # the same numbers, without what numpy asks for axes that are kept
+        row = logits[0]
+        row = row - (max(row.tolist()) if 0 < row.size <= _FEW else np.maximum.reduce(row))
+        np.exp(row, out=row)
+        row /= np.add.reduce(row)
+        return cast("NDArray[np.float32]", row[None])
     shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)

@@ -14,6 +14,7 @@ from firstline_core.runtime.feeds import cast_feed, check_feeds
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _LOG_ERRORS_ONLY = 3
+_NO_ROWS = (0,)
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -105,9 +106,26 @@ class OnnxRuntime:
         return session
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if self._is_ready(feeds):
+            return self._run(feeds)
         check_feeds(feeds, self.inputs)
         ready = {name: cast_feed(name, feeds[name], dtype) for name, dtype in self._dtypes.items()}
         return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)
+
+    def _is_ready(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether these are, at a glance, what the model takes: one array, of its dtype and shape, with rows."""
+        if len(self.inputs) != 1 or self._batch is not None:
+            return False
+        (spec,) = self.inputs
+        array = feeds.get(spec.name)
+        return (
+            array is not None
+            and len(feeds) == 1
+            and array.dtype is self._dtypes[spec.name]
+            and array.shape[1:] == spec.shape[1:]
+            and array.shape[:1] > _NO_ROWS
+            and array.flags.c_contiguous
+        )
 
     def _run(self, feeds: Feeds) -> dict[str, Array]:
         session = self._session

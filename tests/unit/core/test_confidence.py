@@ -61,3 +61,9 @@ def test_auroc_counts_pairs_and_half_of_ties() -> None:
     assert auroc(scores, failed) == pytest.approx(np.mean(pairs))
     assert auroc(np.array([0.9, 0.1]), np.array([False, True])) == 1
     assert auroc(scores, np.zeros(80, np.bool_)) is None
+
+
+def test_the_usual_score_is_to_the_bit_that_of_the_tempered_row() -> None:
+    rows = np.random.default_rng(3).dirichlet(np.full(10, 0.2), 500).astype(np.float32)
+    for found in (rows, np.zeros((1, 3), np.float32), np.array([[np.nan, 1.0]], np.float32)):
+        np.testing.assert_array_equal(score("max_probability", found), max_probability(temper(found, 1.0)))

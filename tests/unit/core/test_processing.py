@@ -274,6 +274,19 @@ def test_softmax_is_stable_and_right() -> None:
     np.testing.assert_allclose(found, [[0.5, 0.5, 0], [0.25, 0.75, 0]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("classes", [1, 2, 7, 8, 9, 10, 32, 33, 129, 1000])
+def test_softmax_says_of_one_row_to_the_bit_what_it_says_of_it_among_others(classes: int) -> None:
+    logits = (RNG.normal(size=(50, classes)) * 5).astype(np.float32)
+    together = softmax(logits)
+    for row, found in zip(logits, together, strict=True):
+        np.testing.assert_array_equal(softmax(row[None])[0], found)
+
+
+def test_softmax_of_no_number_is_none() -> None:
+    for row in ([np.nan, 1.0], [1.0, np.nan], [1.0, np.nan, 2.0]):
+        assert np.isnan(softmax(np.array([row], np.float32))).all()
+
+
 def test_post_steps() -> None:
     logits = RNG.normal(size=(4, 6)).astype(np.float64)
     run = compile_postprocess((Softmax(), LabelOffset(2)), no_graph)

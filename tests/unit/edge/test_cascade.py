@@ -685,6 +685,14 @@ class TestTogether:
         assert yes(await second) == [0.01]
         assert len(scene.cloud.requests) == 1
 
+    @pytest.mark.parametrize("value", [0.95, 0.6, 1.5], ids=["kept", "escalated", "failed"])
+    async def test_a_quick_model_runs_once(self, value: float, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        found = await scene.infer(value)
+        assert scene.echo.runs == [[value]]
+        assert found.answer is not None
+        assert [tried.tier for tried in found.answer.attempts].count(Tier.EDGE) == 1
+
     async def test_a_slow_model_runs_equal_rows_once(self, make_scene: MakeScene) -> None:
         scene = make_scene(row_ms=50.0)
         responses = await asyncio.gather(*(scene.infer(SURE) for _ in range(4)))
