@@ -113,7 +113,7 @@ async def test_what_is_known_of_a_key_holds_no_longer_than_the_key(database: Dat
     with database.begin() as on:
         revoked = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
         expires = keys.create_key(on, "guest", ("infer",), expires_s=NOW_S + 60, now_s=NOW_S)
-        counted = keys.create_key(on, "slow", ("infer",), requests_per_s=2, now_s=NOW_S)
+        counted = keys.create_key(on, "slow", ("infer",), requests_per_s=1, now_s=NOW_S)
     asked = gatekeeper(database, clock)
     for text in (revoked, expires, counted):
         assert asked.known_key(text) is None
