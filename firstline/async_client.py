@@ -63,7 +63,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         in_flight: int = DEFAULT_IN_FLIGHT,
         ordered: bool = True,
         patience_s: float = RETRY_PATIENCE_S,
-        on_progress: Progress = lambda done: None,
+        on_progress: Progress | None = None,
         **wishes: Unpack[Wishes],
     ) -> AsyncIterator[Outcome]:
         """See `Client.infer_many`."""

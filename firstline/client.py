@@ -92,7 +92,7 @@ class Client(BaseClient[httpx.Client]):
         in_flight: int = DEFAULT_IN_FLIGHT,
         ordered: bool = True,
         patience_s: float = RETRY_PATIENCE_S,
-        on_progress: Progress = lambda done: None,
+        on_progress: Progress | None = None,
         **wishes: Unpack[Wishes],
     ) -> Iterator[Outcome]:
         """Runs the model on many requests; what goes wrong with one is its own outcome.

@@ -86,7 +86,7 @@ def in_threads(
     in_flight: int,
     ordered: bool,
     patience_s: float,
-    on_progress: Progress,
+    on_progress: Progress | None,
 ) -> Iterator[Outcome]:
     """Sends each request from a thread; `requests` is read no further ahead than what is in flight."""
 
@@ -116,7 +116,8 @@ def in_threads(
             outcome = first.result()
             under_way.remove(first)
             done += 1
-            on_progress(done)
+            if on_progress is not None:
+                on_progress(done)
             yield outcome
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
@@ -129,7 +130,7 @@ async def in_tasks(
     in_flight: int,
     ordered: bool,
     patience_s: float,
-    on_progress: Progress,
+    on_progress: Progress | None,
 ) -> AsyncIterator[Outcome]:
     """`in_threads` for asyncio."""
 
@@ -162,7 +163,8 @@ async def in_tasks(
                 first = next(iter(ended))
             under_way.remove(first)
             done += 1
-            on_progress(done)
+            if on_progress is not None:
+                on_progress(done)
             yield first.result()
     finally:
         for task in under_way:

@@ -28,6 +28,7 @@ The process
     settings_load   from one TOML file, variables and flags
     settings_check  do they make sense together?
     cores           how many this process may use
+    at_once         a coroutine run without a task, as far as it gets without waiting
     gateway         all parts, put together from the settings
     server          the HTTP server: binds, announces itself, ends without dropping a request
     metrics         what is counted beside the requests

@@ -160,7 +160,10 @@ async def alarmed_fleet(fleet: Fleet) -> None:
 
     async def all_heard() -> bool:
         for agent in fleet.agents:
-            if not fleet.contract(agent)["alarm"]:
+            contract = fleet.contract(agent)
+            known = {name: contract["audits"][name] for name in ("agreed", "disagreed", "lost")}
+            # One audit at a time: what it brings back may be the alarm, which more of its own would forestall.
+            if not contract["alarm"] and contract["audits"]["drawn"] == sum(known.values()):
                 await fleet.ask(agent, agreeing=False)
         return all(fleet.contract(agent)["alarm"] for agent in fleet.agents)
 
