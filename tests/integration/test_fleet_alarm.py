@@ -156,14 +156,20 @@ def status(url: str, token: str) -> str:
 
 
 async def alarmed_fleet(fleet: Fleet) -> None:
-    """Everything disagrees, until every device has heard that the fleet alarms."""
+    """Everything disagrees, until every device has heard that the fleet alarms.
+
+    One audit at a time: what it brings back may be that alarm, which more audits of a device's own would forestall.
+    """
+
+    def settled() -> bool:
+        audits = [fleet.contract(agent)["audits"] for agent in fleet.agents]
+        answered = sum(one["agreed"] + one["disagreed"] for one in audits)
+        drawn = sum(one["drawn"] - one["lost"] for one in audits)
+        return drawn == answered == sum(pool.state.audits for pool in fleet.gateway.contracts.pools())
 
     async def all_heard() -> bool:
         for agent in fleet.agents:
-            contract = fleet.contract(agent)
-            known = {name: contract["audits"][name] for name in ("agreed", "disagreed", "lost")}
-            # One audit at a time: what it brings back may be the alarm, which more of its own would forestall.
-            if not contract["alarm"] and contract["audits"]["drawn"] == sum(known.values()):
+            if not fleet.contract(agent)["alarm"] and settled():
                 await fleet.ask(agent, agreeing=False)
         return all(fleet.contract(agent)["alarm"] for agent in fleet.agents)
 
