@@ -121,7 +121,7 @@ def _alone(kind: str, batch: int, suffix: str) -> str:
 
 
 def figures(samples: Sequence[Sample]) -> list[Figure]:
-    """The issue's rows, and what else one would ask of them."""
+    """Each row with an aim, and what else one would ask of them."""
 
     def beside(question: Question, suffix: str = "") -> float | None:
         return ratio(samples, (GATEWAY, question.name + suffix), (RAW, question.name + suffix))
