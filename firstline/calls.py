@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from firstline.prediction import Prediction, prediction_from
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
-from firstline_core.protocol import http, oip
+from firstline_core.protocol import http, http_body, oip
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import (
@@ -104,7 +104,7 @@ def read_infer(response: httpx.Response) -> InferResponse:
     """The tensors and what the answer says of itself."""
     _check(response)
     try:
-        return oip.decode_response(response.content, http.header_length(response.headers))
+        return oip.decode_response(response.content, http_body.header_length(response.headers))
     except (ProtocolError, RequestError) as error:
         raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
 

@@ -24,7 +24,7 @@ from support.mqtt_device import device_at
 
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.protocol import oip
-from firstline_core.protocol.http import HEADER_LENGTH
+from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.repository import ServedModel

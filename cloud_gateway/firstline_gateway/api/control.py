@@ -9,7 +9,7 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from firstline_core.errors import ForbiddenError
-from firstline_core.protocol import extensions, http
+from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import authenticate, authorize
@@ -118,7 +118,7 @@ async def model_config(request: Request, model: str, version: str = "") -> Respo
 @metadata.post("/v2/repository/index", summary='Triton\'s list of models; the body is empty, or {"ready": true}.')
 async def repository_index(request: Request) -> Response:
     gateway = gateway_of(request)
-    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
     return response_of(extensions.index_reply(gateway.plane, body, _SMALL))
 
 
@@ -128,7 +128,7 @@ async def repository_index(request: Request) -> Response:
 )
 async def load_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)
-    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
     return response_of(await extensions.load_reply(gateway.plane, model, body, _SMALL))
 
 
@@ -138,7 +138,7 @@ async def load_model(request: Request, model: str) -> Response:
 )
 async def unload_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)
-    body = await http.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
     return response_of(await extensions.unload_reply(gateway.plane, model, body, _SMALL))
 
 

@@ -20,7 +20,8 @@ from firstline_core.protocol.enrolment import (
     InviteRequest,
     RenewRequest,
 )
-from firstline_core.protocol.http import Reply, read_body
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_body import read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import address_of, authorize, presented_by

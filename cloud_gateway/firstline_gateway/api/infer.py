@@ -19,17 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
 from firstline_core.protocol import short
-from firstline_core.protocol.http import (
-    Reply,
-    body_form,
-    check_size,
-    elsewhere,
-    error_reply,
-    is_soon_read,
-    read_request,
-    response_reply,
-    within,
-)
+from firstline_core.protocol.http import Reply, error_reply, read_request, response_reply
+from firstline_core.protocol.http_body import body_form, check_size, elsewhere, is_soon_read, within
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
 from firstline_gateway.api.bodies import in_time

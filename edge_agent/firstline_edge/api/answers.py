@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError
-from firstline_core.protocol import http, short
+from firstline_core.protocol import http, http_body, short
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
@@ -39,7 +39,7 @@ class Answers:
         agent, model = self._agent, request.path_params["model"]
         with contextlib.ExitStack() as held:
             with self._budget.share() as counted:
-                body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+                body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
                 asked = await short.read_request(
                     model,
                     agent.short_metadata(model),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol import extensions, http
+from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.logs import logger
@@ -71,23 +71,23 @@ def create_app(agent: EdgeAgent, access: Access) -> Starlette:
 
     async def index(request: Request, _principal: str) -> Reply:
         with budget.share() as counted:
-            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+            body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
         return extensions.index_reply(agent, body, agent.limits)
 
     async def load(request: Request, _principal: str) -> Reply:
         check_local(request.client)
-        body = await http.read_body(request.stream(), request.headers, _SMALL)
+        body = await http_body.read_body(request.stream(), request.headers, _SMALL)
         return await extensions.load_reply(agent, request.path_params["model"], body, _SMALL)
 
     async def unload(request: Request, _principal: str) -> Reply:
         check_local(request.client)
-        body = await http.read_body(request.stream(), request.headers, _SMALL)
+        body = await http_body.read_body(request.stream(), request.headers, _SMALL)
         return await extensions.unload_reply(agent, request.path_params["model"], body, _SMALL)
 
     async def infer(request: Request, principal: str) -> Reply:
         came_s = arrived_s(request)
         with budget.share() as counted:
-            body = await http.read_body(counted(request.stream()), request.headers, agent.limits)
+            body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
             return await http.infer_reply(
                 agent, *_model(request), request.headers, body, principal=principal, arrived_s=came_s
             )

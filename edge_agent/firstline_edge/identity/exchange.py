@@ -26,7 +26,8 @@ from firstline_core.protocol.enrolment import (
     JoinToken,
     RenewRequest,
 )
-from firstline_core.protocol.http import JSON_TYPE, read_body
+from firstline_core.protocol.http import JSON_TYPE
+from firstline_core.protocol.http_body import read_body
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_edge.identity.tls import device_context, shown, unverified_context

@@ -22,7 +22,7 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.protocol.http import header_length
+from firstline_core.protocol.http_body import header_length
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response, encode_request
 from firstline_core.secrets_file import read_secret

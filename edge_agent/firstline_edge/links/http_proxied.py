@@ -16,7 +16,8 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.protocol.http import headers_for, read_body
+from firstline_core.protocol.http import headers_for
+from firstline_core.protocol.http_body import read_body
 from firstline_core.protocol.oip import Limits
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http_pool import USER_AGENT, Call, HttpLinkSettings, Reply

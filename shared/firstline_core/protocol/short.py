@@ -19,7 +19,8 @@ from firstline_core.protocol import parameters as asked
 from firstline_core.protocol import tensors
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.framing import parse_json
-from firstline_core.protocol.http import CONTENT_TYPE, Reply, decoded, decoded_body, json_reply
+from firstline_core.protocol.http import CONTENT_TYPE, Reply, json_reply
+from firstline_core.protocol.http_body import decoded, decoded_body
 from firstline_core.protocol.http_errors import header
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown

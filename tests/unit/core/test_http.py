@@ -22,7 +22,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.protocol import extensions, http, oip
+from firstline_core.protocol import extensions, http, http_body, oip
 from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
@@ -95,7 +95,9 @@ async def test_json_in_json_out() -> None:
     assert said(reply)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}]
 
 
-@pytest.mark.parametrize("name", [http.HEADER_LENGTH, http.HEADER_LENGTH.lower(), http.HEADER_LENGTH.upper()])
+@pytest.mark.parametrize(
+    "name", [http_body.HEADER_LENGTH, http_body.HEADER_LENGTH.lower(), http_body.HEADER_LENGTH.upper()]
+)
 async def test_binary_in_binary_out(name: str) -> None:
     sent = encode_request(
         InferRequest("double", (Tensor("x", np.array([[1, 2]], np.float32)),), REQUEST_ID, binary_output=True)
@@ -103,7 +105,7 @@ async def test_binary_in_binary_out(name: str) -> None:
     reply = await http.infer_reply(plane(), "double", "7", {name: str(sent.header_length)}, sent.body)
     assert reply.status == 200
     assert reply.headers["Content-Type"] == "application/octet-stream"
-    got = decode_response(reply.body, http.header_length(reply.headers))
+    got = decode_response(reply.body, http_body.header_length(reply.headers))
     assert got.output("y").tolist() == [[2, 4]]
 
 
@@ -134,12 +136,12 @@ async def test_bad_bodies_never_reach_the_plane() -> None:
     bad: list[tuple[dict[str, str], bytes, int]] = [
         ({}, b"{", 400),
         ({}, BODY + b" ", 413),
-        ({http.HEADER_LENGTH: "9" * 18}, BODY, 400),
-        ({http.HEADER_LENGTH: "9" * 5000}, BODY, 400),
-        ({http.HEADER_LENGTH: "-1"}, BODY, 400),
-        ({http.HEADER_LENGTH: "²"}, BODY, 400),
-        ({http.HEADER_LENGTH: ""}, BODY, 400),
-        ({http.HEADER_LENGTH: "1_0"}, BODY, 400),
+        ({http_body.HEADER_LENGTH: "9" * 18}, BODY, 400),
+        ({http_body.HEADER_LENGTH: "9" * 5000}, BODY, 400),
+        ({http_body.HEADER_LENGTH: "-1"}, BODY, 400),
+        ({http_body.HEADER_LENGTH: "²"}, BODY, 400),
+        ({http_body.HEADER_LENGTH: ""}, BODY, 400),
+        ({http_body.HEADER_LENGTH: "1_0"}, BODY, 400),
         ({"Content-Encoding": "br"}, BODY, 400),
         ({"Content-Encoding": "gzip"}, BODY, 400),
     ]
@@ -176,7 +178,7 @@ LARGE_BINARY = encode_request(InferRequest("double", (Tensor("x", np.ones((1, 20
         ({}, BODY, False),
         ({}, LARGE, True),
         ({"content-encoding": "gzip"}, gzip.compress(BODY, mtime=0), True),
-        ({http.HEADER_LENGTH: str(LARGE_BINARY.header_length)}, LARGE_BINARY.body, False),
+        ({http_body.HEADER_LENGTH: str(LARGE_BINARY.header_length)}, LARGE_BINARY.body, False),
     ],
     ids=["small", "large", "compressed", "binary"],
 )
@@ -197,7 +199,7 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     bomb = gzip.compress(bytes(50_000_000))
     with pytest.raises(PayloadTooLargeError, match="inflates"):
-        http.decoded_body({"Content-Encoding": "gzip"}, bomb, Limits(body_bytes=1000))
+        http_body.decoded_body({"Content-Encoding": "gzip"}, bomb, Limits(body_bytes=1000))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
 )
 def test_one_whole_stream(body: bytes, says: str) -> None:
     with pytest.raises(InvalidTensorError, match=says):
-        http.decoded_body({"Content-Encoding": "gzip"}, body, Limits())
+        http_body.decoded_body({"Content-Encoding": "gzip"}, body, Limits())
 
 
 async def test_reading_stops_at_the_limit() -> None:
@@ -223,18 +225,18 @@ async def test_reading_stops_at_the_limit() -> None:
             yield b"12345"
 
     with pytest.raises(PayloadTooLargeError):
-        await http.read_body(chunks(), {}, Limits(body_bytes=10))
+        await http_body.read_body(chunks(), {}, Limits(body_bytes=10))
     assert taken == 3
     for declared in ("11", "9" * 5000):
         with pytest.raises(PayloadTooLargeError):
-            await http.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
+            await http_body.read_body(chunks(), {"content-length": declared}, Limits(body_bytes=10))
     assert taken == 3
 
     async def whole() -> AsyncIterator[bytes]:
         yield b"ab"
         yield b"cd"
 
-    assert await http.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
+    assert await http_body.read_body(whole(), {"content-length": "4"}, Limits(body_bytes=4)) == b"abcd"
 
 
 def test_health_is_200_or_4xx_with_json_that_kserve_reads() -> None:

@@ -12,6 +12,7 @@ from support.escalations import request, response
 
 from firstline_core import errors
 from firstline_core.protocol import http as wire
+from firstline_core.protocol import http_body
 from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_edge.links.base import LinkBusyError
@@ -81,7 +82,7 @@ async def answer_once(reader: Reader, writer: Writer) -> None:
     if first.startswith("GET /v2/health/live "):
         writer.write(reply(200, b'{"live": true}'))
     else:
-        asked = decode_request("digits", body, int(headers[wire.HEADER_LENGTH.lower()]), trust_request_id=True)
+        asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
         assert asked.deadline_s is not None
         encoded = encode_response(asked, response(asked))
         writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
@@ -339,7 +340,7 @@ class TestReplacedToken:
             if headers.get("authorization") != "Bearer new":
                 writer.write(reply(401, error_body(errors.UnauthorizedError("The token is unknown."))))
                 continue
-            asked = decode_request("digits", body, int(headers[wire.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 

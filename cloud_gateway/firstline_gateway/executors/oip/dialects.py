@@ -26,7 +26,7 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.protocol.framing import Encoded
-from firstline_core.protocol.http import header_length
+from firstline_core.protocol.http_body import header_length
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import extensions, http
+from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
@@ -217,7 +217,7 @@ class InferenceService:
                 limits=limits,
             )
 
-        request = await http.decoded(decode, {}, len(head))
+        request = await http_body.decoded(decode, {}, len(head))
         journal.model, journal.id = request.model, request.id
         if deadline_s is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))

@@ -1,0 +1,155 @@
+"""A V2 body as HTTP brings it: how long it may be, what its headers say of it, and where it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol.http_errors import Lowered, header
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
+_INLINE_JSON_BYTES = 256 * 1024
+
+# One thread: parsing holds the interpreter's lock, so several would not be faster, and each would have its turn
+# before the event loop has.
+_DECODING = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+
+T = TypeVar("T")
+
+
+def header_length(headers: Mapping[str, str]) -> int | None:
+    """Bytes of JSON at the start of the body; None where the header is absent, so that all of it is JSON.
+
+    Raises:
+        InvalidTensorError: the header is not a whole number.
+    """
+    value = header(headers, HEADER_LENGTH)
+    if value is None:
+        return None
+    # 18 digits are more than any body, and keep int() from work without end.
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise InvalidTensorError(f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header.")
+    return int(value)
+
+
+async def within(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> AsyncIterator[bytes]:
+    """A body as it arrives, given up as soon as it is known to be too large.
+
+    Args:
+        chunks: as they arrive.
+        headers: for Content-Length, which spares the reading.
+        limits: `body_bytes` holds for the bytes on the wire here, and once more after decompression.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    declared = header(headers, "Content-Length")
+    if declared is not None and declared.isascii() and declared.isdigit():
+        significant = declared.lstrip("0") or "0"
+        if len(significant) > 18 or int(significant) > limits.body_bytes:
+            raise _too_large(limits)
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > limits.body_bytes:
+            raise _too_large(limits)
+        yield chunk
+
+
+async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:
+    """All of a body; see `within`."""
+    return b"".join([chunk async for chunk in within(chunks, headers, limits)])
+
+
+def check_size(body: bytes, limits: Limits) -> None:
+    """Whether a body that came in one piece is small enough, as `within` sees to for others.
+
+    Raises:
+        PayloadTooLargeError: over the limit.
+    """
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits)
+
+
+def _too_large(limits: Limits) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The body is larger than {limits.body_bytes} bytes, the most that is accepted.")
+
+
+def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> bytes:
+    """The body with its Content-Encoding undone.
+
+    Raises:
+        InvalidTensorError: an encoding other than gzip, deflate and identity, or a body that is not in it.
+        PayloadTooLargeError: over `limits.body_bytes`, before or after; no more than that is ever inflated.
+    """
+    encoding = (header(headers, "Content-Encoding") or "identity").lower()
+    if encoding == "identity":
+        return body
+    # HTTP's deflate is the zlib format (RFC 9110, section 8.4.1.2); 16 more window bits mean gzip.
+    window_bits = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+    if encoding not in window_bits:
+        raise InvalidTensorError(f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none.")
+    inflate = zlib.decompressobj(window_bits[encoding])
+    try:
+        plain = inflate.decompress(body, limits.body_bytes + 1)
+    except zlib.error as error:
+        raise InvalidTensorError(f"The body is not {encoding}, as its Content-Encoding says: {error}.") from error
+    if len(plain) > limits.body_bytes:
+        raise PayloadTooLargeError(f"The body inflates to more than {limits.body_bytes} bytes, the most accepted.")
+    if not inflate.eof or inflate.unused_data:
+        fault = "has bytes after its end" if inflate.eof else "is cut short"
+        raise InvalidTensorError(f"The {encoding} body {fault}; send one complete stream.")
+    return plain
+
+
+class BodyForm(NamedTuple):
+    """What the headers say of a body: the bytes of its JSON header (None: all is JSON), and its Content-Encoding."""
+
+    header_length: int | None
+    encoding: str | None
+
+
+def body_form(headers: Mapping[str, str]) -> BodyForm:
+    """Of headers that come again with each request of a connection it is found out once.
+
+    Raises:
+        InvalidTensorError: the header's length is not a whole number.
+    """
+    if not isinstance(headers, Lowered):
+        return BodyForm(header_length(headers), header(headers, "Content-Encoding"))
+    if headers.form is None:
+        headers.form = BodyForm(header_length(headers), header(headers, "Content-Encoding"))
+    form: BodyForm = headers.form
+    return form
+
+
+def is_soon_read(form: BodyForm, body_bytes: int) -> bool:
+    """Whether to read a body does not hold up the event loop: binary tensors are views of it and cost nothing."""
+    json_bytes = body_bytes if form.header_length is None else form.header_length
+    return json_bytes <= _INLINE_JSON_BYTES and form.encoding is None
+
+
+async def elsewhere(read: Callable[[], T]) -> T:
+    """Reads a body where that does not hold up the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_DECODING, read)
+
+
+async def decoded(decode: Callable[[], T], headers: Mapping[str, str], json_bytes: int) -> T:
+    """Runs `decode` where it does not hold up the event loop for long.
+
+    Args:
+        decode: from a body to what it means.
+        headers: of the request, for its Content-Encoding.
+        json_bytes: of the body as it came; binary tensors are views of it and cost nothing.
+    """
+    if is_soon_read(BodyForm(None, header(headers, "Content-Encoding")), json_bytes):
+        return decode()
+    return await elsewhere(decode)
