@@ -23,9 +23,8 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import contract, framing, repeated, reply_form
+from firstline_core.protocol import contract, framing, outputs, repeated, reply_form
 from firstline_core.protocol import parameters as asked
-from firstline_core.protocol.classification import classified
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.repeated import Asked, Plan
@@ -34,7 +33,6 @@ from firstline_core.types import (
     InferRequest,
     InferResponse,
     Privacy,
-    RequestedOutput,
     Route,
     Tensor,
     Wait,
@@ -49,9 +47,6 @@ __all__ = [
     "encode_request",
     "encode_response",
 ]
-
-# Extensions of Triton's that would change the meaning of a request if they were passed over.
-_REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
 
 
 def decode_request(
@@ -188,7 +183,7 @@ def request_of(
         request_id=_uuid(request_id) if request_id else new_request_id(),
         version=version,
         id=_echoed_id(head, limits),
-        outputs=_requested_outputs(head, limits),
+        outputs=outputs.requested(head, limits),
         binary_output=asked.flag(parameters, "binary_data_output") or False,
         route=wishes.route,
         privacy=wishes.privacy,
@@ -241,7 +236,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     if parameters:
         head["parameters"] = parameters
     if request.outputs:
-        head["outputs"] = [_output_entry(output) for output in request.outputs]
+        head["outputs"] = [outputs.entry(output) for output in request.outputs]
     return framing.assemble(head, "Input", "inputs", [(tensor, binary) for tensor in request.inputs])
 
 
@@ -294,61 +289,7 @@ def _encode_anew(request: InferRequest, response: InferResponse, labels: Sequenc
         head["id"] = response.id
     if response.answer is not None:
         head["parameters"] = answers.to_parameters(response.answer)
-    return framing.assemble(head, "Output", "outputs", chosen_outputs(request, response, labels))
-
-
-def chosen_outputs(
-    request: InferRequest, response: InferResponse, labels: Sequence[str] = ()
-) -> list[tuple[Tensor, bool]]:
-    """The outputs that the request named, in its order, as it wants them; and whether each travels as binary data.
-
-    Raises:
-        InvalidTensorError: there is no such output, or it has no classes.
-    """
-    wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
-    by_name = {tensor.name: tensor for tensor in response.outputs}
-    chosen: list[tuple[Tensor, bool]] = []
-    for output in wanted:
-        if output.name not in by_name:
-            raise InvalidTensorError(
-                f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
-            )
-        tensor = by_name[output.name]
-        if output.classification:
-            tensor = classified(tensor, output.classification, labels)
-        chosen.append((tensor, request.binary_output if output.binary is None else output.binary))
-    return chosen
-
-
-def _output_entry(output: RequestedOutput) -> dict[str, Any]:
-    parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
-    if output.classification:
-        parameters["classification"] = output.classification
-    return {"name": output.name} | ({"parameters": parameters} if parameters else {})
-
-
-def _requested_outputs(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
-    entries = head.get("outputs")
-    if entries is None:
-        return ()
-    if not isinstance(entries, list):
-        raise InvalidTensorError(f"'outputs' is {shown(entries)}; give an array of names, or leave it out.")
-    if len(entries) > limits.tensors:
-        raise PayloadTooLargeError(f"'outputs' has {len(entries)} names; at most {limits.tensors} are accepted.")
-    found: dict[str, RequestedOutput] = {}
-    for position, entry in enumerate(entries):
-        name = framing.name_of(entry, f"Requested output {position}")
-        where = f"Requested output {shown(name)}"
-        if name in found:
-            raise InvalidTensorError(f"{where} is there twice; name each output once.")
-        parameters = framing.object_at(entry, "parameters", where)
-        for key, instead in _REFUSED_OUTPUT.items():
-            if key in parameters:
-                raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
-        found[name] = RequestedOutput(
-            name, asked.flag(parameters, "binary_data"), asked.count(parameters, "classification")
-        )
-    return tuple(found.values())
+    return framing.assemble(head, "Output", "outputs", outputs.chosen(request, response, labels))
 
 
 def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:

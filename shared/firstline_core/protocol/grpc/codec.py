@@ -15,11 +15,11 @@ from google.protobuf.message import DecodeError
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import framing, tensors
+from firstline_core.protocol import framing, outputs, tensors
 from firstline_core.protocol.framing import Described
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import chosen_outputs, request_of
+from firstline_core.protocol.oip import request_of
 from firstline_core.runtime.protobuf import spans
 from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
 
@@ -134,7 +134,7 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
     made = message("ModelInferResponse")(model_name=response.model, model_version=response.version, id=response.id)
     if response.answer is not None:
         write_parameters(made.parameters, answers.to_parameters(response.answer))
-    for tensor, _ in chosen_outputs(request, response, labels):
+    for tensor, _ in outputs.chosen(request, response, labels):
         made.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         made.raw_output_contents.append(bytes(tensors.to_binary(f"Output '{tensor.name}'", tensor)))
     return made

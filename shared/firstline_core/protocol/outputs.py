@@ -1,0 +1,76 @@
+"""The outputs that a V2 request asks for: read from its head, written into one, and chosen from a response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.protocol import framing
+from firstline_core.protocol import parameters as asked
+from firstline_core.protocol.classification import classified
+from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import InferRequest, InferResponse, RequestedOutput, Tensor
+
+# Extensions of Triton's that would change the meaning of a request if they were passed over.
+_REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
+
+
+def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
+    """Those that a head names; () where it leaves the choice to the server.
+
+    Raises:
+        InvalidTensorError: they are not named as V2 says.
+        PayloadTooLargeError: there are more than `limits` allow.
+    """
+    entries = head.get("outputs")
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise InvalidTensorError(f"'outputs' is {shown(entries)}; give an array of names, or leave it out.")
+    if len(entries) > limits.tensors:
+        raise PayloadTooLargeError(f"'outputs' has {len(entries)} names; at most {limits.tensors} are accepted.")
+    found: dict[str, RequestedOutput] = {}
+    for position, entry in enumerate(entries):
+        name = framing.name_of(entry, f"Requested output {position}")
+        where = f"Requested output {shown(name)}"
+        if name in found:
+            raise InvalidTensorError(f"{where} is there twice; name each output once.")
+        parameters = framing.object_at(entry, "parameters", where)
+        for key, instead in _REFUSED_OUTPUT.items():
+            if key in parameters:
+                raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+        found[name] = RequestedOutput(
+            name, asked.flag(parameters, "binary_data"), asked.count(parameters, "classification")
+        )
+    return tuple(found.values())
+
+
+def entry(output: RequestedOutput) -> dict[str, Any]:
+    """One of them as a head names it."""
+    parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
+    if output.classification:
+        parameters["classification"] = output.classification
+    return {"name": output.name} | ({"parameters": parameters} if parameters else {})
+
+
+def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> list[tuple[Tensor, bool]]:
+    """The outputs that the request named, in its order, as it wants them; and whether each travels as binary data.
+
+    Raises:
+        InvalidTensorError: there is no such output, or it has no classes.
+    """
+    wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
+    by_name = {tensor.name: tensor for tensor in response.outputs}
+    found: list[tuple[Tensor, bool]] = []
+    for output in wanted:
+        if output.name not in by_name:
+            raise InvalidTensorError(
+                f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
+            )
+        tensor = by_name[output.name]
+        if output.classification:
+            tensor = classified(tensor, output.classification, labels)
+        found.append((tensor, request.binary_output if output.binary is None else output.binary))
+    return found
