@@ -24,7 +24,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
@@ -36,9 +36,9 @@ from firstline_edge.models import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, merge
+from routing.arrivals import Floats
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of
-from routing.traffic import Floats
 
 _OPTIONS = CascadeOptions(limit_bytes=8 << 20, default_timeout_s=2.0, reserve_s=0.02)  # the agent's defaults
 _MAX_AGE_S = 86_400.0
@@ -86,6 +86,9 @@ class NoAudits:
     """Nobody looks: what audits find is measured in `alarm.py`."""
 
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+        pass
+
+    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
         pass
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:

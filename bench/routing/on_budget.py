@@ -23,9 +23,9 @@ from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Seen, State, make, value_of
 from firstline_core.types import Tier
+from routing.arrivals import Floats, Traffic
 from routing.parts import Effort, Job, Table
 from routing.replay import DECLARED, Deployed, deploy
-from routing.traffic import Floats, Traffic
 
 RESOURCES = ("bytes", "joules", "money")
 SHARES = (0.1, 0.3)

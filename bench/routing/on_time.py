@@ -19,11 +19,11 @@ from simulation.simulated_time import LoopClock, simulate
 
 from firstline_core.routing.policies import Kind
 from firstline_core.types import Tier
+from routing.arrivals import Traffic
 from routing.device import Given, device, serve
 from routing.kinds import KINDS, router_of
 from routing.parts import Effort, Job, Table
 from routing.replay import Deployed, ReplayedGateway, deploy, held_model
-from routing.traffic import Traffic
 
 DEADLINE_S = 0.4
 EDGE_MS, FULL_MS = 10.0, 25.0

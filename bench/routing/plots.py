@@ -84,7 +84,7 @@ def power(records: Sequence[contract.Tally]) -> Picture:
             colour = (COLOURS["random"], COLOURS["value"])[shift % 2]
             heights = [of_n[group].power or 0.0 for group in groups]
             axes.bar(at, heights, 0.36, color=colour, label=f"{n} rows")
-            ceilings = [of_n[group].ceiling / of_n[group].calibrations / (of_n[group].oracle or 1) for group in groups]
+            ceilings = [of_n[group].ceiling / (of_n[group].oracle or 1) for group in groups]
             axes.scatter(
                 at,
                 ceilings,

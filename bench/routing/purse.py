@@ -22,13 +22,13 @@ from firstline_core.routing.account import Account
 from firstline_core.routing.budget import HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import Tariff
 from firstline_edge.budgets.spending import Spending
+from routing.arrivals import Traffic
 from routing.device import device, serve
 from routing.kinds import router_of
 from routing.on_budget import HELD
 from routing.on_time import DEADLINE_S, EDGE_MS, FULL_MS
 from routing.parts import Effort, Job, Table
 from routing.replay import Deployed, ReplayedGateway, deploy, held_model
-from routing.traffic import Traffic
 
 HOURS = 3
 SHARE = 0.3

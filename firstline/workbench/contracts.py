@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +16,9 @@ from firstline.workbench.selection import ScoreName, Selection, select
 from firstline_core.bundle.certificate import Certificate, Contract, GroupCertificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, net_loss
 from firstline_core.routing.drift import histogram
+from firstline_core.routing.starts import start_shares, starts_at
 
 KeptContract = Literal["disagreement", "harm"]
 """Contracts on kept answers; see `bundle.certificate.Contract`."""
@@ -119,7 +120,11 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
     """
     selection = _select(bundle, evidence, terms, terms.contract)
     scores, rows = selection.scores, selection.rest
-    starts = {group: starts_at(scores[members]) for group, members in _members(groups, _part(selection)).items()}
+    certifying = Counter(groups[at] for at in rows.tolist())
+    starts = {
+        group: starts_at(scores[members], start_shares(certifying[group]))
+        for group, members in _members(groups, _part(selection)).items()
+    }
     found = certify_groups(
         scores[rows],
         evidence.losses(terms.contract)[rows],

@@ -18,9 +18,10 @@ from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_log
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Start, check_share, split, starts_at
+from firstline_core.routing.certificate import check_share, split
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.routing.learned import Logistic
+from firstline_core.routing.starts import Start, start_shares, starts_at
 
 ScoreName = ScoreKind | Literal["best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""
@@ -140,7 +141,8 @@ def select(
     else:
         score = choice.declared if name == "best" else _named(name, own, temperature)
     scores = _scores(score, own, own_scores, probabilities, logits)
-    return Selection(score, value, choice.aurocs, starts_at(scores[part]), len(part), rest, scores)
+    starts = starts_at(scores[part], start_shares(len(rest)))
+    return Selection(score, value, choice.aurocs, starts, len(part), rest, scores)
 
 
 def _named(name: ScoreName, own: Score, temperature: float) -> Score:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certificate import Certificate, Start, certify
+from firstline_core.routing.certificate import Certificate, certify
 from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream
+from firstline_core.routing.starts import Start
 from firstline_core.routing.weighted import certify_weighted
 
 Found = Certificate | StreamCertificate

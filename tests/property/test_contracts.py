@@ -18,7 +18,8 @@ from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.models_folder import load_repository
+from firstline_gateway.repository import Repository
 from firstline_gateway.settings import Contracts
 from firstline_gateway.store.service import ServiceClock
 

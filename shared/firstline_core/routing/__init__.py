@@ -15,6 +15,7 @@ Proof: what may be promised of kept answers, before any is given.
     weighted        certifying on rows that were drawn with different probabilities
     binomial        exact tails and Clopper-Pearson bounds, for losses of 0 and 1
     bounds          p-values for losses anywhere in [0, 1]
+    starts          where testing begins
     fallback        many hypotheses in a fixed order, at one delta for all of them
 
 In the field: does the promise still hold?

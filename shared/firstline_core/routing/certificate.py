@@ -9,10 +9,11 @@ between two neighbouring scores keep the same rows, so that each score that occu
 and rows of equal score are kept or dropped together. Given how many rows a threshold keeps, the errors among them are
 binomial, which makes Clopper-Pearson exact (`binomial.py`). `fallback.py` bounds the error of testing so many.
 
-Testing cannot begin at the strictest threshold, which keeps one row and shows nothing. Where it begins must not depend
-on the losses tested, nor on epsilon and delta. Taken from a selection part (or given), the starts are fixed numbers
-and the guarantee holds for any score. Without one they are where fixed shares of the rows are kept; the guarantee is
-then exact if, from the threshold on where the risk first exceeds epsilon, looser ones are no less risky.
+Where testing begins (`starts.py`) must not depend on the losses tested, nor on epsilon and delta. Taken from a
+selection part, or given, the starts are fixed numbers, and the guarantee holds for any score and any risk. Without one
+they are ranks: the first test is of exactly so many of the surest rows, ties broken by chance, and then of whole
+thresholds, as ever. Only where the surest rows of all tie, all of them are the start. That holds however the risk rises
+and falls (`docs/proof.md`).
 """
 
 from __future__ import annotations
@@ -27,22 +28,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial, bounds
-from firstline_core.routing.fallback import last_rejected
+from firstline_core.routing.fallback import rejected
+from firstline_core.routing.starts import Start, cells_of, ranks, start_shares, starts_at
 
 Floats = NDArray[np.float64]
 
-START_SHARES = ((0.05, 0.08), (0.2, 0.86), (0.5, 0.03), (1.0, 0.03))
-"""(share of the rows kept, share of delta). Most of delta begins at 20 % kept, which wins most on real pairs; the rest
-is for edge models that are good on few answers only, or on nearly all of them."""
-
 _BETTING_ROWS = 5000  # beyond, betting takes long, and Hoeffding-Bentkus shows nearly as much
-
-
-class Start(NamedTuple):
-    """Testing begins here, with this share of delta."""
-
-    threshold: float
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ def certify(
         epsilon: the risk promised, above 0 and below 1.
         delta: probability that the promise is wrong, above 0 and below 1.
         select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
-        seed: of the split, and of the order in which bets are placed.
+        seed: of the split, of how a tie at a start is broken, and of the order in which bets are placed.
         starts: instead of a selection part; they must not come from these rows.
 
     Raises:
@@ -97,13 +88,11 @@ def certify(
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(sure), select_fraction, seed)
-        starts = starts_at(sure[selection]) if starts is None else starts
+        starts = starts_at(sure[selection], start_shares(len(rest))) if starts is None else starts
         sure, lost = sure[rest], lost[rest]
-    if starts is None:
-        starts = starts_at(sure)
-    if (shares := sum(start.share for start in starts)) > 1 + 1e-9:
+    if (shares := sum(start.share for start in starts or ())) > 1 + 1e-9:
         raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
-    return _certify(sure, lost, epsilon, delta, sorted(starts, reverse=True), seed=seed)
+    return _certify(sure, lost, epsilon, delta, starts, seed=seed)
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -111,24 +100,6 @@ def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray
     order = np.random.default_rng(seed).permutation(n)
     cut = round(n * fraction)
     return np.sort(order[:cut]), np.sort(order[cut:])
-
-
-def starts_at(scores: ArrayLike, shares: Sequence[tuple[float, float]] = START_SHARES) -> tuple[Start, ...]:
-    """The thresholds that keep these shares of the rows, or more where scores tie.
-
-    Args:
-        scores: (n,); NaN counts as a row that is never kept.
-        shares: (share of the rows kept, share of delta); those of delta add up where thresholds fall together.
-    """
-    found = np.asarray(scores, np.float64)
-    descending = np.sort(found[~np.isnan(found)])[::-1]
-    at: dict[float, float] = {}
-    if descending.size:
-        for kept, share in shares:
-            position = min(math.ceil(kept * len(found)), len(descending)) - 1
-            threshold = float(descending[max(position, 0)])
-            at[threshold] = at.get(threshold, 0.0) + share
-    return tuple(Start(threshold, min(share, 1.0)) for threshold, share in at.items())
 
 
 def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
@@ -152,19 +123,69 @@ def check_share(name: str, value: float) -> None:
         raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
 
 
-def _certify(
-    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start], *, seed: int
-) -> Certificate:
-    n = len(scores)
-    order = np.argsort(-scores, kind="stable")[: n - int(np.isnan(scores).sum())]  # NaN sorts last
-    descending, lost = scores[order], losses[order]
+class _Walk(NamedTuple):
+    """The hypotheses, from strict to loose, and where testing begins.
+
+    Attributes:
+        kept: (hypotheses,) rows that each keeps.
+        lowest: (hypotheses,) of the numbers that keep these rows, the loosest known one.
+        whole: (hypotheses,) whether that is a threshold; a start at a rank is none.
+        places: (position, share of delta), ascending.
+    """
+
+    kept: NDArray[np.intp]
+    lowest: Floats
+    whole: NDArray[np.bool_]
+    places: list[tuple[int, float]]
+
+
+def _from_numbers(descending: Floats, starts: Sequence[Start]) -> _Walk:
+    """From given numbers through every score."""
     thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
     kept = np.searchsorted(-descending, -thresholds, side="right")
-    errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
     places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
+    return _Walk(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
 
-    exact = bool(((lost == 0) | (lost == 1)).all())
-    turns = np.random.default_rng(seed).permutation(len(lost))
+
+def _from_ranks(descending: Floats, rows: int) -> _Walk:
+    """From exactly the surest so and so many of all rows, ties in the order given, through every score.
+
+    Starts within the surest cell begin with all of it: a number then, and so a threshold. So does one that takes in all
+    rows that have a score.
+    """
+    if not len(descending):
+        return _Walk(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
+    ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
+    cells = cells_of(descending)
+    surest = int(np.searchsorted(-cells, -cells[0], side="right"))
+    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(rows)}
+    cuts = [rank for rank in starts.values() if surest < rank < len(descending)]
+    kept = np.concatenate([ends, np.array(cuts, np.intp)])
+    whole = np.arange(len(kept)) < len(ends)
+    order = np.lexsort((~whole, kept))
+    kept, whole = kept[order], whole[order]
+    places: dict[int, float] = {}
+    for rank, share in ranks(rows).items():
+        begun = starts[rank]
+        at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
+        places[at] = min(places.get(at, 0.0) + share, 1.0)
+    return _Walk(kept, descending[kept - 1], whole, sorted(places.items()))
+
+
+def _certify(
+    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
+) -> Certificate:
+    n = len(scores)
+    exact = bool(((losses == 0) | (losses == 1)).all())
+    few = not exact and n <= _BETTING_ROWS
+    rated = n - int(np.isnan(scores).sum())
+    random = np.random.default_rng(seed)
+    order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the rows' own order has no part in it
+    order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # chance breaks the ties
+    descending, lost, turns = scores[order], losses[order], random.permutation(rated)
+    walk = _from_ranks(descending, n) if starts is None else _from_numbers(descending, starts)
+    kept, places = walk.kept, walk.places
+    errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
 
     def kept_losses(at: int) -> Floats:
         """In random order: bets must not follow the order of scores."""
@@ -179,7 +200,7 @@ def _certify(
             steps = first + np.flatnonzero(np.diff(errors[first : first + passable], prepend=-1) > 0)
             known = binomial.cdf(errors[steps], kept[steps], epsilon)
             found[:passable] = np.repeat(known, np.diff(np.append(steps, first + passable)))
-        elif n > _BETTING_ROWS:
+        elif not few:
             walked = slice(first, first + passable)
             found[:passable] = bounds.hoeffding_bentkus(errors[walked], kept[walked], epsilon)
         else:
@@ -189,23 +210,28 @@ def _certify(
                     break
         return found
 
-    rejected = last_rejected(len(thresholds), places, delta, p_values)
-    if rejected is None:
+    shown = [
+        (at, stretch.level)
+        for stretch in rejected(len(kept), places, delta, p_values)
+        for at in np.flatnonzero(walk.whole[: stretch.last + 1])[-1:].tolist()
+        if at >= stretch.first
+    ]
+    if not shown:
         needed = [
             binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
         ]
         least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
         return Certificate(False, None, 0.0, None, n, max(int(least), 1))
-    at, level = rejected
+    at, level = shown[-1]
     rows = int(kept[at])
     if exact:
         risk = binomial.upper_bound(int(errors[at]), rows, level)
-    elif n > _BETTING_ROWS:
+    elif not few:
         risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors[at], rows, mean)), level)
     else:
         risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
     below = float(descending[rows]) if rows < len(descending) else None
-    return Certificate(True, between(below, float(thresholds[at])), rows / n, min(risk, epsilon), n, 0)
+    return Certificate(True, between(below, float(walk.lowest[at])), rows / n, min(risk, epsilon), n, 0)
 
 
 def between(below: float | None, lowest: float) -> float:

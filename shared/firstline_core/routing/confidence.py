@@ -15,6 +15,9 @@ Scores = NDArray[np.float32]
 Kind = Literal["max_probability", "margin", "entropy"]
 
 _LEAST = np.float32(1e-7)
+_LEAST_SHARE = float(_LEAST)
+FEW_CLASSES = 32
+"""Of so many a loop finds the score of one row sooner than numpy."""
 
 
 def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
@@ -30,14 +33,16 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     Returns:
         (n, classes) float32, rows sum to 1.
     """
-    tempered: Probabilities = np.maximum(probabilities, _LEAST, dtype=np.float32)
+    # In double precision, so that whichever way a score is found it is rounded once: rows that tie have to tie with
+    # the threshold on every way, and an overconfident model's ties are a large share of its rows.
+    tempered = np.maximum(probabilities, _LEAST, dtype=np.float32).astype(np.float64)
     if temperature != 1.0:
         np.log(tempered, out=tempered)
-        tempered /= np.float32(temperature)
+        tempered /= temperature
         tempered -= np.maximum.reduce(tempered, axis=-1, keepdims=True)
         np.exp(tempered, out=tempered)
     tempered /= np.add.reduce(tempered, axis=-1, keepdims=True)
-    return tempered
+    return tempered.astype(np.float32)
 
 
 def max_probability(probabilities: Probabilities) -> Scores:
@@ -86,8 +91,26 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
     if temperature == 1.0 and kind == "max_probability":  # the usual one: as below, dividing the largest alone
         lifted = np.maximum(probabilities, _LEAST, dtype=np.float32)
         best: Scores = np.maximum.reduce(lifted, axis=-1)
-        return best / np.add.reduce(lifted, axis=-1)  # type: ignore[no-any-return]  # NDArray[np.float32]
+        share: Scores = (best / np.add.reduce(lifted, axis=-1, dtype=np.float64)).astype(np.float32)
+        return share
     return _SCORES[kind](temper(probabilities, temperature))
+
+
+def likeliest_of_few(temperature: float, row: Probabilities) -> float:
+    """As `score` by `max_probability`, of one row of few classes, before numpy has begun; to the last digit.
+
+    Args:
+        temperature: see `temper`.
+        row: (classes,) finite.
+    """
+    lifted: list[float] = [share if share > _LEAST_SHARE else _LEAST_SHARE for share in row.tolist()]
+    best = max(lifted)
+    if temperature == 1.0:
+        found = best / sum(lifted)
+    else:
+        power = 1.0 / temperature
+        found = 1.0 / sum([(share / best) ** power for share in lifted])
+    return float(np.float32(found))
 
 
 def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:

@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
-from firstline_core.routing.certificate import Certificate, Start, between, certify, check_share, split
-from firstline_core.routing.fallback import last_rejected
+from firstline_core.routing.certificate import Certificate, between, certify, check_share, split
+from firstline_core.routing.fallback import rejected
+from firstline_core.routing.starts import Start
 
 _STEPS = 100
+_WALKED = 5000  # more rows take a part to place the thresholds
 
 Group = TypeVar("Group", bound=Hashable)
 
@@ -57,11 +59,12 @@ def certify_stream(
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
     Paired: each row's loss is what keeping it costs, and 0 where it is escalated, so that the difference of the two
-    accuracies is its mean over all rows. It lies in -1 to 1; (1 + loss) / 2 is tested by betting. Thresholds keep 1,
-    2, ... 100 % of the selection part, and are tested from strict to loose up to the first failure, all of delta
-    beginning at the strictest: it gives up next to nothing, so that the test does not stop there for noise. Without a
-    selection part they keep shares of the rows themselves; the guarantee is then exact if, from the threshold on
-    where more than epsilon is given up, looser ones give up no less.
+    accuracies is its mean over all rows. It lies in -1 to 1; (1 + loss) / 2 is tested by betting. Thresholds are
+    tested from strict to loose up to the first failure, all of delta beginning where nothing is kept: that gives up
+    nothing, so that the test does not stop there for noise. With a selection part they keep 1, 2, ... 100 % of it;
+    without one every score is a threshold. Either way testing begins at a fixed number and passes over none that the
+    rows could have placed elsewhere, so the guarantee holds for any score. Of many rows a few place the thresholds, for
+    each test looks at all rows.
 
     Args:
         scores: (n,), higher means keep; NaN is never kept.
@@ -80,7 +83,9 @@ def certify_stream(
         raise ConfigError("A contract on the stream needs one score and one net loss of -1, 0 or 1 a row.")
     check_share("epsilon", epsilon)
     check_share("delta", delta)
-    grid_scores = sure if grid is None else np.asarray(grid, np.float64)
+    if grid is None and not select_fraction and len(sure) > _WALKED:
+        select_fraction = _WALKED / len(sure) / 10
+    grid_scores = np.asarray(sure if grid is None else grid, np.float64)
     if select_fraction:
         check_share("the selection fraction", select_fraction)
         selection, rest = split(len(sure), select_fraction, seed)
@@ -93,8 +98,9 @@ def certify_stream(
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(sure), 1)
     if not len(numbers) or not len(sure):
         return StreamCertificate(False, None, 0.0, None, len(sure), needed)
-    shares = np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1
-    thresholds = np.unique(numbers[shares])[::-1]
+    if grid is not None or select_fraction:
+        numbers = numbers[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(numbers)).astype(np.intp) - 1]
+    thresholds = np.append(np.inf, np.unique(numbers)[::-1])
 
     def losses(at: int) -> NDArray[np.float64]:
         found: NDArray[np.float64] = (1 + net * (sure >= thresholds[at])) / 2
@@ -108,13 +114,14 @@ def certify_stream(
                 break
         return found
 
-    rejected = last_rejected(len(thresholds), [(0, 1.0)], delta, p_values)
-    if rejected is None:
+    shown = rejected(len(thresholds), [(0, 1.0)], delta, p_values)
+    if not shown or shown[0].last == 0:
         return StreamCertificate(False, None, 0.0, None, len(sure), needed)
-    lowest = float(thresholds[rejected.position])
+    at = shown[0].last
+    lowest = float(thresholds[at])
     kept = sure >= lowest
     below = sure[sure < lowest]
-    upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(rejected.position), mean), delta) - 1
+    upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(at), mean), delta) - 1
     threshold = between(float(below.max()) if below.size else None, lowest)
     return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(sure), 0)
 

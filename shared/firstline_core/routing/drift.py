@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
@@ -112,7 +111,7 @@ class RecentCounts:
 
     def add(self, value: float) -> None:
         """Counts one; NaN counts as lowest, as in `bins_of`."""
-        self._counts[0 if math.isnan(value) else bisect_right(self._edges, value)] += self._weight
+        self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
         self._weight *= self._growth
         if self._weight > _HEAVIEST:
             self._counts, self._weight = self.counts, 1.0

@@ -10,19 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Rejected(NamedTuple):
-    """The last hypothesis that was rejected, and the level at which it was."""
+class Stretch(NamedTuple):
+    """Hypotheses in a row that were rejected at one level.
 
-    position: int
+    Attributes:
+        first, last: positions.
+        level: at which they were.
+    """
+
+    first: int
+    last: int
     level: float
 
 
-def last_rejected(
+def rejected(
     count: int,
     starts: Sequence[tuple[int, float]],
     delta: float,
     p_values: Callable[[int, int], NDArray[np.float64]],
-) -> Rejected | None:
+) -> list[Stretch]:
     """Tests hypotheses 0 to count - 1 in this order.
 
     Each start brings its share of delta. A rejected hypothesis hands its level on to the next one, where a start adds
@@ -36,14 +42,17 @@ def last_rejected(
         starts: (position, share of delta), positions ascending, shares of at most 1 in all.
         delta: probability of any false rejection.
         p_values: those of hypotheses first to last - 1; asked for only where the testing comes by.
+
+    Returns:
+        What was rejected, in order.
     """
-    best: Rejected | None = None
+    found: list[Stretch] = []
     carried = 0.0
     for (first, share), (last, _) in pairwise([*starts, (count, 0.0)]):
         level = carried + share * delta
         failed = np.flatnonzero(p_values(first, last) > level)
         stop = first + int(failed[0]) if failed.size else last
         if stop > first:
-            best = Rejected(stop - 1, level)
+            found.append(Stretch(first, stop - 1, level))
         carried = level if stop == last else 0.0
-    return best
+    return found

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, Start, between, certify, split, starts_at
+from firstline_core.routing.certificate import Certificate, between, certify, split
+from firstline_core.routing.starts import Start, starts_at
 
 
 def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
@@ -26,6 +27,29 @@ def test_errors_in_the_first_tie_do_not_stop_what_holds_for_all() -> None:
     scores = np.r_[np.ones(100), np.linspace(0, 0.9, 1900)]
     losses = np.r_[np.ones(6), np.zeros(1994)]
     assert certify(scores, losses, 0.05, 0.05).kept == 1
+
+
+def test_where_testing_begins_is_no_threshold_by_itself() -> None:
+    """The 60 surest rows pass, the 61st ends the walk: nobody tested the numbers between them."""
+    scores = np.linspace(1, 0.1, 300)
+    found = certify(scores, np.r_[np.zeros(60), np.ones(240)], 0.05, 0.05)
+    assert not found.certified
+    assert certify(scores, np.r_[np.zeros(61), np.ones(239)], 0.05, 0.05).kept == 61 / 300
+
+
+def test_a_start_within_a_tie_does_not_look_past_riskier_surer_rows() -> None:
+    """5 errors in the 50 surest rows, none in the 200 that tie: the first test is of 60 rows, not of all 250."""
+    scores = np.repeat([1.0, 0.5, 0.1], [50, 200, 50])
+    losses = np.repeat([1, 0, 1], [5, 245, 50])
+    assert not certify(scores, losses, 0.05, 0.05).certified
+
+
+def test_the_surest_scores_are_one_start_whatever_rounding_left_in_their_last_digit() -> None:
+    """One error in 60 rows shows nothing, in 100 it does."""
+    scores = np.float32([0.999999] * 50 + [0.9999989] * 50 + [0.5] * 200)
+    losses = np.repeat([1, 0, 1], [1, 99, 200])
+    assert certify(scores, losses, 0.05, 0.05).kept == 100 / 300
+    assert not certify(np.linspace(1, 0.5, 300), losses, 0.05, 0.05).certified
 
 
 def test_a_row_without_a_score_is_never_kept_but_counts() -> None:
@@ -85,6 +109,7 @@ RISKS: Any = {
     "rising": lambda s: 0.25 * (1 - s) ** 2,
     "quantised and saturated": lambda s: np.where(s > 0.7, 0.04, 0.2),
     "never below": lambda s: np.full_like(s, 0.051),
+    "zig-zag": lambda s: np.where((s * 8).astype(int) % 2 == 1, 0.11, 0.01),
     "bad at the top, then good, then bad": lambda s: np.where(s > 0.8, 0.11, np.where(s > 0.5, 0.01, 0.12)),
 }
 

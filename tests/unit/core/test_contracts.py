@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
+from firstline_core.routing.bounds import betting
 from firstline_core.routing.certificate import certify
 from firstline_core.routing.contracts import certify_groups, certify_stream, net_loss
 
@@ -67,3 +68,19 @@ def test_groups_share_delta() -> None:
     assert set(found) == {"cat", "dog"}
     with pytest.raises(ConfigError, match="2000 scores, but 1 groups"):
         certify_groups(scores, losses, ["cat"], 0.05, 0.1)
+
+
+def test_without_a_selection_part_every_score_is_a_threshold_of_the_stream() -> None:
+    """Reference: one by one from where nothing is kept, until the first that is not shown."""
+    random = np.random.default_rng(5)
+    scores = random.random(350)
+    net = np.where(scores < 0.4, random.random(350) < 0.5, 0).astype(int)
+    found = certify_stream(scores, net, 0.08, 0.1, seed=3)
+    order = np.random.default_rng(3).permutation(350)
+    certified = np.inf
+    for threshold in np.sort(scores)[::-1]:
+        if betting((1 + net[order] * (scores[order] >= threshold)) / 2, 1.08 / 2) > 0.1:
+            break
+        certified = threshold
+    assert found.kept == (scores >= certified).mean()
+    assert round(found.kept * 350) % 7 not in (0, 4)  # not where a hundredth more would end
