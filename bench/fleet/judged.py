@@ -1,0 +1,81 @@
+"""Stages judged in memory, by the thousand: the real judgement on drawn devices, without a store between."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_gateway.fleet.counting import Totals, added
+from firstline_gateway.rollouts.judgement.spending import LOOKS
+from firstline_gateway.rollouts.judgement.verdict import Decision, Device, Rules, judge
+from firstline_gateway.rollouts.measuring import between, compared
+from fleet.population import BUNDLE, NEW, NOTHING, Effect, population
+from fleet.population import Device as Drawn
+
+
+class Ended(NamedTuple):
+    """How a rollout ended: aborted or not, in which stage (from 0) and look, and by which rule."""
+
+    aborted: bool
+    stage: int
+    look: int
+    rule: str
+
+
+def judged(
+    seed: int, *, treated: int, control: int, stages: int, effect: Effect = NOTHING, hours: float = 8.0
+) -> Ended:
+    """One rollout over devices that differ, `stages` times eight looks at groups that chance divided.
+
+    Args:
+        seed: of everything that is drawn.
+        treated: devices of each stage.
+        control: those without.
+        stages: each with other devices, as in a fleet that is large.
+        effect: of the model.
+        hours: of observation in each stage; a device is audited 25 times an hour.
+    """
+    rules = Rules()
+    verdict = None
+    for stage in range(stages):
+        fleet = list(population(treated + control, seed * 64 + stage, effect).values())
+        told: list[Telemetry | None] = [None] * len(fleet)
+        totals = [Totals()] * len(fleet)
+
+        for device in fleet:
+            device.live(24.0)
+        _count(fleet, told, totals)
+        before = [between(BUNDLE, Totals(), each) for each in totals]
+        start = list(totals)
+        for device in fleet[:treated]:
+            device.version = NEW
+        for look in range(1, LOOKS + 1):
+            for device in fleet:
+                device.live(hours / LOOKS)
+            _count(fleet, told, totals)
+            devices: list[Device] = [
+                compared(BUNDLE, was, began, now) for was, began, now in zip(before, start, totals, strict=True)
+            ]
+            verdict = judge(
+                rules,
+                stages=stages + 1,
+                look=look,
+                over=look == LOOKS,
+                installed=treated,
+                failed=0,
+                treated=devices[:treated],
+                control=devices[treated:],
+                seed=seed,
+            )
+            if verdict.decision is Decision.ABORT:
+                return Ended(True, stage, look, verdict.rule)
+    assert verdict is not None
+    return Ended(False, stages - 1, LOOKS, verdict.rule)
+
+
+def _count(fleet: list[Drawn], told: list[Telemetry | None], totals: list[Totals]) -> None:
+    """Every device reports, and its totals grow."""
+    for index, device in enumerate(fleet):
+        report = device.telemetry
+        totals[index] = added(totals[index], told[index], report)
+        told[index] = report

@@ -1,0 +1,153 @@
+"""Devices that differ from each other, what they count, how they update, and what a model does to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec.structs import replace
+
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
+from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+
+BUNDLE = "cameras"
+OLD, NEW = 1, 2
+_BOUNDS = np.asarray(LATENCY_BOUNDS_MS)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What the new model does on every device.
+
+    Args:
+        failing: share of devices on which it cannot be installed.
+        latency: natural logarithm of the factor by which answers take longer.
+        crashes: more of them, a day.
+        disagreement: more of the audited answers that the full model answers otherwise.
+        escalations: factor.
+    """
+
+    failing: float = 0.0
+    latency: float = 0.0
+    crashes: float = 0.0
+    disagreement: float = 0.0
+    escalations: float = 1.0
+
+
+NOTHING = Effect()
+
+
+@dataclass
+class Device:
+    """One device, with habits of its own.
+
+    Args:
+        name: of the device.
+        rng: draws what it does.
+        effect: of the new model.
+    """
+
+    name: str
+    rng: np.random.Generator
+    effect: Effect = NOTHING
+    version: int = OLD
+    previous: int = OLD
+    on: bool = True
+    update: Update | None = None
+    sequence: int = 0
+    known: Desired = field(default_factory=lambda: Desired(0))
+    unclean: int = 0
+    uptime_s: float = 0.0
+    models: dict[int, ModelCounts] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        self.rows_per_hour = float(rng.lognormal(math.log(120), 0.6))
+        self.escalating = float(rng.beta(4, 16))
+        self.disagreeing = float(rng.beta(3, 57))
+        self.failing = float(rng.beta(1, 200))
+        self.slowness_ms = float(rng.lognormal(math.log(12), 0.4))
+        self.crashing = float(rng.gamma(0.5, 0.1))
+
+    def hear(self, desired: Desired, now_s: float) -> None:
+        """What it is to run; a step of an update for each call."""
+        if not self.on:
+            return
+        self.known = desired
+        wanted = next((model for model in desired.models if model.name == BUNDLE), None)
+        if wanted is None:
+            return
+        if wanted.undone:
+            if self.version == wanted.version:
+                self.version = self.previous
+            self._say(wanted, UpdateState.ROLLED_BACK, now_s)
+        elif self.update is None or (self.update.rollout, self.update.tries) != (wanted.rollout, wanted.attempt):
+            self._say(wanted, UpdateState.DOWNLOADING, now_s)
+        elif self.update.state is UpdateState.DOWNLOADING:
+            if self.rng.random() < self.effect.failing:
+                self._say(wanted, UpdateState.FAILED, now_s)
+            else:
+                self.previous, self.version = self.version, wanted.version
+                self._say(wanted, UpdateState.COMMITTED, now_s)
+
+    def _say(self, wanted: DesiredModel, state: UpdateState, now_s: float) -> None:
+        reason = "integrity" if state is UpdateState.FAILED else ""
+        self.update = Update(
+            BUNDLE, wanted.version, state, rollout=wanted.rollout, reason=reason, since_s=now_s, tries=wanted.attempt
+        )
+
+    def live(self, hours: float) -> None:
+        """Answers requests for a while, by the model that it runs."""
+        if not self.on:
+            return
+        rng, new = self.rng, self.version == NEW
+        effect = self.effect if new else NOTHING
+        rows = int(rng.poisson(self.rows_per_hour * hours))
+        audited = int(25 * hours)
+        escalated = int(rng.binomial(rows, min(1.0, self.escalating * effect.escalations)))
+        errors = int(rng.binomial(rows - escalated, self.failing))
+        times = rng.lognormal(math.log(self.slowness_ms) + effect.latency, 0.4, rows)
+        bins = np.bincount(np.searchsorted(_BOUNDS, times), minlength=len(_BOUNDS) + 1)
+        counted = ModelCounts(
+            BUNDLE,
+            self.version,
+            rows=rows,
+            kept=rows - escalated - errors,
+            escalated=escalated,
+            errors=errors,
+            latency=tuple(bins.tolist()),
+            latency_sum_ms=float(times.sum()),
+            audited=audited,
+            disagreed=int(rng.binomial(audited, min(1.0, self.disagreeing + effect.disagreement))),
+        )
+        held = self.models.get(self.version)
+        self.models[self.version] = counted if held is None else _sum(held, counted)
+        self.unclean += int(rng.poisson((self.crashing + effect.crashes) * hours / 24))
+        self.uptime_s += hours * 3600
+
+    @property
+    def reported(self) -> Reported:
+        self.sequence += 1
+        updates = (self.update,) if self.update is not None else ()
+        models = (RunningModel(BUNDLE, self.version),)
+        return Reported("session", self.sequence, self.known.revision, models, updates)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        models = tuple(self.models[version] for version in sorted(self.models))
+        return Telemetry("session", self.sequence, self.uptime_s, models, unclean=self.unclean)
+
+
+def population(number: int, seed: int, effect: Effect = NOTHING) -> dict[str, Device]:
+    """Devices by name."""
+    seeds = np.random.SeedSequence(seed).spawn(number)
+    names = [f"camera-{index:05}" for index in range(number)]
+    return {name: Device(name, np.random.default_rng(one), effect) for name, one in zip(names, seeds, strict=True)}
+
+
+def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
+    numbers = ("rows", "kept", "escalated", "errors", "audited", "disagreed", "latency_sum_ms")
+    values = {name: getattr(one, name) + getattr(more, name) for name in numbers}
+    return replace(one, **values, latency=tuple(a + b for a, b in zip(one.latency, more.latency, strict=True)))

@@ -1,0 +1,150 @@
+"""The fleet over MQTT: what devices publish about themselves, and the retained word of what each is to run.
+
+Every replica may listen: what it takes is numbered, so that whoever is second changes nothing. Retained facts are only
+given to subscriptions that are not shared, and without them a gateway that was away would not know its fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, ProtocolError
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
+from firstline_core.protocol.topics import Topics
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.fleet.fleet import Fleet
+
+_LEAVES = ("state", "reported", "telemetry")
+_AT_ONCE = 256
+# What another replica has desired is found this late at most.
+_LOOK_S = 2.0
+
+log = logger(__name__)
+
+
+class State(msgspec.Struct):
+    """A device's `state` topic: "online", or "offline" as its last will says."""
+
+    state: str
+    session_id: str
+
+
+class Spoken(NamedTuple):
+    """Who said something, and by which topic's last level."""
+
+    device: str
+    leaf: str
+
+
+class FleetBroker:
+    """Follows the devices of a broker, and tells them what to run.
+
+    Args:
+        fleet: told of what they say; asked what they are to hear.
+        connection: to the broker, with a client id of its own.
+        prefix: first levels of every topic.
+        is_revoked: whether a device may not say anything any more.
+    """
+
+    def __init__(self, fleet: Fleet, connection: MqttSettings, prefix: str, is_revoked: Callable[[str], bool]) -> None:
+        self._fleet = fleet
+        self._prefix = prefix
+        self._is_revoked = is_revoked
+        self._client = MqttClient(connection)
+        self._due = asyncio.Event()
+        self._publishing: asyncio.Task[None] | None = None
+        fleet.on_desired = self._due.set
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    async def start(self) -> None:
+        """Connects in the background, for as long as it takes, and again whenever the connection is lost."""
+        for leaf in _LEAVES:
+            await self._client.subscribe(f"{self._prefix}/+/{leaf}", self._hear)
+        self._client.start()
+        self._publishing = asyncio.create_task(self._publish())
+
+    async def close(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        await self._client.close()
+
+    async def _hear(self, message: Message) -> None:
+        """Takes one fact; what cannot be read is dropped with a line, as nobody waits for an answer."""
+        try:
+            said = spoken(message.topic, self._prefix)
+            if not self._is_revoked(said.device):
+                await self._take(said, message.payload)
+        except CapacityError as error:
+            log.warning("not kept", topic=ascii(message.topic), error=error.message)
+        except FirstlineError as error:
+            log.warning("not understood", topic=ascii(message.topic), error=error.message)
+
+    async def _take(self, said: Spoken, payload: bytes) -> None:
+        where = f"What {said.device} published as {said.leaf}"
+        if said.leaf == "reported":
+            await self._fleet.report(said.device, read_document(payload, Reported, where))
+        elif said.leaf == "telemetry":
+            if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
+                await self._fleet.count(said.device, read_document(payload, Telemetry, where))
+        else:
+            state = read_document(payload, State, where)
+            await self._fleet.presence(said.device, state.session_id, online=state.state == "online")
+
+    async def _publish(self) -> None:
+        """Puts what devices are to run where they find it, as long as this gateway runs."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+            if not self._client.connected:
+                continue
+            try:
+                while await self._publish_some():
+                    pass
+            except (CapacityError, LinkError) as error:
+                log.warning("desired state not published", error=error.message)
+
+    async def _publish_some(self) -> bool:
+        """Publishes some of what is due; whether there may be more."""
+        due = await self._fleet.unpublished(_AT_ONCE)
+        done: dict[str, int] = {}
+        for device, desired in due:
+            try:
+                topic = Topics(device, self._prefix).desired
+                await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
+            except ConfigError as error:  # a name that no topic can carry
+                log.error("device cannot be told over MQTT", device=ascii(device), error=error.message)
+            done[device] = desired.revision
+        if done:
+            await self._fleet.published(done)
+        return len(due) == _AT_ONCE
+
+
+def spoken(topic: str, prefix: str) -> Spoken:
+    """Who published to a topic, and what.
+
+    Raises:
+        ProtocolError: it is none of a device's facts.
+    """
+    head = f"{prefix}/"
+    parts = topic[len(head) :].split("/") if topic.startswith(head) else []
+    if len(parts) != 2 or parts[1] not in _LEAVES:
+        raise ProtocolError(f"{topic!a} is none of a device's facts; those are {prefix}/DEVICE/{'|'.join(_LEAVES)}.")
+    try:
+        Topics(parts[0], prefix)
+    except ConfigError as error:
+        raise ProtocolError(error.message) from error
+    return Spoken(parts[0], parts[1])

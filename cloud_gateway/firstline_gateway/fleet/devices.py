@@ -1,0 +1,253 @@
+"""The devices in the store, within a caller's transaction: what each is to run, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, Row, Select, delete, insert, or_, select, update
+
+from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_gateway.fleet.selector import Selector
+from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
+from firstline_gateway.store import statements
+
+_EARLIER = 8  # sessions whose late words are known as late
+_C = DEVICES.c
+_NOTHING = msgspec.json.encode(Desired(0)).decode()
+
+
+class Device(Struct, frozen=True):
+    """A device as the fleet knows it.
+
+    Attributes:
+        accepted_s: wall time since which it belongs here; None while it is not to be given anything.
+        first_seen_s: wall time when it was first heard of by itself; None where it never was.
+        last_seen_s: likewise, the latest.
+        online: whether its latest session has not ended, as far as is known.
+    """
+
+    name: str
+    tags: dict[str, str]
+    accepted_s: float | None
+    first_seen_s: float | None
+    last_seen_s: float | None
+    online: bool
+    session: str
+    reported: Reported | None
+    desired: Desired
+
+
+def seen(connection: Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
+    """A device speaks, as the process `session`.
+
+    Args:
+        connection: within a transaction.
+        name: of the device.
+        session: of its process; "" where it does not say.
+        now_s: wall time.
+        accept: whether a device that was never heard of belongs here at once.
+
+    Returns:
+        Whether this is its latest process; a word of an earlier one comes late, and is not to be believed.
+    """
+    _ensure(connection, name, now_s if accept else None)
+    held = connection.execute(
+        select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
+    ).one()
+    earlier = msgspec.json.decode(held.earlier_sessions, type=list[str])
+    if session in earlier:
+        return False
+    values: dict[str, Any] = {"last_seen_s": now_s, "online": True}
+    if held.first_seen_s is None:
+        values["first_seen_s"] = now_s
+    if session and session != held.session:
+        kept = [*earlier, held.session][-_EARLIER:] if held.session else earlier
+        values |= {"session": session, "sequence": -1, "earlier_sessions": msgspec.json.encode(kept).decode()}
+    connection.execute(update(DEVICES).where(_C.name == name).values(**values))
+    return True
+
+
+def left(connection: Connection, name: str, session: str) -> bool:
+    """A device's process has ended, as its last will says; False where that is an earlier process's will."""
+    mine = (_C.name == name, _C.session == session)
+    return connection.execute(update(DEVICES).where(*mine).values(online=False)).rowcount > 0
+
+
+def report(connection: Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
+    """Keeps what a device says of itself; False where it said something newer before."""
+    if not seen(connection, name, reported.session, now_s, accept=accept):
+        return False
+    newer = (_C.name == name, _C.sequence < reported.sequence)
+    values = {"sequence": reported.sequence, "reported": msgspec.json.encode(reported).decode()}
+    return connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount > 0
+
+
+def desire(
+    connection: Connection, names: Iterable[str], change: Callable[[str, Desired], Desired], now_s: float
+) -> list[str]:
+    """Changes what devices are to run; each change is a new revision.
+
+    Args:
+        connection: within a transaction.
+        names: of the devices; one that is not known yet is told when it comes.
+        change: from what a device was to run to what it is; its revision is not looked at.
+        now_s: wall time.
+
+    Returns:
+        Those for which something changed.
+    """
+    changed = []
+    for name in sorted(set(names)):  # in one order, so that two who change several do not wait for each other
+        _ensure(connection, name, now_s)
+        held = connection.execute(select(_C.desired, _C.revision).where(_C.name == name).with_for_update()).one()
+        before = msgspec.json.decode(held.desired, type=Desired)
+        after = msgspec.structs.replace(change(name, before), revision=before.revision)
+        if after == before:
+            continue
+        after = msgspec.structs.replace(after, revision=held.revision + 1)
+        values = {"desired": msgspec.json.encode(after).decode(), "revision": after.revision}
+        connection.execute(update(DEVICES).where(_C.name == name).values(**values))
+        changed.append(name)
+    return changed
+
+
+def find(connection: Connection, name: str) -> Device | None:
+    """One device; None where nobody has heard of it."""
+    row = connection.execute(_query().where(_C.name == name)).first()
+    return _device(row) if row is not None else None
+
+
+def page(connection: Connection, after: str, limit: int, selector: Selector) -> list[Device]:
+    """Devices by name, from the first one after a name on; those that the selector means."""
+    found: list[Device] = []
+    while len(found) < limit:
+        rows = connection.execute(_query().where(_C.name > after).order_by(_C.name).limit(limit)).all()
+        found += [device for device in map(_device, rows) if selector.matches(device.tags)]
+        if len(rows) < limit:
+            break
+        after = rows[-1].name
+    return found[:limit]
+
+
+def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
+    """Names and tags of all devices that belong here."""
+    rows = connection.execute(select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
+    return [(row.name, msgspec.json.decode(row.tags, type=dict[str, str])) for row in rows]
+
+
+def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str] | None:
+    """Sets tags, and takes away those that are None; all that the device has now, None where there is no device."""
+    held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).first()
+    if held is None:
+        return None
+    after = {**msgspec.json.decode(held.tags, type=dict[str, Any]), **tags}
+    kept = {key: value for key, value in after.items() if value is not None}
+    connection.execute(update(DEVICES).where(_C.name == name).values(tags=msgspec.json.encode(kept).decode()))
+    return kept
+
+
+def accept(connection: Connection, name: str, now_s: float) -> bool:
+    """A device belongs here from now on; one that was never heard of will when it comes. False where it did before."""
+    _ensure(connection, name, None)
+    open_ = (_C.name == name, _C.accepted_s.is_(None))
+    return connection.execute(update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
+
+
+def forget(connection: Connection, name: str) -> bool:
+    """Forgets a device, and what it counted; False where nobody has heard of it."""
+    for table in (COUNTS, HISTORY):
+        connection.execute(delete(table).where(table.c.device == name))
+    return connection.execute(delete(DEVICES).where(_C.name == name)).rowcount > 0
+
+
+def unpublished(connection: Connection, limit: int) -> list[tuple[str, Desired]]:
+    """Desired documents that do not lie at the broker yet, of devices that belong here."""
+    due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
+    rows = connection.execute(select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
+    return [(row.name, msgspec.json.decode(row.desired, type=Desired)) for row in rows]
+
+
+def published(connection: Connection, revisions: Mapping[str, int]) -> None:
+    """Notes which revisions lie at the broker."""
+    for name, revision in sorted(revisions.items()):
+        connection.execute(update(DEVICES).where(_C.name == name, _C.published < revision).values(published=revision))
+
+
+def publish_all_again(connection: Connection) -> None:
+    """Has every desired document published anew: for a broker that has lost what it kept."""
+    connection.execute(update(DEVICES).where(_C.published >= 0).values(published=-1))
+
+
+def brake(connection: Connection) -> Brake | None:
+    """What all devices are held to; None where nothing is braked."""
+    row = connection.execute(select(BRAKE.c.brake)).first()
+    return msgspec.json.decode(row.brake, type=Brake) if row is not None else None
+
+
+def set_brake(connection: Connection, wanted: Brake | None, by: str, now_s: float) -> None:
+    """Brakes, or lifts it; devices are told by `desire`."""
+    connection.execute(delete(BRAKE))
+    if wanted is not None:
+        row = {"id": 1, "brake": msgspec.json.encode(wanted).decode(), "by": by, "since_s": now_s}
+        connection.execute(insert(BRAKE).values(row))
+
+
+def names(connection: Connection) -> list[str]:
+    """Of all devices that belong here."""
+    return list(connection.execute(select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
+
+
+def silent_since(connection: Connection, before_s: float) -> list[str]:
+    """Devices that were not heard of since a wall time, or never."""
+    late = or_(_C.last_seen_s.is_(None), _C.last_seen_s < before_s)
+    return list(connection.execute(select(_C.name).where(late).order_by(_C.name)).scalars())
+
+
+def _ensure(connection: Connection, name: str, accepted_s: float | None) -> None:
+    row = {
+        "name": name,
+        "tags": "{}",
+        "accepted_s": accepted_s,
+        "first_seen_s": None,
+        "last_seen_s": None,
+        "online": False,
+        "session": "",
+        "earlier_sessions": "[]",
+        "sequence": -1,
+        "reported": None,
+        "desired": _NOTHING,
+        "revision": 0,
+        "published": -1,
+    }
+    connection.execute(statements.insert(connection, DEVICES).values(row).on_conflict_do_nothing())
+
+
+def _query() -> Select[Any]:
+    return select(
+        _C.name,
+        _C.tags,
+        _C.accepted_s,
+        _C.first_seen_s,
+        _C.last_seen_s,
+        _C.online,
+        _C.session,
+        _C.reported,
+        _C.desired,
+    )
+
+
+def _device(row: Row[Any]) -> Device:
+    return Device(
+        name=row.name,
+        tags=msgspec.json.decode(row.tags, type=dict[str, str]),
+        accepted_s=row.accepted_s,
+        first_seen_s=row.first_seen_s,
+        last_seen_s=row.last_seen_s,
+        online=row.online,
+        session=row.session,
+        reported=msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None,
+        desired=msgspec.json.decode(row.desired, type=Desired),
+    )

@@ -1,0 +1,231 @@
+"""What the fleet's devices and its people ask of this gateway, whichever way they come.
+
+Devices say what they run and counted, and hear what they are to run. People look, tag, let in, send away, and brake.
+Whatever people do is in the audit trail, in the transaction that does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import NotFoundError, RequestError
+from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.telemetry.logs import logger
+from firstline_gateway import settings
+from firstline_gateway.fleet import counting, devices
+from firstline_gateway.fleet.selector import Selector
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail import records as trail
+
+_TAGS = 64
+
+_T = TypeVar("_T")
+
+log = logger(__name__)
+
+
+class Fleet:
+    """The devices of one gateway, or of the replicas that share its store.
+
+    Args:
+        readers: of the store.
+        writer: writes to it.
+        found: the settings.
+        clock: what times are on.
+
+    Attributes:
+        on_desired: called when devices are to run something else, on the event loop.
+    """
+
+    def __init__(self, readers: Readers, writer: GroupWriter, found: settings.Fleet, *, clock: Clock) -> None:
+        self._readers = readers
+        self._writer = writer
+        self._accept = found.accept == "automatic"
+        self._clock = clock
+        self.on_desired: Callable[[], None] = lambda: None
+
+    async def desired(self, device: str) -> Desired:
+        """What a device is to run; that it asks says that it is there."""
+        now_s = self._clock.wall_s()
+
+        def asked(connection: Connection) -> Desired:
+            devices.seen(connection, device, "", now_s, accept=self._accept)
+            found = devices.find(connection, device)
+            return found.desired if found is not None and found.accepted_s is not None else Desired(0)
+
+        return await self._write(asked)
+
+    async def report(self, device: str, reported: Reported) -> bool:
+        """Takes what a device says of itself; False where it said something newer before."""
+        now_s = self._clock.wall_s()
+        return await self._write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
+
+    async def count(self, device: str, telemetry: Telemetry) -> bool:
+        """Takes what a device counted; likewise."""
+        now_s = self._clock.wall_s()
+
+        def counted(connection: Connection) -> bool:
+            if not devices.seen(connection, device, telemetry.session, now_s, accept=self._accept):
+                return False
+            return counting.count(connection, device, telemetry, now_s) is not None
+
+        return await self._write(counted)
+
+    async def presence(self, device: str, session: str, *, online: bool) -> bool:
+        """A device's process has come, or has ended; False for the late word of an earlier one."""
+        now_s = self._clock.wall_s()
+        if online:
+            return await self._write(lambda on: devices.seen(on, device, session, now_s, accept=self._accept))
+        return await self._write(lambda on: devices.left(on, device, session))
+
+    async def page(self, after: str, limit: int, selector: Selector) -> FleetDevicePage:
+        """Devices by name."""
+        now_s = self._clock.wall_s()
+        found = await self._readers.ask(lambda on: devices.page(on, after, limit, selector))
+        return FleetDevicePage(
+            tuple(_shown(device, now_s) for device in found), found[-1].name if len(found) == limit else None
+        )
+
+    async def device(self, name: str) -> FleetDevice:
+        """One device.
+
+        Raises:
+            NotFoundError: nobody has heard of it.
+        """
+        found = await self._readers.ask(lambda on: devices.find(on, name))
+        return _shown(_known(found, name), self._clock.wall_s())
+
+    async def change(self, name: str, change: DeviceChange, by: str) -> FleetDevice:
+        """Tags a device, and lets it in.
+
+        Raises:
+            NotFoundError: nobody has heard of it.
+            RequestError: it would have too many tags.
+        """
+        now_s = self._clock.wall_s()
+
+        def changed(connection: Connection) -> devices.Device | None:
+            tags = devices.tag(connection, name, change.tags)
+            if tags is None:
+                return None
+            if len(tags) > _TAGS:
+                raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
+            said = partial(trail.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
+            if change.tags:
+                said(action="device.tag", details={"tags": change.tags})
+            if change.accepted and devices.accept(connection, name, now_s):
+                said(action="device.accept", details={})
+            return devices.find(connection, name)
+
+        found = _known(await self._write(changed), name)
+        if change.accepted:
+            self.on_desired()
+        return _shown(found, now_s)
+
+    async def decommission(self, name: str, by: str) -> None:
+        """Forgets a device, with all that it said and counted; its access is ended by whoever calls.
+
+        Raises:
+            NotFoundError: nobody has heard of it.
+        """
+        now_s = self._clock.wall_s()
+
+        def forgotten(connection: Connection) -> bool:
+            if not devices.forget(connection, name):
+                return False
+            trail.add(
+                connection, at_s=now_s, actor=by, action="device.decommission", subject=f"device:{name}", details={}
+            )
+            return True
+
+        if not await self._write(forgotten):
+            raise _unknown(name)
+
+    async def brake(self) -> Brake | None:
+        """What the fleet is held to."""
+        return await self._readers.ask(devices.brake)
+
+    async def set_brake(self, brake: Brake | None, by: str) -> int:
+        """Brakes the whole fleet's escalation, or lifts it; how many devices are told."""
+        now_s = self._clock.wall_s()
+
+        def braked(connection: Connection) -> int:
+            devices.set_brake(connection, brake, by, now_s)
+            told = devices.desire(
+                connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
+            )
+            trail.add(
+                connection,
+                at_s=now_s,
+                actor=by,
+                action="fleet.brake" if brake is not None else "fleet.lift",
+                subject="fleet",
+                details={"brake": brake, "devices": len(told)},
+            )
+            return len(told)
+
+        told = await self._write(braked)
+        self.on_desired()
+        log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=told)
+        return told
+
+    async def desire(self, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
+        """Changes what devices are to run; those for which that is something new."""
+        now_s, wanted = self._clock.wall_s(), list(names)
+        changed = await self._write(lambda on: devices.desire(on, wanted, change, now_s))
+        if changed:
+            self.on_desired()
+        return changed
+
+    async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
+        """What does not lie at the broker yet."""
+        return await self._readers.ask(lambda on: devices.unpublished(on, limit))
+
+    async def published(self, revisions: dict[str, int]) -> None:
+        """Notes what lies there now."""
+        await self._write(lambda on: devices.published(on, revisions))
+
+    async def publish_all_again(self) -> None:
+        """Has all of it published anew."""
+        await self._write(devices.publish_all_again)
+
+    async def forget_old(self) -> None:
+        """Forgets what is older than anybody looks back."""
+        now_s = self._clock.wall_s()
+        await self._write(lambda on: counting.forget(on, now_s))
+
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
+        return await asyncio.wrap_future(self._writer.submit(operation))
+
+
+def _shown(device: devices.Device, now_s: float) -> FleetDevice:
+    return FleetDevice(
+        name=device.name,
+        tags=device.tags,
+        accepted=device.accepted_s is not None,
+        online=device.online,
+        last_seen_age_s=None if device.last_seen_s is None else round(max(0.0, now_s - device.last_seen_s), 3),
+        first_seen_s=device.first_seen_s,
+        reported=device.reported,
+        desired=device.desired,
+    )
+
+
+def _known(device: Any, name: str) -> devices.Device:
+    if not isinstance(device, devices.Device):
+        raise _unknown(name)
+    return device
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"Nobody has heard of a device {name} here; `firstline device ls` shows those that are known.")

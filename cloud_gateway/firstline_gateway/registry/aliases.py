@@ -1,0 +1,115 @@
+"""Names for versions, such as champion and canary: what they stand for, stood for, and stand for again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConflictError, FirstlineError, NotFoundError
+from firstline_core.fleet.registry import AliasChange
+from firstline_core.fleet.target import bundles
+from firstline_gateway.registry import records
+from firstline_gateway.registry.catalogue import Catalogue
+from firstline_gateway.registry.registry import written
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail import records as trail
+
+HISTORY_LIMIT = 100
+
+
+class Aliases:
+    """Asked on one event loop.
+
+    Args:
+        readers: of the store.
+        writer: writes to it.
+        catalogue: what the registry lists now.
+        clock: what time it is.
+    """
+
+    def __init__(
+        self, readers: Readers, writer: GroupWriter, catalogue: Callable[[], Awaitable[Catalogue]], *, clock: Clock
+    ) -> None:
+        self._readers = readers
+        self._writer = writer
+        self._catalogue = catalogue
+        self._clock = clock
+
+    async def all(self, model: str = "") -> list[AliasChange]:
+        """What aliases stand for now, of one model or of all."""
+        return await self._readers.ask(lambda connection: records.aliases(connection, model))
+
+    async def history(self, model: str, alias: str) -> list[AliasChange]:
+        """What an alias stood for, the newest first.
+
+        Raises:
+            NotFoundError: there never was such an alias.
+        """
+        found = await self._readers.ask(
+            lambda connection: records.alias_history(connection, model, alias, HISTORY_LIMIT)
+        )
+        if not found:
+            raise _unknown(model, alias)
+        return found
+
+    async def set(self, model: str, alias: str, version: int | None, by: str) -> AliasChange:
+        """Has an alias stand for a version from now on; None for none any more.
+
+        Raises:
+            NotFoundError: the version is not listed, or there is no alias to remove.
+        """
+        if version is not None and (model, version) not in bundles((await self._catalogue()).files):
+            raise NotFoundError(f"The registry has no {model} version {version}.")
+        change = AliasChange(model, alias, version, by, self._clock.wall_s())
+
+        def put(connection: Connection) -> AliasChange | FirstlineError:
+            if version is None and not any(one.alias == alias for one in records.aliases(connection, model)):
+                return _unknown(model, alias)
+            return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
+
+        return await written(self._writer, put)
+
+    async def revert(self, model: str, alias: str, by: str) -> AliasChange:
+        """Has an alias stand for what it stood for before its last change.
+
+        Raises:
+            NotFoundError: there is no such alias.
+            ConflictError: it has stood for nothing else, or that is no longer listed.
+        """
+        listed = set(bundles((await self._catalogue()).files))
+        now_s = self._clock.wall_s()
+
+        def put(connection: Connection) -> AliasChange | FirstlineError:
+            history = records.alias_history(connection, model, alias, 2)
+            if not history:
+                return _unknown(model, alias)
+            if len(history) < 2:
+                return ConflictError(f"The alias {alias} of {model} was set once; there is nothing to go back to.")
+            version = history[1].version
+            if version is not None and (model, version) not in listed:
+                return ConflictError(
+                    f"{alias} stood for {model} version {version}, which is no longer in the registry."
+                )
+            return _changed(connection, AliasChange(model, alias, version, by, now_s), "alias.revert")
+
+        return await written(self._writer, put)
+
+
+def _changed(connection: Connection, change: AliasChange, action: str) -> AliasChange:
+    records.change_alias(connection, change)
+    trail.add(
+        connection,
+        at_s=change.at_s,
+        actor=change.by,
+        action=action,
+        subject=f"{change.model}/{change.alias}",
+        details={"version": change.version},
+    )
+    return change
+
+
+def _unknown(model: str, alias: str) -> NotFoundError:
+    return NotFoundError(f"{model} has no alias {alias}.")

@@ -1,0 +1,96 @@
+"""Signed metadata and aliases in the store, within a caller's transaction."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, delete, func, insert, select, text
+
+from firstline_core.fleet.registry import AliasChange
+from firstline_gateway.registry.tables import ALIASES, SIGNED
+
+# A device that began to fetch may ask for what was current then.
+_VERSIONS_KEPT = 20
+_M, _A = SIGNED.c, ALIASES.c
+
+
+class Document(NamedTuple):
+    """Metadata as it was signed; `expires_s` is its end (wall time, seconds)."""
+
+    role: str
+    version: int
+    content: bytes
+    expires_s: float
+
+
+def lock(connection: Connection) -> None:
+    """Has who publishes go on alone; SQLite's transactions that write are alone anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE registry_metadata IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def newest(connection: Connection, role: str) -> Document | None:
+    """A role's newest metadata."""
+    return _document(connection, select(SIGNED).where(_M.role == role).order_by(_M.version.desc()).limit(1))
+
+
+def numbered(connection: Connection, role: str, version: int) -> Document | None:
+    """A role's metadata of one version."""
+    return _document(connection, select(SIGNED).where(_M.role == role, _M.version == version))
+
+
+def heads(connection: Connection) -> dict[str, tuple[int, float]]:
+    """Version and end of each role's newest metadata."""
+    newest_of = select(_M.role, func.max(_M.version).label("version")).group_by(_M.role).subquery()
+    query = select(_M.role, _M.version, _M.expires_s).join(
+        newest_of, (newest_of.c.role == _M.role) & (newest_of.c.version == _M.version)
+    )
+    return {role: (version, expires_s) for role, version, expires_s in connection.execute(query)}
+
+
+def put(connection: Connection, documents: list[Document]) -> None:
+    """Keeps new metadata, and forgets what nobody asks for any more; every root is kept."""
+    connection.execute(insert(SIGNED), [document._asdict() for document in documents])
+    for document in documents:
+        if document.role != "root":
+            kept = 1 if document.role == "timestamp" else _VERSIONS_KEPT
+            of_role = select(_M.version).where(_M.role == document.role).order_by(_M.version.desc())
+            old = connection.execute(of_role.offset(kept)).scalars().all()
+            connection.execute(delete(SIGNED).where(_M.role == document.role, _M.version.in_(old)))
+
+
+def aliases(connection: Connection, model: str = "") -> list[AliasChange]:
+    """What aliases stand for now, of one model or of all, by model and alias."""
+    latest = select(func.max(_A.sequence)).group_by(_A.model, _A.alias)
+    query = _changes().where(_A.sequence.in_(latest), _A.version.is_not(None)).order_by(_A.model, _A.alias)
+    if model:
+        query = query.where(_A.model == model)
+    return [AliasChange(*row) for row in connection.execute(query)]
+
+
+def alias_history(connection: Connection, model: str, alias: str, limit: int) -> list[AliasChange]:
+    """What an alias stood for, the newest first."""
+    query = _changes().where(_A.model == model, _A.alias == alias).order_by(_A.sequence.desc()).limit(limit)
+    return [AliasChange(*row) for row in connection.execute(query)]
+
+
+def change_alias(connection: Connection, change: AliasChange) -> None:
+    """Has an alias stand for something else from now on."""
+    connection.execute(
+        insert(ALIASES).values(
+            model=change.model,
+            alias=change.alias,
+            version=change.version,
+            changed_by=change.by,
+            changed_s=change.at_s,
+        )
+    )
+
+
+def _changes() -> Select[Any]:
+    return select(_A.model, _A.alias, _A.version, _A.changed_by, _A.changed_s)
+
+
+def _document(connection: Connection, query: Select[Any]) -> Document | None:
+    row = connection.execute(query).first()
+    return None if row is None else Document(*row)

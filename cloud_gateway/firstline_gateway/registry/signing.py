@@ -1,0 +1,217 @@
+"""Whether newly signed metadata is to be believed, and the snapshot and timestamp of it. No I/O; on python-tuf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from securesystemslib.signer import CryptoSigner
+from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
+from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
+
+from firstline_core.bundle.trust import LIMITS_BYTES
+from firstline_core.errors import (
+    ConflictError,
+    MetadataExpiredError,
+    PayloadTooLargeError,
+    RequestError,
+    SignatureError,
+)
+from firstline_core.fleet.target import SignedFile
+from firstline_gateway.registry.records import Document
+
+ONLINE_LIFE = timedelta(days=1)
+"""How long a snapshot and a timestamp are good: so long a device may be shown an old one unnoticed."""
+
+_SHA256 = "sha256"
+
+
+class Accepted(NamedTuple):
+    """What is to be current.
+
+    Attributes:
+        fresh: what is new of it.
+        root: who may sign.
+        targets: what is signed.
+        targets_content: the same as bytes.
+    """
+
+    fresh: tuple[Document, ...]
+    root: Root
+    targets: Targets
+    targets_content: bytes
+
+
+def accept(
+    contents: Sequence[bytes], root_now: Document | None, targets_now: Document | None, now_s: float
+) -> Accepted:
+    """Verifies metadata that somebody wants to be current.
+
+    Args:
+        contents: root metadata in the order of their versions, and at most one targets metadata.
+        root_now: the current root; None in a new registry, which takes the first that comes.
+        targets_now: the current targets.
+        now_s: wall time.
+
+    Raises:
+        RequestError: it is no such metadata.
+        ConflictError: it does not follow what is current.
+        SignatureError: those who may have not signed it.
+        MetadataExpiredError: it has ended already.
+    """
+    read = [(_read(content), content) for content in contents]
+    roots = [(found, content) for found, content in read if isinstance(found.signed, Root)]
+    targets = [(found, content) for found, content in read if isinstance(found.signed, Targets)]
+    if len(roots) + len(targets) < len(read) or len(targets) > 1:
+        raise RequestError("Only root metadata and one targets metadata are published; the gateway makes the others.")
+    before = _read(root_now.content) if root_now is not None else None
+    fresh: list[Document] = []
+    for found, content in roots:
+        _check_root(found, before)
+        fresh.append(_document(found, content))
+        before = found
+    if before is None:
+        raise RequestError("This registry is new: its first publication needs root metadata (`firstline keys init`).")
+    root: Root = before.signed
+    _check_end(root, now_s)
+    if targets:
+        current, content = targets[0]
+        _check_targets(current, root, targets_now)
+        _check_end(current.signed, now_s)
+        fresh.append(_document(current, content))
+        return Accepted(tuple(fresh), root, current.signed, content)
+    if targets_now is None:
+        raise RequestError(
+            "This registry is new: its first publication needs targets metadata (`firstline keys init`)."
+        )
+    current = _read(targets_now.content)
+    _verify(root, Targets.type, current, "The new root has no longer the keys that the current targets are signed with")
+    return Accepted(tuple(fresh), root, current.signed, targets_now.content)
+
+
+def signed_online(
+    targets_content: bytes, signer: CryptoSigner, versions: Mapping[str, int], now_s: float
+) -> list[Document]:
+    """The next snapshot and the next timestamp.
+
+    Their versions are the time at least, in seconds since 1970: what a registry signs after its store was restored from
+    a backup is newer than anything that devices have seen.
+
+    Args:
+        targets_content: the targets metadata that they are of.
+        signer: with the key that the root names for both.
+        versions: of the present snapshot and timestamp, by role; absent in a new registry.
+        now_s: wall time.
+    """
+    expires = datetime.fromtimestamp(int(now_s), UTC) + ONLINE_LIFE
+    targets: Targets = _read(targets_content).signed
+    # Without lengths: a file of the wrong length is then known for what it is by its hash and its signature.
+    listed = MetaFile.from_data(targets.version, targets_content, [_SHA256])
+    listed.length = None
+    snapshot = Metadata(
+        Snapshot(
+            max(versions.get(Snapshot.type, 0) + 1, int(now_s)), expires=expires, meta={f"{Targets.type}.json": listed}
+        )
+    )
+    snapshot.sign(signer)
+    content = snapshot.to_bytes()
+    named = MetaFile.from_data(snapshot.signed.version, content, [_SHA256])
+    named.length = None
+    number = max(versions.get(Timestamp.type, 0) + 1, int(now_s))
+    timestamp = Metadata(Timestamp(number, expires=expires, snapshot_meta=named))
+    timestamp.sign(signer)
+    return [_document(snapshot, content), _document(timestamp, timestamp.to_bytes())]
+
+
+def online_keys(root: Root) -> set[str]:
+    """The ids of keys that may sign both snapshots and timestamps alone."""
+    both = [root.roles[role] for role in (Snapshot.type, Timestamp.type)]
+    if any(role.threshold != 1 for role in both):
+        return set()
+    return set(both[0].keyids) & set(both[1].keyids)
+
+
+def root_of(content: bytes) -> Root:
+    """Root metadata that was verified before."""
+    root: Root = _read(content).signed
+    return root
+
+
+def files_of(targets: Targets) -> dict[str, SignedFile]:
+    """What targets metadata lists, by path.
+
+    Raises:
+        RequestError: a file is listed without its sha256.
+    """
+    found = {}
+    for path, target in targets.targets.items():
+        if _SHA256 not in target.hashes:
+            raise RequestError(
+                f"The target {path!a} is signed without a sha256, by which files are kept; sign it anew."
+            )
+        found[path] = SignedFile(path, target.length, target.hashes[_SHA256], target.custom or {})
+    return found
+
+
+def targets_of(content: bytes) -> Targets:
+    """Targets metadata that was verified before."""
+    targets: Targets = _read(content).signed
+    return targets
+
+
+def _read(content: bytes) -> Metadata[Any]:
+    try:
+        found: Metadata[Any] = Metadata.from_bytes(content)
+    except (RepositoryError, ValueError, RecursionError) as error:
+        raise RequestError(f"What was sent is no signed metadata: {error}.") from error
+    limit = LIMITS_BYTES[found.signed.type]
+    if len(content) > limit:
+        raise PayloadTooLargeError(
+            f"The {found.signed.type} metadata has {len(content)} bytes, and devices read {limit}; remove old versions "
+            "(`firstline model rm`)."
+        )
+    return found
+
+
+def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
+    expected = before.signed.version + 1 if before is not None else 1
+    if found.signed.version != expected:
+        raise ConflictError(
+            f"Root metadata of version {found.signed.version} was sent, and {expected} comes next; look at what is "
+            "there: `firstline keys status`."
+        )
+    if not found.signed.consistent_snapshot:
+        raise RequestError("The root metadata has consistent_snapshot false; this registry serves true alone.")
+    if before is not None:
+        _verify(before.signed, Root.type, found, f"Version {expected} is not what the root before it allows")
+    _verify(found.signed, Root.type, found, f"Version {expected} is not signed by enough of its own root keys")
+
+
+def _check_targets(found: Metadata[Any], root: Root, now: Document | None) -> None:
+    _verify(root, Targets.type, found, "The targets are not signed by a key that the root names for them")
+    if now is not None and found.signed.version <= now.version:
+        raise ConflictError(
+            f"Targets of version {found.signed.version} were sent, and {now.version} is current: somebody has "
+            "published since; take up theirs and sign anew."
+        )
+    if found.signed.delegations is not None:
+        raise RequestError("The targets delegate to other roles; this registry publishes none.")
+
+
+def _check_end(signed: Any, now_s: float) -> None:
+    if signed.is_expired(datetime.fromtimestamp(now_s, UTC)):
+        raise MetadataExpiredError(f"The {signed.type} metadata ended at {signed.expires.isoformat()}; sign it anew.")
+
+
+def _verify(root: Root, role: str, found: Metadata[Any], sentence: str) -> None:
+    try:
+        root.verify_delegate(role, found.signed_bytes, found.signatures)
+    except UnsignedMetadataError as error:
+        raise SignatureError(f"{sentence}: {error}.") from error
+    except (RepositoryError, ValueError) as error:
+        raise RequestError(f"{sentence}: {error}.") from error
+
+
+def _document(found: Metadata[Any], content: bytes) -> Document:
+    return Document(found.signed.type, found.signed.version, content, found.signed.expires.timestamp())

@@ -1,0 +1,23 @@
+"""How a model comes to a fleet: in stages, each of which is judged before the next one begins.
+
+Rules, pure functions without I/O
+    definition      what a rollout is to do, and how it and its devices stand
+    states          of a rollout, and what a person may do in each
+    stages          which devices a stage takes, and which it leaves alone
+    standing        how one device stands, from what it says
+    measuring       what devices did before and since, as it is compared
+    judgement/      whether devices with the new model do worse than those without
+    step            from how a rollout stands, its devices and the time to what changes
+    commanding      what a person's command changes
+    plan            what a rollout would do
+
+What is kept
+    tables          where
+    records         rollouts, their devices, the looks at them, and who drives them
+    view            the fleet in the store as a step sees it
+    applying        a step carried out, with its words in the trail, or not at all
+
+Who is asked, and who acts
+    rollouts        what people ask and do
+    engine          steps, for as long as something is to be done; one replica at a time
+"""

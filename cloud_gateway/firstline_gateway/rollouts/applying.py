@@ -1,0 +1,44 @@
+"""A step's changes in the store: all of them, with what the trail says of them, or none."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from firstline_core.fleet.twin import Desired, DesiredModel
+from firstline_gateway.fleet import devices
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Rollout
+from firstline_gateway.rollouts.step import Step
+from firstline_gateway.trail import records as trail
+
+
+def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) -> Rollout | None:
+    """Carries out a step.
+
+    Args:
+        connection: within a transaction that writes.
+        before: what the step was made from.
+        made: the step.
+        wall_s: now.
+
+    Returns:
+        The rollout as it is now; None where somebody changed it meanwhile, and nothing was done.
+    """
+    held = records.find(connection, before.id, lock=True)
+    if held is None or held.revision != before.revision:
+        return None
+    records.assign(connection, before.id, made.assigned.values())
+    records.measure(connection, before.id, made.before, made.start)
+    if made.look is not None:
+        records.add_look(connection, before.id, made.look)
+    devices.desire(connection, made.told, lambda name, said: _with(said, made.told[name]), wall_s)
+    for action, actor, details in made.notes:
+        trail.add(connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details)
+    return records.put(connection, made.rollout) if made.rollout != before else held
+
+
+def _with(said: Desired, model: DesiredModel) -> Desired:
+    """A device's document with another word about one bundle."""
+    others = tuple(each for each in said.models if each.name != model.name)
+    return replace(said, models=tuple(sorted((*others, model), key=lambda each: each.name)))

@@ -1,0 +1,142 @@
+"""What a rollout would do, before it does: devices, bytes, time, what it can see, what an abort would mean. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
+from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
+from firstline_gateway.rollouts.judgement.periods import FIGURES
+from firstline_gateway.rollouts.judgement.sensitivity import divisions, smallest_seen, spread_error
+from firstline_gateway.rollouts.judgement.spending import LOOKS
+from firstline_gateway.rollouts.judgement.verdict import Limit
+from firstline_gateway.rollouts.measuring import between
+from firstline_gateway.rollouts.stages import divide
+from firstline_gateway.rollouts.standing import is_there
+from firstline_gateway.rollouts.states import RolloutState
+from firstline_gateway.rollouts.step import Now, View, finite, meant
+
+_WINDOWS_H = (1, 2, 4, 8, 24, 47)
+_FEWEST = 3  # devices, of which a spread says anything
+_S = DeviceState
+
+
+class _Spreads(NamedTuple):
+    """Standard deviations between devices over the last hours, by figure; those that can be told."""
+
+    hours: int
+    of: Mapping[str, float]
+
+
+def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -> Plan:
+    """What a rollout would do to the fleet as it is.
+
+    Args:
+        definition: of the rollout.
+        view: of the fleet.
+        size_bytes: that one device fetches; None where nobody knows.
+        now: the time.
+    """
+    # Without a salt the rollout's id, which it has not got yet, would divide: the numbers are what another salt gives.
+    rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
+    devices = meant(rollout, view)
+    spreads = _spreads(definition.bundle, [name for name, _ in devices], view, now)
+    stages, taken = [], set[str]()
+    for number, stage in enumerate(definition.stages):
+        divided = divide(rollout.salt, definition.stages, number, devices, definition.held_back)
+        treated = [name for name in divided.treated if name not in taken]
+        control = [name for name in divided.control if name not in taken]
+        taken |= set(treated)
+        there = [
+            sum(is_there(view.devices[name], definition.silent_s) for name in names) for names in (treated, control)
+        ]
+        offered_s = max(0, len(treated) - 1) / stage.per_minute * 60 if stage.per_minute is not None else 0.0
+        level = definition.rules.level(len(definition.stages) + 1, LOOKS)
+        stages.append(
+            StagePlan(
+                stage=number,
+                devices=len(treated),
+                away=len(treated) - there[0],
+                control=len(control),
+                bytes=size_bytes * len(treated) if size_bytes is not None else None,
+                offered_s=offered_s,
+                earliest_s=offered_s + stage.soak_s,
+                figures=tuple(
+                    _figure(name, limit, spreads, soak_s=stage.soak_s, groups=(there[0], there[1]), level=level)
+                    for name, limit in definition.rules.judged.items()
+                ),
+            )
+        )
+    rest = len(devices) - len(taken)
+    last = definition.stages[-1]
+    rest_s = max(0, rest - 1) / last.per_minute * 60 if last.per_minute is not None else 0.0
+    return Plan(
+        devices=len(devices),
+        rest=rest,
+        bytes=size_bytes * len(devices) if size_bytes is not None else None,
+        earliest_s=sum(stage.earliest_s for stage in stages) + rest_s,
+        stages=tuple(stages),
+        supersedes=(),
+        abort="Those done keep the new version, those under way stop and keep the old one, those waiting hear nothing.",
+        rollback="Those done and those under way run again what they ran before, those waiting hear nothing.",
+    )
+
+
+def consequences(state: RolloutState, counts: Mapping[str, int]) -> dict[str, str]:
+    """What abort and rollback would do to the devices now, where the state is one for them."""
+    waiting = counts.get(_S.WAITING, 0)
+    done = counts.get(_S.DONE, 0)
+    running = sum(counts.get(each, 0) for each in (_S.OFFERED, _S.UNDER_WAY, _S.AWAY, _S.SILENT))
+    found = {}
+    if state in (RolloutState.DRAFT, RolloutState.APPROVED, RolloutState.RUNNING, RolloutState.PAUSED):
+        found["abort"] = (
+            f"{done} devices keep the new version, {running} under way stop, {waiting} that wait hear nothing."
+        )
+    if state in (RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.COMPLETED, RolloutState.ABORTED):
+        found["rollback"] = (
+            f"{done} devices run what they ran before, {running} under way stop, {waiting} that wait hear nothing."
+        )
+    return found
+
+
+def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> list[_Spreads]:
+    end, found = view.totals(names), []
+    for hours in _WINDOWS_H:
+        start = view.totals_before(names, now.wall_s - hours * 3600)
+        periods = [between(bundle, start[name], end[name]) for name in names if name in start and name in end]
+        values = {
+            name: [told[0] for period in periods if period is not None and (told := figure(period)) is not None]
+            for name, figure in FIGURES.items()
+        }
+        known = {name: float(np.std(one, ddof=1)) for name, one in values.items() if len(one) >= _FEWEST}
+        if known:
+            found.append(_Spreads(hours, known))
+    return found
+
+
+def _figure(
+    name: str, limit: Limit, spreads: Iterable[_Spreads], *, soak_s: float, groups: tuple[int, int], level: float
+) -> FigurePlan:
+    """What a stage can see, from how the devices differed over as long a time as it lasts."""
+    seen: dict[int, tuple[float, float]] = {}
+    for hours, of in spreads:
+        if name in of:
+            error = spread_error(of[name], *groups)
+            smallest = smallest_seen(error, level, divisions(*groups)) if math.isfinite(error) else math.inf
+            seen[hours] = of[name], limit.tolerance + smallest
+    soak_h = soak_s / 3600
+    fitting = [hours for hours in seen if hours <= max(soak_h, 1)]
+    spread, smallest = seen[max(fitting)] if fitting else (math.nan, math.inf)
+    enough = [hours for hours, (_, found) in seen.items() if limit.find is not None and found <= limit.find]
+    return FigurePlan(
+        figure=name,
+        tolerance=limit.tolerance,
+        find=limit.find,
+        spread=finite(spread),
+        seen=finite(smallest),
+        after_s=min(enough) * 3600.0 if enough else None,
+    )

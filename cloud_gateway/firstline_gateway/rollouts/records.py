@@ -1,0 +1,184 @@
+"""Rollouts in the store, within a caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
+
+from firstline_core.fleet.rollout import Look
+from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.rollouts.definition import Assignment, Rollout
+from firstline_gateway.rollouts.judgement.periods import Period
+from firstline_gateway.rollouts.states import LIVE
+from firstline_gateway.rollouts.tables import ASSIGNMENTS, LEASE, LOOKS, ROLLOUTS
+from firstline_gateway.store import statements
+
+_R, _A = ROLLOUTS.c, ASSIGNMENTS.c
+
+
+def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Rollout:
+    """Keeps a new rollout; the one that was made under the same word before, where there is one."""
+    row = {
+        "id": rollout.id,
+        "bundle": rollout.definition.bundle,
+        "state": rollout.state.value,
+        "active": False,
+        "revision": rollout.revision,
+        "idempotency": idempotency,
+        "record": msgspec.json.encode(rollout).decode(),
+    }
+    connection.execute(statements.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
+    if idempotency is None:
+        return rollout
+    held = connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
+    return _rollout(held)
+
+
+def find(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
+    """One rollout; where `lock`, nobody else changes it before this transaction ends."""
+    query = select(_R.record).where(_R.id == rollout_id)
+    held = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    return _rollout(held) if held is not None else None
+
+
+def page(connection: Connection, after: str, limit: int, bundle: str = "") -> list[Rollout]:
+    """Rollouts, the newest first; ids grow with time."""
+    query = select(_R.record).order_by(_R.id.desc()).limit(limit)
+    if after:
+        query = query.where(_R.id < after)
+    if bundle:
+        query = query.where(_R.bundle == bundle)
+    return [_rollout(held) for held in connection.execute(query).scalars()]
+
+
+def active(connection: Connection) -> list[str]:
+    """Ids of the rollouts that something is to be done for, the oldest first."""
+    return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(_R.id)).scalars())
+
+
+def live(connection: Connection, bundle: str) -> list[Rollout]:
+    """Rollouts of a bundle of which devices may hear more."""
+    query = select(_R.record).where(_R.bundle == bundle, _R.active.is_(True)).order_by(_R.id)
+    found = [_rollout(held) for held in connection.execute(query.with_for_update()).scalars()]
+    return [rollout for rollout in found if rollout.state in LIVE]
+
+
+def put(connection: Connection, rollout: Rollout) -> Rollout:
+    """Keeps a rollout as it is now, as a new revision."""
+    changed = msgspec.structs.replace(rollout, revision=rollout.revision + 1)
+    values = {
+        "state": changed.state.value,
+        "active": changed.state in LIVE or changed.unsettled,
+        "revision": changed.revision,
+        "record": msgspec.json.encode(changed).decode(),
+    }
+    connection.execute(update(ROLLOUTS).where(_R.id == rollout.id).values(values))
+    return changed
+
+
+def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment]:
+    """All devices of a rollout so far, by name."""
+    rows = connection.execute(select(_A.record).where(_A.rollout == rollout_id).order_by(_A.device)).scalars()
+    found = (msgspec.json.decode(record, type=Assignment) for record in rows)
+    return {assignment.device: assignment for assignment in found}
+
+
+def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+    """How many devices are in which state, by rollout."""
+    query = (
+        select(_A.rollout, _A.state, func.count())
+        .where(_A.rollout.in_(list(rollout_ids)))
+        .group_by(_A.rollout, _A.state)
+        .order_by(_A.rollout, _A.state)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for rollout, state, number in connection.execute(query):
+        found.setdefault(rollout, {})[state] = number
+    return found
+
+
+def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
+    """Keeps assignments; those that are there already lose nothing of what they were measured by."""
+    for assignment in changed:
+        row = {
+            "rollout": rollout_id,
+            "device": assignment.device,
+            "state": assignment.state.value,
+            "record": msgspec.json.encode(assignment).decode(),
+        }
+        kept = statements.insert(connection, ASSIGNMENTS).values(row)
+        connection.execute(
+            kept.on_conflict_do_update(
+                index_elements=["rollout", "device"], set_={"state": row["state"], "record": row["record"]}
+            )
+        )
+
+
+def measure(
+    connection: Connection,
+    rollout_id: str,
+    before: Mapping[str, Period | None],
+    start: Mapping[str, Totals],
+) -> None:
+    """Keeps by what devices will be compared; a device that is named begins anew."""
+    for device, period in sorted(before.items()):
+        values = {"before": msgspec.json.encode(period).decode() if period is not None else None, "start": None}
+        connection.execute(update(ASSIGNMENTS).where(_one(rollout_id, device)).values(values))
+    for device, totals in sorted(start.items()):
+        values = {"start": msgspec.json.encode(totals).decode()}
+        connection.execute(update(ASSIGNMENTS).where(_one(rollout_id, device)).values(values))
+
+
+def measured(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
+    """By what devices are compared: the time before, and what they had counted when they began to be observed."""
+    query = select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
+    return {
+        row.device: (
+            msgspec.json.decode(row.before, type=Period) if row.before is not None else None,
+            msgspec.json.decode(row.start, type=Totals),
+        )
+        for row in connection.execute(query)
+    }
+
+
+def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
+    """Keeps a look; each is one."""
+    row = {
+        "rollout": rollout_id,
+        "stage": look.stage,
+        "look": look.look,
+        "at_s": look.at_s,
+        "verdict": msgspec.json.encode(look).decode(),
+    }
+    connection.execute(insert(LOOKS).values(row))
+
+
+def looks(connection: Connection, rollout_id: str) -> list[Look]:
+    """All looks at a rollout, in order."""
+    query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id).order_by(LOOKS.c.stage, LOOKS.c.look)
+    return [msgspec.json.decode(verdict, type=Look) for verdict in connection.execute(query).scalars()]
+
+
+def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
+    """Takes or renews the right to drive rollouts; False where another replica has it."""
+    row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
+    connection.execute(
+        statements.insert(connection, LEASE).values(row | {"until_service_s": service_s - 1.0}).on_conflict_do_nothing()
+    )
+    free = or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
+    return connection.execute(update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
+
+
+def release(connection: Connection, holder: str) -> None:
+    """Leaves it to whoever comes next."""
+    connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
+
+
+def _one(rollout_id: str, device: str) -> ColumnElement[bool]:
+    return (_A.rollout == rollout_id) & (_A.device == device)
+
+
+def _rollout(held: str) -> Rollout:
+    return msgspec.json.decode(held, type=Rollout)

@@ -1,0 +1,224 @@
+"""What people ask of rollouts and do to them; each deed is in the trail, in the transaction that does it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
+from firstline_core.fleet.rollout import LookList, Plan, RolloutPage, RolloutSummary
+from firstline_core.ids import new_request_id
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.applying import apply
+from firstline_gateway.rollouts.commanding import command_step
+from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
+from firstline_gateway.rollouts.plan import consequences, plan
+from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.step import Now
+from firstline_gateway.rollouts.view import StoreView
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail import records as trail
+
+_T = TypeVar("_T")
+
+
+class Rollouts:
+    """The rollouts of one gateway, or of the replicas that share its store.
+
+    Args:
+        readers: of the store.
+        writer: writes to it.
+        clock: for wall time.
+        service: by which rollouts last.
+        on_change: called where the engine has something to do.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        writer: GroupWriter,
+        *,
+        clock: Clock,
+        service: ServiceClock,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._readers = readers
+        self._writer = writer
+        self._clock = clock
+        self._service = service
+        self.on_change = on_change
+
+    async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
+        """Makes a rollout, which then can be started, or first has to be approved by somebody else.
+
+        Raises:
+            ConflictError: the same key was used for another one.
+        """
+        now_s = self._clock.wall_s()
+        word = None
+        if idempotency_key is not None:
+            word = hashlib.sha256(msgspec.json.encode([by, idempotency_key])).hexdigest()
+        state = RolloutState.DRAFT if definition.approval else RolloutState.APPROVED
+        sentence = "It waits for a second person to approve it." if definition.approval else "It can be started."
+        made = Rollout(new_request_id(), definition, state, by, now_s, seed=secrets.randbits(62), sentence=sentence)
+
+        def created(connection: Connection) -> Rollout:
+            kept = records.add(connection, made, word)
+            if kept.id != made.id:
+                return kept
+            trail.add(
+                connection,
+                at_s=now_s,
+                actor=by,
+                action="rollout.create",
+                subject=f"rollout:{made.id}",
+                details=msgspec.to_builtins(definition),
+            )
+            return kept
+
+        kept = await self._write(created)
+        if kept.definition != definition:
+            raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
+        return _shown(kept, {})
+
+    async def page(self, after: str, limit: int, bundle: str) -> RolloutPage:
+        """Rollouts, the newest first."""
+
+        def read(connection: Connection) -> tuple[list[Rollout], dict[str, dict[str, int]]]:
+            found = records.page(connection, after, limit, bundle)
+            return found, records.counts(connection, [rollout.id for rollout in found])
+
+        found, counts = await self._readers.ask(read)
+        shown = tuple(_shown(rollout, counts.get(rollout.id, {})) for rollout in found)
+        return RolloutPage(shown, found[-1].id if len(found) == limit else None)
+
+    async def get(self, rollout_id: str) -> RolloutSummary:
+        """One rollout.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+        def read(connection: Connection) -> RolloutSummary:
+            found = _known(records.find(connection, rollout_id), rollout_id)
+            return _shown(found, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+
+        return await self._readers.ask(read)
+
+    async def looks(self, rollout_id: str) -> LookList:
+        """All looks at a rollout.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+        def read(connection: Connection) -> LookList:
+            _known(records.find(connection, rollout_id), rollout_id)
+            return LookList(tuple(records.looks(connection, rollout_id)))
+
+        return await self._readers.ask(read)
+
+    async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
+        """Does something to a rollout.
+
+        Args:
+            rollout_id: of which.
+            command: what.
+            by: who.
+            revision: that the caller has seen; None where it does not care.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: it was changed since.
+            RequestError: not in the state that it is in.
+            ForbiddenError: whoever made it may not approve it.
+        """
+        now = Now(self._service.now_s(), self._clock.wall_s())
+
+        def commanded(connection: Connection) -> RolloutSummary:
+            found = _known(records.find(connection, rollout_id, lock=True), rollout_id)
+            if revision is not None and revision != found.revision:
+                raise ConflictError("The rollout was changed since you looked at it; look again, then repeat.")
+            if command is Command.APPROVE and by == found.created_by:
+                raise ForbiddenError(f"{by} made this rollout; a second person has to approve it.")
+            made = command_step(command, found, records.assignments(connection, rollout_id), by, now)
+            if command is Command.START:
+                _supersede(connection, found, by, now)
+            after = apply(connection, found, made, now.wall_s) or found
+            return _shown(after, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+
+        shown = await self._write(commanded)
+        self.on_change()
+        return shown
+
+    async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
+        """What a rollout would do.
+
+        Args:
+            definition: of the rollout.
+            size_bytes: what one device fetches; None where nobody knows.
+        """
+        now = Now(self._service.now_s(), self._clock.wall_s())
+
+        def read(connection: Connection) -> Plan:
+            view = StoreView(connection, "", definition.bundle, now.wall_s)
+            found = plan(definition, view, size_bytes, now)
+            over = tuple(rollout.id for rollout in records.live(connection, definition.bundle))
+            return replace(found, supersedes=over)
+
+        return await self._readers.ask(read)
+
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
+        return await asyncio.wrap_future(self._writer.submit(operation))
+
+
+def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
+    """Ends what brings another version of the same bundle: devices under way stop, those that are done stay."""
+    for older in records.live(connection, newer.definition.bundle):
+        if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:
+            continue
+        made = command_step(Command.ABORT, older, records.assignments(connection, older.id), by, now)
+        sentence = f"Superseded by {newer.id}, which brings version {newer.definition.version}."
+        made.rollout = replace(made.rollout, superseded_by=newer.id, sentence=sentence)
+        made.notes = [("rollout.supersede", by, {"by": newer.id, "sentence": sentence})]
+        apply(connection, older, made, now.wall_s)
+
+
+def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:
+    definition = rollout.definition
+    states = {state: number for state, number in counts.items() if state != DeviceState.CONTROL}
+    return RolloutSummary(
+        id=rollout.id,
+        bundle=definition.bundle,
+        version=definition.version,
+        state=rollout.state.value,
+        stage=rollout.stage,
+        stages=len(definition.stages),
+        phase=rollout.phase.value,
+        sentence=rollout.sentence,
+        revision=rollout.revision,
+        created_by=rollout.created_by,
+        created_s=rollout.created_s,
+        approved_by=rollout.approved_by,
+        superseded_by=rollout.superseded_by,
+        devices=states,
+        control=counts.get(DeviceState.CONTROL, 0),
+        consequences=consequences(rollout.state, states),
+        definition=msgspec.to_builtins(definition),
+    )
+
+
+def _known(found: Rollout | None, rollout_id: str) -> Rollout:
+    if found is None:
+        raise NotFoundError(f"There is no rollout {rollout_id} here; `firstline rollout ls` shows those that are.")
+    return found

@@ -1,0 +1,121 @@
+"""How one device stands in a rollout, from what it says. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from firstline_core.fleet.twin import DesiredModel, Update
+from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
+from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
+
+_S = DeviceState
+
+
+class Seen(Struct, frozen=True):
+    """A device as the fleet knows it, with regard to one bundle.
+
+    Attributes:
+        age_s: how long ago it was heard of; infinite where never.
+        online: whether its latest process has not ended, as far as is known.
+        heard: whether what it says is an answer to what it was told last.
+        version: of the bundle, that runs; 0 where it does not say.
+        update: the bundle's latest, as it says.
+        desired: the fleet's word about the bundle.
+    """
+
+    name: str
+    tags: Mapping[str, str]
+    age_s: float
+    online: bool
+    heard: bool
+    version: int
+    update: Update | None
+    desired: DesiredModel | None
+
+
+def is_there(device: Seen | None, silent_s: float) -> bool:
+    """Whether it would hear an offer now."""
+    return device is not None and device.online and device.age_s <= silent_s
+
+
+def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float) -> Assignment:
+    """The assignment once its device is told of the model."""
+    held = device.desired
+    mine = held is not None and held.rollout == rollout.id
+    return replace(
+        assignment,
+        state=_S.OFFERED if is_there(device, rollout.definition.silent_s) else _S.AWAY,
+        offered_s=now_s,
+        # What was to be undone is none to go back to, and what this rollout wanted itself is none either.
+        before=assignment.before if mine else (None if held is None or held.undone else held),
+        before_version=assignment.before_version or device.version,
+        reason="",
+    )
+
+
+def target(rollout: Rollout) -> DesiredModel:
+    """What devices are told."""
+    definition = rollout.definition
+    return DesiredModel(
+        definition.bundle,
+        definition.version,
+        definition.manifest_sha256,
+        rollout.id,
+        window=rollout.current.window,
+        attempt=rollout.attempt,
+    )
+
+
+def way_back(assignment: Assignment, rollout: Rollout) -> DesiredModel:
+    """What a device is told that is to run again what ran before."""
+    return assignment.before or replace(target(rollout), window=None, undone=True)
+
+
+def moved(assignment: Assignment, device: Seen | None, rollout: Rollout) -> Assignment:
+    """The assignment after what its device says, or does not say."""
+    if assignment.state in (_S.CONTROL, _S.WAITING, _S.WITHDRAWN, _S.RETURNED):
+        return assignment
+    going_back = assignment.state is _S.RETURNING
+    if device is None:  # sent away for good
+        return replace(assignment, state=_S.RETURNED if going_back else _S.WITHDRAWN)
+    said = _returned(assignment, device, rollout) if going_back else _said(device, rollout)
+    if said is not None:
+        state, reason = said
+        return assignment if state is assignment.state else replace(assignment, state=state, reason=reason)
+    if going_back:
+        return assignment
+    there = device.age_s <= rollout.definition.silent_s
+    if assignment.state in (_S.OFFERED, _S.UNDER_WAY) and not there:
+        return replace(assignment, state=_S.SILENT)
+    if assignment.state in (_S.AWAY, _S.SILENT) and is_there(device, rollout.definition.silent_s):
+        return replace(assignment, state=_S.OFFERED)
+    return assignment
+
+
+def _said(device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
+    """What the device says of this rollout; None where that is nothing new."""
+    definition, update = rollout.definition, device.update
+    if not device.heard:
+        return None
+    if update is not None and update.rollout == rollout.id and update.version == definition.version:
+        if update.state is UpdateState.COMMITTED:
+            return _S.DONE, ""
+        if update.state in UNSUCCESSFUL:
+            return _S.FAILED, update.reason or update.state.value
+        if update.state in (UpdateState.CANCELLED, UpdateState.EXPIRED):
+            return _S.WITHDRAWN, update.reason or update.state.value
+        return (_S.UNDER_WAY, "") if device.age_s <= definition.silent_s else (_S.SILENT, "")
+    if device.version == definition.version:
+        return _S.DONE, ""
+    return None
+
+
+def _returned(assignment: Assignment, device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
+    if not device.heard or device.version == rollout.definition.version:
+        return None
+    update = device.update
+    under_way = update is not None and update.state in (UpdateState.DOWNLOADING, UpdateState.TRIAL)
+    return None if under_way else (_S.RETURNED, assignment.reason)

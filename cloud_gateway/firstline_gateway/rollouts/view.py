@@ -1,0 +1,77 @@
+"""The fleet in the store as a rollout sees it, all of it within one transaction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from firstline_core.fleet.twin import Desired, Reported
+from firstline_gateway.fleet import counting
+from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.tables import DEVICES
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.judgement.periods import Period
+from firstline_gateway.rollouts.standing import Seen
+
+_C = DEVICES.c
+_MANY = 5000  # names in one statement: databases take some tens of thousands
+
+
+class StoreView:
+    """See `step.View`.
+
+    Args:
+        connection: within a transaction that sees one moment.
+        rollout_id: whose measures are asked for; "" for a rollout that is only planned.
+        bundle: that the rollout brings.
+        wall_s: now.
+    """
+
+    def __init__(self, connection: Connection, rollout_id: str, bundle: str, wall_s: float) -> None:
+        self._connection = connection
+        self._rollout_id = rollout_id
+        self._bundle = bundle
+        self._wall_s = wall_s
+
+    @cached_property
+    def devices(self) -> dict[str, Seen]:
+        query = select(*(_C.name, _C.tags, _C.last_seen_s, _C.online, _C.reported, _C.desired, _C.revision)).where(
+            _C.accepted_s.is_not(None)
+        )
+        return {row.name: self._seen(row) for row in self._connection.execute(query)}
+
+    def totals(self, names: Iterable[str]) -> dict[str, Totals]:
+        return self._asked(names, lambda some: counting.totals_of(self._connection, some))
+
+    def totals_before(self, names: Iterable[str], at_s: float) -> dict[str, Totals]:
+        return self._asked(names, lambda some: counting.totals_before(self._connection, some, at_s))
+
+    def measured(self) -> dict[str, tuple[Period | None, Totals]]:
+        return records.measured(self._connection, self._rollout_id)
+
+    def _asked(self, names: Iterable[str], ask: Callable[[list[str]], Mapping[str, Totals]]) -> dict[str, Totals]:
+        wanted, found = list(names), dict[str, Totals]()
+        for start in range(0, len(wanted), _MANY):
+            found.update(ask(wanted[start : start + _MANY]))
+        return found
+
+    def _seen(self, row: Any) -> Seen:
+        reported = msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None
+        desired = msgspec.json.decode(row.desired, type=Desired)
+        running = next((each for each in reported.models if each.name == self._bundle), None) if reported else None
+        said = reported.updates if reported is not None else ()
+        return Seen(
+            name=row.name,
+            tags=msgspec.json.decode(row.tags, type=dict[str, str]),
+            age_s=max(0.0, self._wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf,
+            online=row.online,
+            heard=reported is not None and reported.revision >= row.revision,
+            version=running.version if running is not None else 0,
+            update=next((each for each in said if each.name == self._bundle and each.what == "model"), None),
+            desired=next((each for each in desired.models if each.name == self._bundle), None),
+        )

@@ -1,0 +1,64 @@
+"""The head of the audit trail, signed with a key that serves for nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.trail import Head
+from firstline_core.storage.files import make_folder, sync_folder
+
+KEY_FILE = "trail.key"
+
+
+def open_key(directory: Path) -> Ed25519PrivateKey:
+    """The key in the authority's folder, which replicas and backups share; made where there is none. Blocks.
+
+    Raises:
+        ConfigError: it cannot be made, or is none.
+    """
+    path = directory / KEY_FILE
+    try:
+        make_folder(directory)
+        _make(path)
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be used to sign the audit trail: {error}.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} holds no Ed25519 key; move it away, and a new one is made.")
+    return key
+
+
+def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float) -> Head:
+    """The head of a trail whose last entry has this number and hash."""
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    return Head(*last, at_s=now_s, public_key=public).signed(key)
+
+
+def _make(path: Path) -> None:
+    """Makes a key where there is none; of two replicas that do so at once, one's is kept."""
+    if path.exists():
+        return
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    content = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    sync_folder(path.parent)

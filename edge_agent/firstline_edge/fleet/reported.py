@@ -1,0 +1,64 @@
+"""What runs here, as the fleet is told: digests of what really was loaded, and what bundles' needs are held against."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from firstline_core.fleet.target import Hardware
+from firstline_core.fleet.twin import RunningModel
+from firstline_edge.models import HeldModel, Models
+
+_LIMIT = 64
+_MIB = 1 << 20
+# As a bundle's manifest names them, with the packages that run them.
+_RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
+
+
+def running(models: Models) -> tuple[RunningModel, ...]:
+    """Every bundle that answers."""
+    return tuple(_running(held) for held in models.all[:_LIMIT])
+
+
+def _running(held: HeldModel) -> RunningModel:
+    edge = held.edge
+    return RunningModel(
+        held.manifest.name,
+        held.manifest.version,
+        variant=edge.loaded.model.id if edge is not None else "",
+        edge_digest=edge.loaded.digest if edge is not None else "",
+        full_digest=held.manifest.full_digest,
+        certified=edge is not None and edge.certificate is not None,
+    )
+
+
+def hardware(state_dir: Path) -> Hardware:
+    """What this device offers a bundle; blocks for milliseconds."""
+    runtimes = frozenset(name for name, packages in _RUNTIMES.items() if any(map(find_spec, packages)))
+    try:
+        free_bytes: int | None = shutil.disk_usage(state_dir).free
+    except OSError:
+        free_bytes = None
+    return Hardware(runtimes, platform.machine(), _memory_mb(), free_bytes)
+
+
+def capabilities(found: Hardware) -> dict[str, Any]:
+    """The same for `Reported`; free bytes in whole GiB, for it is reported again whenever it differs."""
+    told: dict[str, Any] = {"runtimes": tuple(sorted(found.runtimes)), "architecture": found.architecture}
+    if found.memory_mb is not None:
+        told["memory_mb"] = found.memory_mb
+    if found.free_bytes is not None:
+        told["free_gib"] = found.free_bytes >> 30
+    return told
+
+
+def _memory_mb() -> int | None:
+    try:
+        with Path("/proc/meminfo").open() as lines:
+            total = next(line for line in lines if line.startswith("MemTotal:"))
+        return int(total.split()[1]) * 1024 // _MIB
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None

@@ -1,0 +1,245 @@
+"""The fleet's part of an agent, put together: imported only where `fleet.enabled` says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConfigError, FirstlineError, UpdateError
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import Desired, Reported, Update
+from firstline_core.ids import new_request_id
+from firstline_core.telemetry.logs import logger
+from firstline_edge.fleet import reported, starts
+from firstline_edge.fleet.brake import SAVE_EVERY_S, BrakePedal
+from firstline_edge.fleet.counts import FleetCounts
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.twin import Twin
+from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
+from firstline_edge.models import HeldModel
+from firstline_edge.report import VERSION
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.state import StateDirectory
+from firstline_edge.updater.history import History
+from firstline_edge.updater.installation import Patience
+from firstline_edge.updater.updater import Trials, Updater
+
+if TYPE_CHECKING:
+    from firstline_edge.parts import Parts
+
+log = logger(__name__)
+
+_GOODBYE_S = 2.0
+
+
+class FleetRoom:
+    """What makes an agent one of a fleet.
+
+    Args:
+        settings: of the agent.
+        state: where the fleet's own files and models lie.
+        clock: the agent's.
+
+    Attributes:
+        pedal: stands at the gate of the links.
+        history: of this device's updates.
+        updater: None until it has joined.
+
+    Raises:
+        ConfigError: there is no way to a gateway, or the disk refuses.
+    """
+
+    def __init__(self, settings: EdgeSettings, state: StateDirectory, clock: Clock) -> None:
+        if not settings.links:
+            raise ConfigError("fleet.enabled is true, but there is no way to a gateway; join one, or add [[links]].")
+        self._settings = settings
+        self._folder = folder = state.fleet_path
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._starts = starts.begin(folder / "starts")
+        self._http: FleetHttp | None = None
+        self._instead: dict[str, Path] = {}
+        self.pedal = BrakePedal(folder / "brake", clock)
+        self._twin: Twin | None = None
+        self.updater: Updater | None = None
+        self.history = History(state.updates_path)
+        try:
+            self.history.start(clock.wall_s())
+        except OSError as error:
+            raise ConfigError(
+                f"What is being tried cannot be counted in {state.updates_path}: {error.strerror}; make room."
+            ) from error
+
+    def hold_installed(self, hold: Callable[[Path], HeldModel]) -> list[HeldModel]:
+        """The models that run from a slot; one that cannot makes way for what ran before.
+
+        Args:
+            hold: opens, loads and measures one bundle.
+        """
+        self._hold = hold
+        found = []
+        for name in self.history.names:
+            while (path := self.history.path(name, self.history.pointer(name).slot)) is not None:
+                try:
+                    held = hold(path)
+                    if held.edge is None and held.manifest.edge:
+                        raise UpdateError(held.problem)
+                    found.append(held)
+                    self._instead[name] = path
+                    break
+                except UpdateError as error:
+                    log.error("an installed model cannot run", model=name, path=str(path), error=error.message)
+                    self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+        return found
+
+    def join(self, parts: Parts) -> None:
+        """Takes its place among the other parts, which must all be there.
+
+        Raises:
+            ConfigError: a token or authorities that cannot be read.
+        """
+        rng = random.Random()  # noqa: S311 (jitter)
+        section = next((link for link in self._settings.links if link.kind == "http"), None)
+        if section is not None:
+            self._http = FleetHttp(section, parts.identity.credentials)
+        way, session = self._way(parts, rng)
+        standings = parts.audits.standings
+
+        def alarmed(held: HeldModel) -> bool:
+            return standings.of(held).alarmed
+
+        counts = FleetCounts(parts.models, alarmed)
+        parts.recorder.listener = counts
+        capabilities = reported.capabilities(reported.hardware(parts.state.path))
+        parts.reloading.instead |= self._instead
+        if self._http is not None:
+            self.updater = self._make_updater(parts, counts, self._http, rng)
+        self._twin = Twin(
+            self._folder / "desired",
+            way,
+            take_up=self._take_up,
+            describe=partial(self._describe, parts, capabilities),
+            count=partial(self._counted, parts, counts),
+            session=session,
+            telemetry_s=self._settings.fleet.telemetry_s,
+            clock=self._clock,
+            rng=rng,
+        )
+
+    def _make_updater(self, parts: Parts, counts: FleetCounts, http: FleetHttp, rng: random.Random) -> Updater:
+        from firstline_edge.updater.adapters import AgentServing, RegistryBytes, SignedCatalogue
+
+        section, credentials = self._settings.fleet, parts.identity.credentials
+        return Updater(
+            self.history,
+            SignedCatalogue(
+                parts.state.path / "metadata",
+                http,
+                Path(section.root_file) if section.root_file else None,
+                credentials.floor.now_s if credentials is not None else self._clock.wall_s,
+                self._clock,
+            ),
+            RegistryBytes(http),
+            AgentServing(
+                parts.reloading,
+                self._hold,
+                running=parts.models.find,
+                answered=counts.answered_of,
+                hardware=partial(reported.hardware, parts.state.path),
+            ),
+            clock=self._clock,
+            rng=rng,
+            patience=Patience(section.download_bytes_per_s, section.download_jitter_s),
+            trials=Trials(section.trial_tries, section.trial_s),
+            changed=self._look,
+        )
+
+    def _look(self) -> None:
+        if self._twin is not None:
+            self._twin.look()
+
+    def _way(self, parts: Parts, rng: random.Random) -> tuple[Way, str]:
+        """To the gateway, and the name of this process, which its last will has too."""
+        if parts.links.mqtt:
+            return MqttWay(parts.links.mqtt[0]), parts.links.mqtt[0].session_id
+        assert self._http is not None  # noqa: S101 (a link is one or the other)
+        return HttpWay(self._http, self._settings.fleet.poll_s, self._clock, rng), new_request_id()
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        assert self._twin is not None  # noqa: S101 (it joined)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._twin.run(), name="twin")
+            tasks.create_task(self._keep_brake(), name="brake")
+            if self.updater is not None:
+                tasks.create_task(self.updater.run(), name="updater")
+
+    async def close(self) -> None:
+        """Says what was counted last, if that is quickly done, and notes that this process ended as it should."""
+        if self._twin is not None and not self._twin.problem:
+            with contextlib.suppress(FirstlineError, TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._twin.tell_counts()
+        if self._http is not None:
+            await self._http.close()
+        self.pedal.save()
+        starts.end(self._folder / "starts", self._starts)
+
+    def status(self) -> dict[str, Any]:
+        """For `GET /firstline/v1/status`."""
+        twin = self._twin
+        desired = twin.desired if twin is not None else None
+        return {
+            "revision": desired.revision if desired is not None else None,
+            "brake": self.pedal.status(),
+            "starts": self._starts.starts,
+            "unclean_ends": self._starts.unclean,
+            "updates": [msgspec.to_builtins(update) for update in self._updates()],
+            "problem": (twin.problem if twin is not None else "") or None,
+        }
+
+    def _take_up(self, desired: Desired) -> None:
+        self.pedal.brake = desired.brake
+        if self.updater is not None:
+            self.updater.desire(desired.models)
+
+    def _updates(self) -> tuple[Update, ...]:
+        if self.updater is not None:
+            return self.updater.updates()
+        return tuple(record.update() for record in self.history.records.values())
+
+    async def _keep_brake(self) -> None:
+        while True:
+            await self._clock.sleep(SAVE_EVERY_S)
+            await asyncio.to_thread(self.pedal.save)
+
+    def _describe(self, parts: Parts, capabilities: dict[str, Any]) -> Reported:
+        return Reported(
+            "-",
+            0,
+            models=reported.running(parts.models),
+            updates=self._updates(),
+            braked=self.pedal.holds is not None,
+            agent_version=VERSION,
+            capabilities=capabilities,
+        )
+
+    def _counted(self, parts: Parts, counts: FleetCounts) -> Telemetry:
+        parts.recorder.flush()
+        return Telemetry(
+            "-",
+            0,
+            uptime_s=self._clock.monotonic_s() - self._started_s,
+            models=counts.counts(),
+            starts=self._starts.starts,
+            unclean=self._starts.unclean,
+            outbox_items=parts.outbox.depth,
+        )

@@ -1,0 +1,18 @@
+"""Models come to this device from the fleet: fetched, verified, tried, and kept or undone.
+
+What is on the disk
+    pointer         which slot runs, and whether it is being tried
+    record          how the latest update of a model stands
+    slots           two bundles, filled file by file
+    history         all of it, and what a start makes of it
+
+What is done
+    updater         the states of an update, one after the other
+    installation    from a word of the fleet to a bundle in the other slot
+    self_test       does it answer here as it did where it was made?
+    fetching        a file over a line that breaks
+
+What it rests on
+    ports           metadata, bytes, and what answers, as the updater sees them
+    adapters        the same on a registry and on the models of an agent
+"""

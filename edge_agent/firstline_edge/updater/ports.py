@@ -1,0 +1,64 @@
+"""What the updater needs of the world: simulations and tests implement it as `adapters.py` does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from firstline_core.fleet.target import Hardware, ListedBundle
+
+
+class Catalogue(Protocol):
+    """What is signed."""
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        """A bundle as signed metadata lists it now.
+
+        Raises:
+            NotFoundError: it is not listed.
+            UpdateError: the metadata must not be believed.
+            LinkError: it cannot be had now.
+        """
+        ...
+
+
+class ByteSource(Protocol):
+    """Where files come from, by what is in them."""
+
+    def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """The rest of a file of that size, in parts as they come.
+
+        Raises:
+            NotFoundError: there is no such file.
+            FirstlineError: it cannot be had now; what came before is good.
+        """
+        ...
+
+
+class Serving(Protocol):
+    """What answers requests on this device."""
+
+    def place(self, name: str) -> Path | None:
+        """Where the bundle of this name lies that the device was set up with; None where there is none."""
+        ...
+
+    async def prepare(self, path: Path, *, trial: bool) -> Any:
+        """A bundle, loaded and ready to answer; with `trial`, after its self test against the one that runs.
+
+        Raises:
+            UpdateError: it must not, or cannot, run here; SelfTestError where it does not answer as it should.
+        """
+        ...
+
+    async def exchange(self, name: str, prepared: Any | None) -> None:
+        """What was prepared answers from now on; None lets the model go. Requests under way keep what they have."""
+        ...
+
+    def failed(self, name: str) -> bool:
+        """Whether what answers now has failed so often since the exchange that it cannot stay."""
+        ...
+
+    async def hardware(self) -> Hardware:
+        """What this device offers."""
+        ...

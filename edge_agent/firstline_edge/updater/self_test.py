@@ -1,0 +1,55 @@
+"""Whether a bundle answers on this device as it did where it was made, and not much more slowly than what runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
+from firstline_edge.models import HeldModel
+
+SLOWDOWN_LIMIT = 10.0
+"""So many times as long as what runs may a row take, once it takes more than `QUICK_MS`."""
+QUICK_MS = 20.0
+
+
+def self_test(held: HeldModel, running: HeldModel | None) -> None:
+    """Returns where it passes; blocks for as long as some rows take.
+
+    Args:
+        held: loaded, and not yet before requests.
+        running: what answers now; None where nothing does.
+
+    Raises:
+        SelfTestError: it does not.
+    """
+    name = f"{held.manifest.name} version {held.version}"
+    edge = held.edge
+    if edge is None:
+        if held.manifest.edge:
+            raise SelfTestError(f"{name} does not run here: {held.problem}")
+        return
+    golden = held.manifest.golden
+    if golden is not None:
+        try:
+            answers = read_golden(held.bundle, golden.artefact)
+            rows = edge.run(tensor_of(answers, held.manifest.input))
+        except IntegrityError:
+            raise
+        except FirstlineError as error:
+            raise SelfTestError(f"{name} fails on its golden inputs: {error.message}") from error
+        variant = edge.loaded.model.id
+        found = deviation(answers, variant, np.stack([row.probabilities for row in rows]))
+        if found is not None and found > golden.tolerance:
+            raise SelfTestError(
+                f"{name} ({variant}) answers its golden inputs otherwise than where it was made: a probability differs "
+                f"by {found:.3g}, and {golden.tolerance:g} is allowed."
+            )
+    before_ms = running.edge.row_ms if running is not None and running.edge is not None else math.inf
+    if edge.row_ms > QUICK_MS and edge.row_ms > SLOWDOWN_LIMIT * before_ms:
+        raise SelfTestError(
+            f"{name} takes {edge.row_ms:.0f} ms a row on this device, and what runs takes {before_ms:.1f} ms; at most "
+            f"{SLOWDOWN_LIMIT:g} times as long is allowed."
+        )

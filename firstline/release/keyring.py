@@ -1,0 +1,229 @@
+"""A folder of keys, and of the root and targets metadata that they have signed.
+
+    root-3f9a2c1b.key       three of them, of which two sign a new root: keep them apart, and offline
+    targets-77d01e5a.key    signs for bundles
+    metadata/1.root.json    every root metadata; the first is what devices are given
+    metadata/targets.json   what was signed for last
+    metadata/draft.json     a root metadata that lacks signatures
+    trust/                  what this machine has seen of the registry, so that it never goes back
+
+A private key counts where it lies: one that was moved away signs again when its file is named, or is put back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from securesystemslib.signer import CryptoSigner
+from tuf.api.metadata import Metadata, Root, Targets
+
+from firstline.release import roles
+from firstline.release.keyfile import SUFFIX, read_key, short, write_key
+from firstline_core.errors import ConfigError, UpdateError
+from firstline_core.fleet.registry import OnlineKey
+from firstline_core.storage.files import make_folder, write_whole
+
+_ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
+_KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
+
+
+class Keyring:
+    """One folder; see the module.
+
+    Args:
+        folder: of the keys.
+        passphrase: of those that are encrypted.
+        elsewhere: files of keys that lie in other places.
+    """
+
+    def __init__(self, folder: Path, passphrase: str = "", elsewhere: Sequence[Path] = ()) -> None:
+        self.folder = folder
+        self.metadata = folder / "metadata"
+        self.trust = folder / "trust"
+        self._passphrase = passphrase
+        self._elsewhere = elsewhere
+
+    @property
+    def draft(self) -> Path:
+        """The root metadata that lacks signatures."""
+        return self.metadata / "draft.json"
+
+    @property
+    def anchor(self) -> Path:
+        """The first root metadata: what devices are given, and whoever verifies begins with."""
+        return self.metadata / "1.root.json"
+
+    def init(self, online: OnlineKey, now_s: float) -> list[Path]:
+        """Makes the keys, and signs the first root and empty targets.
+
+        Raises:
+            ConfigError: there are keys already, or the folder cannot be written.
+        """
+        if self.metadata.exists():
+            raise ConfigError(f"{self.folder} has keys already; `firstline keys status` shows them.")
+        online_key = roles.public_key(online)
+        try:
+            make_folder(self.folder)
+            make_folder(self.metadata)
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be written: {error.strerror}.") from error
+        made = [write_key(self.folder, Root.type, self._passphrase) for _ in range(roles.ROOT_KEYS)]
+        targets, targets_file = write_key(self.folder, Targets.type, self._passphrase)
+        root = roles.new_root([signer.public_key for signer, _ in made], targets.public_key, online_key, now_s)
+        roles.sign(root, [signer for signer, _ in made])
+        first = roles.new_targets({}, 1, now_s)
+        roles.sign(first, [targets])
+        self._write("1.root.json", root.to_bytes())
+        self.keep_targets(first)
+        return [*(file for _, file in made), targets_file]
+
+    def roots(self) -> dict[int, Path]:
+        """The root metadata that are whole, by version."""
+        found = {}
+        for path in self.metadata.glob("*.root.json"):
+            match = _ROOT.fullmatch(path.name)
+            if match is not None:
+                found[int(match[1])] = path
+        if not found:
+            raise ConfigError(f"There are no keys in {self.folder}; `firstline keys init` makes them.")
+        return dict(sorted(found.items()))
+
+    def root(self) -> Metadata[Root]:
+        """The newest root metadata that is whole."""
+        version, path = list(self.roots().items())[-1]
+        found: Metadata[Root] = roles.read_metadata(self._read(path), Root, str(path))
+        if found.signed.version != version:
+            raise ConfigError(f"{path} is of version {found.signed.version}; give it its name back.")
+        return found
+
+    def targets(self) -> Metadata[Targets]:
+        """What was signed for last, on this machine."""
+        path = self.metadata / "targets.json"
+        found: Metadata[Targets] = roles.read_metadata(self._read(path), Targets, str(path))
+        return found
+
+    def keep_targets(self, targets: Metadata[Targets]) -> None:
+        """Keeps what is signed for now."""
+        self._write("targets.json", targets.to_bytes())
+
+    def files(self) -> dict[str, Path]:
+        """The private keys that are here or were named, by the beginning of their ids."""
+        paths = [*self.folder.glob(f"*{SUFFIX}"), *self._elsewhere]
+        return {match[2]: path for path in paths if (match := _KEY.fullmatch(path.name)) is not None}
+
+    def signers(self, keyids: Sequence[str]) -> list[CryptoSigner]:
+        """The keys of these that are here.
+
+        Raises:
+            ConfigError: one cannot be read, or is not what its name says.
+        """
+        files, found = self.files(), []
+        for keyid in keyids:
+            file = files.get(short(keyid))
+            if file is not None:
+                signer = read_key(file, self._passphrase)
+                if signer.public_key.keyid != keyid:
+                    raise ConfigError(f"{file} holds another key than its name says; give it its name back.")
+                found.append(signer)
+        return found
+
+    def targets_signers(self, root: Root) -> list[CryptoSigner]:
+        """The keys that sign for bundles.
+
+        Raises:
+            ConfigError: none is here.
+        """
+        keyids = root.roles[Targets.type].keyids
+        found = self.signers(keyids)
+        if not found:
+            wanted = ", ".join(f"targets-{short(keyid)}{SUFFIX}" for keyid in keyids)
+            raise ConfigError(f"None of the keys that may sign for bundles is in {self.folder}: {wanted}.")
+        return found
+
+    def exchange(self, role: str, old: str, now_s: float, *, never: str = "") -> Path:
+        """Puts a new root or targets key in an old one's place, in a draft of the next root.
+
+        Args:
+            role: "root" or "targets".
+            old: the key's id.
+            now_s: wall time.
+            never: the id of a key that must not sign.
+
+        Returns:
+            The new key's file.
+        """
+        root = roles.next_root(self.root(), now_s)
+        self._no_draft()
+        signer, file = write_key(self.folder, role, self._passphrase)
+        roles.exchange(root.signed, role, old, signer.public_key)
+        self.sign(root, never=never)
+        return file
+
+    def name_online(self, online: OnlineKey, now_s: float) -> None:
+        """Has the next root name another online key, and no other."""
+        root = roles.next_root(self.root(), now_s)
+        self._no_draft()
+        new = roles.public_key(online)
+        for role in roles.ONLINE:
+            for keyid in list(root.signed.roles[role].keyids):
+                root.signed.revoke_key(keyid, role)
+            root.signed.add_key(new, role)
+        self.sign(root)
+
+    def renew_root(self, now_s: float) -> None:
+        """Has the next root be the same, and end later."""
+        root = roles.next_root(self.root(), now_s)
+        self._no_draft()
+        self.sign(root)
+
+    def sign(self, root: Metadata[Root], *, never: str = "") -> dict[str, int]:
+        """Signs a next root with every root key that is here; whole, it takes its place, else it is the draft.
+
+        Returns:
+            How many signatures it lacks: see `roles.missing`.
+        """
+        before = self.root()
+        keyids = dict.fromkeys([*before.signed.roles[Root.type].keyids, *root.signed.roles[Root.type].keyids])
+        roles.sign(root, self.signers([keyid for keyid in keyids if keyid != never]))
+        lacking = roles.missing(root, before)
+        if lacking:
+            self._write(self.draft.name, root.to_bytes())
+        else:
+            self._write(f"{root.signed.version}.root.json", root.to_bytes())
+            self.draft.unlink(missing_ok=True)
+        return lacking
+
+    def open_draft(self) -> Metadata[Root]:
+        """The root metadata that lacks signatures.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not self.draft.exists():
+            raise ConfigError(f"There is no draft in {self.metadata}; nothing lacks a signature.")
+        found: Metadata[Root] = roles.read_metadata(self._read(self.draft), Root, str(self.draft))
+        return found
+
+    def lacking(self) -> dict[str, int]:
+        """How many signatures the draft lacks; nothing where there is none."""
+        return roles.missing(self.open_draft(), self.root()) if self.draft.exists() else {}
+
+    def _no_draft(self) -> None:
+        if self.draft.exists():
+            raise ConfigError(
+                f"{self.draft} lacks signatures; give it those (`firstline keys sign`), or remove it, before the next."
+            )
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}; is {self.folder} the keys' folder?") from error
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            write_whole(self.metadata / name, content)
+        except OSError as error:
+            raise UpdateError(f"{self.metadata / name} cannot be written: {error.strerror}.") from error

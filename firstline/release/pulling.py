@@ -1,0 +1,104 @@
+"""A bundle out of a registry, as a device would: metadata verified, files checked, what was cut goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from firstline.release.pushing import Told
+from firstline.release.registry import Registry
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.trust import Trust
+from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.fleet.target import SignedFile, listed
+
+_PART_BYTES = 1 << 20
+_UNFINISHED = ".part"
+
+
+class Pulled(NamedTuple):
+    """What a pull did: where the bundle is, and the bytes that were fetched for it."""
+
+    path: Path
+    fetched_bytes: int
+
+
+def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, told: Told) -> Pulled:
+    """Fetches a bundle into a folder that is not there yet; what an earlier pull had fetched is not fetched again.
+
+    Args:
+        trust: says what is signed.
+        registry: has the files.
+        name: of the bundle.
+        version: of it.
+        folder: to be made.
+        told: hears of the progress.
+
+    Raises:
+        ConfigError: the folder is there, or cannot be written.
+        UpdateError: what is there is not what was signed.
+        FirstlineError: the registry refuses.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; name a folder that is to be made.")
+    bundle = listed(trust.refresh(), name, version)
+    wanted = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
+    unfinished = folder.with_name(folder.name + _UNFINISHED)
+    total, done, fetched = sum(file.size_bytes for file in wanted.values()), 0, 0
+    try:
+        for inside, file in wanted.items():
+            path = unfinished / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = done
+            for size_bytes in _fetch(registry, file, path):
+                fetched += size_bytes
+                done += size_bytes
+                told(done, total)
+            done = before + file.size_bytes
+            told(done, total)
+        open_bundle(unfinished)
+        os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
+    except OSError as error:
+        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}.") from error
+    return Pulled(folder, fetched)
+
+
+def discard(folder: Path) -> None:
+    """Removes what an unfinished pull had fetched."""
+    shutil.rmtree(folder.with_name(folder.name + _UNFINISHED), ignore_errors=True)
+
+
+def _fetch(registry: Registry, file: SignedFile, path: Path) -> Iterator[int]:
+    """Has a file be what was signed; yields the bytes of each part that was fetched for it."""
+    digest, there = hashlib.sha256(), 0
+    if path.exists():
+        if path.stat().st_size > file.size_bytes:
+            path.unlink()
+        else:
+            with path.open("rb") as stream:
+                while part := stream.read(_PART_BYTES):
+                    digest.update(part)
+                    there += len(part)
+    if there < file.size_bytes or not path.exists():
+        with registry.part(file.sha256, there) as (start, parts):
+            if start != there:
+                digest, there = hashlib.sha256(), 0
+            with path.open("ab" if start else "wb") as stream:
+                for part in parts:
+                    there += len(part)
+                    if there > file.size_bytes:
+                        break
+                    digest.update(part)
+                    stream.write(part)
+                    yield len(part)
+    if there != file.size_bytes or digest.hexdigest() != file.sha256:
+        if there >= file.size_bytes:
+            path.unlink()
+        raise IntegrityError(
+            f"{file.path} came with {there} of {file.size_bytes} bytes, or with others than were signed; pull again."
+        )

@@ -1,0 +1,206 @@
+"""A gateway's registry over REST, for those who fill it and look into it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from firstline import connection
+from firstline.release.listing import File
+from firstline_core.bundle.trust_http import HttpMetadata
+from firstline_core.errors import IntegrityError, ProtocolError
+from firstline_core.fleet.registry import (
+    ALIASES_PATH,
+    BLOBS_PATH,
+    BUNDLES_PATH,
+    METADATA_PATH,
+    ONLINE_KEY_PATH,
+    REGISTRY_PATH,
+    AliasChange,
+    AliasList,
+    AliasRequest,
+    BundleEntry,
+    BundlePage,
+    OnlineKey,
+    Publication,
+    RegistryStatus,
+)
+from firstline_core.protocol.http_errors import error_from
+
+_TIMEOUT_S = 60.0
+_PART_BYTES = 1 << 18
+
+_T = TypeVar("_T")
+
+
+class Registry:
+    """One gateway's; see `open_registry`."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    @property
+    def metadata(self) -> HttpMetadata:
+        """Where a `Trust` fetches metadata."""
+        return HttpMetadata(self._client)
+
+    def status(self) -> RegistryStatus:
+        """Versions, ends and warnings."""
+        return self._asked("GET", REGISTRY_PATH, RegistryStatus)
+
+    def online_key(self, *, fresh: bool = False) -> OnlineKey:
+        """The public key that a root is to name; `fresh` has the gateway make one that is not in use."""
+        return self._asked("POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
+
+    def publish(self, metadata: Sequence[bytes]) -> dict[str, int]:
+        """Makes signed metadata current; the version of each role's then."""
+        return self._asked("POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
+
+    def has(self, file: File) -> bool:
+        """Whether a file is there already."""
+        reply = self._reply("HEAD", f"{BLOBS_PATH}/{file.sha256}")
+        if reply.status_code == httpx.codes.NOT_FOUND:
+            return False
+        if reply.status_code != httpx.codes.OK:
+            raise error_from(reply.status_code, reply.content, reply.headers)
+        return True
+
+    def send(self, file: File, told: Callable[[int], None]) -> None:
+        """Sends a file; `told` hears of each part how many bytes it had.
+
+        Raises:
+            IntegrityError: it has changed since it was checked.
+        """
+
+        def parts() -> Iterator[bytes]:
+            left = file.size_bytes
+            with file.path.open("rb") as stream:
+                while part := stream.read(_PART_BYTES):
+                    left -= len(part)
+                    yield part
+                    told(len(part))
+            if left:
+                raise IntegrityError(f"{file.path} has changed while it was sent; push the bundle again.")
+
+        self._asked(
+            "PUT",
+            f"{BLOBS_PATH}/{file.sha256}",
+            dict[str, object],
+            content=parts(),
+            headers={"Content-Type": "application/octet-stream", "Content-Length": str(file.size_bytes)},
+        )
+
+    @contextmanager
+    def part(self, sha256: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """A file's bytes from `start` on: where they begin, and they themselves; 0 where the whole file comes."""
+        headers = {"Accept-Encoding": "identity"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
+        try:
+            with self._client.stream("GET", f"{BLOBS_PATH}/{sha256}", headers=headers) as reply:
+                if reply.status_code == httpx.codes.PARTIAL_CONTENT:
+                    yield start, reply.iter_raw()
+                elif reply.status_code == httpx.codes.OK:
+                    yield 0, reply.iter_raw()
+                else:
+                    raise error_from(reply.status_code, reply.read(), reply.headers)
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, self._url) from error
+
+    def bundles(self, model: str = "") -> Iterator[BundleEntry]:
+        """The bundles that are signed for, by name and version."""
+        after: str | None = ""
+        while after is not None:
+            query = f"?after={quote(after, safe='')}&model={quote(model, safe='')}"
+            page = self._asked("GET", BUNDLES_PATH + query, BundlePage)
+            yield from page.bundles
+            after = page.after
+
+    def bundle(self, model: str, version: int) -> BundleEntry:
+        """One bundle."""
+        return self._asked("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
+
+    def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
+        """What aliases stand for."""
+        return self._asked("GET", f"{ALIASES_PATH}?model={quote(model, safe='')}", AliasList).aliases
+
+    def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
+        """What an alias stood for, the newest first."""
+        return self._asked("GET", _alias(model, alias), AliasList).aliases
+
+    def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
+        """Has an alias stand for a version."""
+        return self._asked("PUT", _alias(model, alias), AliasChange, AliasRequest(version))
+
+    def revert_alias(self, model: str, alias: str) -> AliasChange:
+        """Has an alias stand for what it stood for before."""
+        return self._asked("POST", _alias(model, alias) + "/revert", AliasChange)
+
+    def remove_alias(self, model: str, alias: str) -> AliasChange:
+        """Has an alias stand for nothing."""
+        return self._asked("DELETE", _alias(model, alias), AliasChange)
+
+    @property
+    def _url(self) -> str:
+        return str(self._client.base_url).rstrip("/")
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        kind: type[_T],
+        body: object = None,
+        *,
+        content: Iterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> _T:
+        said = content if body is None else msgspec.json.encode(body)
+        kinds = {"Content-Type": "application/json"} if body is not None else {}
+        response = self._reply(method, path, said, kinds | (headers or {}))
+        if not response.is_success:
+            raise error_from(response.status_code, response.content, response.headers)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"{self._url} does not answer as a Firstline gateway: {error}.") from error
+
+    def _reply(
+        self, method: str, path: str, said: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        try:
+            return self._client.request(method, path, content=said, headers=headers)
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, self._url) from error
+
+
+def _alias(model: str, alias: str) -> str:
+    return f"{ALIASES_PATH}/{quote(model, safe='')}/{quote(alias, safe='')}"
+
+
+@contextmanager
+def open_registry(url: str, key: str, ca_file: Path | None = None) -> Iterator[Registry]:
+    """The registry of the gateway at `url`.
+
+    Args:
+        url: with https, unless the gateway is on this machine.
+        key: an API key with the scope "fleet".
+        ca_file: whom to believe (PEM); None for the machine's own authorities.
+
+    Raises:
+        ConfigError: the URL, the key or the file is none.
+    """
+    with httpx.Client(
+        base_url=connection.base_url(url),
+        headers=connection.authorization(key),
+        verify=ssl.create_default_context() if ca_file is None else connection.believing(ca_file),
+        timeout=_TIMEOUT_S,
+        trust_env=False,
+    ) as client:
+        yield Registry(client)

@@ -1,0 +1,107 @@
+"""Root and targets metadata: made, changed, signed. No I/O; on python-tuf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from securesystemslib.signer import CryptoSigner, Key
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+
+from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.fleet.registry import OnlineKey
+
+ROOT_KEYS, ROOT_THRESHOLD = 3, 2
+ROOT_LIFE = timedelta(days=365)
+TARGETS_LIFE = timedelta(days=90)
+ONLINE = (Snapshot.type, Timestamp.type)
+"""The roles that a gateway's online key signs for."""
+
+
+def new_root(root_keys: Sequence[Key], targets_key: Key, online_key: Key, now_s: float) -> Metadata[Root]:
+    """The first root metadata, not signed yet: a threshold of 2 for the root itself, of 1 for the others."""
+    root = Root(expires=_end(now_s, ROOT_LIFE), consistent_snapshot=True)
+    for key in root_keys:
+        root.add_key(key, Root.type)
+    root.roles[Root.type].threshold = ROOT_THRESHOLD
+    root.add_key(targets_key, Targets.type)
+    for role in ONLINE:
+        root.add_key(online_key, role)
+    return Metadata(root)
+
+
+def next_root(before: Metadata[Root], now_s: float) -> Metadata[Root]:
+    """The root metadata after that, as it was but for version and end; not signed yet."""
+    root = Metadata[Root].from_bytes(before.to_bytes()).signed
+    root.version += 1
+    root.expires = _end(now_s, ROOT_LIFE)
+    return Metadata(root)
+
+
+def exchange(root: Root, role: str, old: str, new: Key) -> None:
+    """Puts a new key in an old one's place.
+
+    Raises:
+        ConfigError: the role has no such key.
+    """
+    if old not in root.roles[role].keyids:
+        raise ConfigError(f"The root names no key {old} for {role}.")
+    root.revoke_key(old, role)
+    root.add_key(new, role)
+
+
+def new_targets(files: dict[str, TargetFile], version: int, now_s: float) -> Metadata[Targets]:
+    """Targets metadata, not signed yet."""
+    return Metadata(Targets(version, expires=_end(now_s, TARGETS_LIFE), targets=files))
+
+
+def sign(metadata: Metadata[Any], signers: Iterable[CryptoSigner]) -> None:
+    """Adds signatures; of a key that has signed already the new one counts."""
+    for signer in signers:
+        metadata.sign(signer, append=True)
+
+
+def missing(metadata: Metadata[Root], before: Metadata[Root] | None) -> dict[str, int]:
+    """How many signatures a root metadata lacks: by the keys "before" it, which devices believe, and by its "own"."""
+    found = {"own": metadata.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)}
+    if before is not None:
+        found["before"] = before.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)
+    return {who: result.missing for who, result in found.items() if result.missing}
+
+
+def allows(root: Root, targets: Metadata[Targets]) -> bool:
+    """Whether targets metadata is signed as a root wants it."""
+    return bool(root.get_verification_result(Targets.type, targets.signed_bytes, targets.signatures))
+
+
+def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
+    """Metadata of a kind.
+
+    Raises:
+        IntegrityError: it is none.
+    """
+    try:
+        found: Metadata[Any] = Metadata.from_bytes(content)
+    except (RepositoryError, ValueError, RecursionError) as error:
+        raise IntegrityError(f"{where} is no signed metadata: {error}.") from error
+    if not isinstance(found.signed, kind):
+        raise IntegrityError(f"{where} is {found.signed.type} metadata, not {kind.__name__.lower()} metadata.")
+    return found
+
+
+def public_key(found: OnlineKey) -> Key:
+    """A gateway's public key, as the root is to name it.
+
+    Raises:
+        IntegrityError: it is none.
+    """
+    try:
+        return Key.from_dict(found.keyid, dict(found.key))
+    except (KeyError, ValueError, TypeError) as error:
+        raise IntegrityError(f"The gateway's online key cannot be used: {error}.") from error
+
+
+def _end(now_s: float, life: timedelta) -> datetime:
+    return datetime.fromtimestamp(int(now_s), UTC) + life

@@ -1,0 +1,94 @@
+"""Golden answers: what each edge variant said of some inputs where the bundle was made, for a device to say again.
+
+They lie in a file of the bundle, which the manifest names like any other. Whoever makes a bundle chooses the inputs:
+they are public to everybody who holds it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.pipeline import Probabilities
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import IntegrityError
+from firstline_core.types import DATATYPES, Tensor
+
+GOLDEN_NAME = "golden.json"
+LIMIT_BYTES = 8 << 20
+_ROWS = 64
+
+
+class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file's content.
+
+    Attributes:
+        inputs: rows: encoded images where the bundle takes BYTES, else little-endian bytes in C order.
+        outputs: by variant, (rows, classes) probabilities.
+        shape: of a row; () for BYTES.
+    """
+
+    inputs: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=_ROWS)]
+    outputs: dict[str, tuple[tuple[float, ...], ...]]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=8)] = ()
+
+
+def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
+    """The bundle's golden answers.
+
+    Raises:
+        IntegrityError: the file is absent, or says something else.
+    """
+    path = bundle.file(artefact)
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LIMIT_BYTES + 1)
+        if len(content) > LIMIT_BYTES:
+            raise IntegrityError(f"{path} has more than {LIMIT_BYTES} bytes; give fewer or smaller golden inputs.")
+        return msgspec.json.decode(content, type=GoldenAnswers)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"{path} holds no golden answers: {error}.") from error
+
+
+def encode_golden(answers: GoldenAnswers) -> bytes:
+    """The file's form."""
+    return msgspec.json.encode(answers) + b"\n"
+
+
+def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
+    """The inputs as a request would have them.
+
+    Raises:
+        IntegrityError: they are none of the bundle's.
+    """
+    if spec.datatype == "BYTES":
+        array = np.empty(len(answers.inputs), object)
+        array[:] = answers.inputs
+        return Tensor(spec.name, array)
+    try:
+        rows = [np.frombuffer(row, DATATYPES[spec.datatype]).reshape(answers.shape) for row in answers.inputs]
+        return Tensor(spec.name, np.ascontiguousarray(np.stack(rows)))
+    except ValueError as error:
+        raise IntegrityError(f"The golden inputs are none of shape {list(answers.shape)}: {error}.") from error
+
+
+def deviation(answers: GoldenAnswers, variant: str, said: Probabilities) -> float | None:
+    """The largest difference of a probability; None where nothing is known of the variant, infinite where it fits not.
+
+    Args:
+        answers: of the bundle.
+        variant: its id.
+        said: (rows, classes) here.
+    """
+    expected = answers.outputs.get(variant)
+    if expected is None:
+        return None
+    wanted = np.array(expected, np.float64) if len({len(row) for row in expected}) == 1 else np.empty(0)
+    if wanted.shape != said.shape or not np.isfinite(said).all():
+        return float("inf")
+    return float(np.abs(wanted - said).max())

@@ -1,0 +1,341 @@
+"""What a device believes about models: the client of The Update Framework, on `tuf.ngclient.Updater`.
+
+Metadata is fetched from a port, verified against a root that the device was given once, and kept, so that what was
+seen is never taken back. Nothing here fetches a model's bytes, and nothing but a new installation asks: metadata that
+has expired stops no inference.
+
+Each attack has its own error:
+
+    tampered with, or too few of those signed who may      SignatureError
+    older than what this device has seen                   MetadataRollbackError
+    frozen: newer metadata is held back                    MetadataExpiredError
+    genuine files of different moments                     MetadataMismatchError
+    endless, or no metadata at all                         IntegrityError
+    slower than anybody waits                              RemoteTimeoutError
+
+An older bundle that the present targets list may be installed: that is a rollback which somebody signed.
+
+Only who updates imports this module: python-tuf brings urllib3, and takes some megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from tuf.api import exceptions
+from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import (
+    FirstlineError,
+    IntegrityError,
+    MetadataExpiredError,
+    MetadataMismatchError,
+    MetadataRollbackError,
+    NotFoundError,
+    ProtocolError,
+    RemoteTimeoutError,
+    SignatureError,
+    UpdateError,
+)
+from firstline_core.fleet.target import SignedFile
+from firstline_core.storage.files import make_folder, sync_folder, write_whole
+
+if TYPE_CHECKING:
+    from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
+
+LIMITS_BYTES: Mapping[str, int] = {"root": 512_000, "timestamp": 16_384, "snapshot": 262_144, "targets": 8_000_000}
+"""The largest metadata that is read; some 20,000 files of bundles fit the targets."""
+
+# A file may take so long, and longer by what came of it: the slowest mobile links carry more.
+_GRACE_S = 20.0
+_LEAST_BYTES_PER_S = 1024
+_ROTATIONS_LIMIT = 256
+_SHA256 = "sha256"
+
+
+class MetadataSource(Protocol):
+    """Where metadata comes from. Simulations implement it as `bundle/trust_http.py` does; it may block."""
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, in parts as they come.
+
+        Args:
+            name: such as "timestamp.json" or "3.root.json", quoted as a part of a URL is.
+
+        Raises:
+            NotFoundError: there is no such file.
+            LinkError: nobody answers.
+            FirstlineError: what else the far side said.
+        """
+        ...
+
+
+class Trust:
+    """What one device believes; one thread at a time, for it blocks.
+
+    Args:
+        folder: where verified metadata is kept, for this alone; made here.
+        source: where it comes from.
+        anchor: the root metadata that the device was given, whoever else says otherwise; None for what `folder`
+            holds as `root.json`.
+        now_s: the time to judge expiry by (wall time, seconds): on a device that of its `TimeFloor`.
+        clock: how long fetching takes.
+        rotations_limit: how many root metadata after the anchor's, or the last seen, are taken up at once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: MetadataSource,
+        *,
+        anchor: bytes | None,
+        now_s: Callable[[], float],
+        clock: Clock = SYSTEM_CLOCK,
+        rotations_limit: int = _ROTATIONS_LIMIT,
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._anchor = anchor
+        self._now_s = now_s
+        self._clock = clock
+        self._config = UpdaterConfig(
+            max_root_rotations=rotations_limit,
+            root_max_length=LIMITS_BYTES["root"],
+            timestamp_max_length=LIMITS_BYTES["timestamp"],
+            snapshot_max_length=LIMITS_BYTES["snapshot"],
+            targets_max_length=LIMITS_BYTES["targets"],
+        )
+        self._updater: _DurableUpdater | None = None
+        self._fetcher = _Fetcher(source, clock)
+
+    def refresh(self) -> dict[str, SignedFile]:
+        """Takes up what is newest, and lists what is signed now, by path.
+
+        Raises:
+            SignatureError, MetadataRollbackError, MetadataExpiredError, MetadataMismatchError, IntegrityError: it
+                must not be believed; what was believed before is still on the disk.
+            LinkError: it could not be fetched.
+            UpdateError: it cannot be kept.
+            FirstlineError: what else the source said.
+        """
+        fetcher = self._fetcher = _Fetcher(self._source, self._clock)
+        self._updater = None
+        updater: _DurableUpdater | None = None
+        try:
+            make_folder(self._folder)
+            updater = _DurableUpdater(
+                str(self._folder), "", fetcher=fetcher, config=self._config, bootstrap=self._anchor
+            )
+            updater.trusted.reference_time = datetime.fromtimestamp(self._now_s(), UTC)
+            updater.refresh()
+        except (exceptions.RepositoryError, exceptions.DownloadError) as error:
+            _refuse(error, fetcher, updater)
+        except OSError as error:
+            raise self._unkept(error) from error
+        self._updater = updater
+        return {
+            path: SignedFile(path, found.length, found.hashes[_SHA256], found.custom or {})
+            for path, found in updater.trusted.targets.targets.items()
+            if _SHA256 in found.hashes
+        }
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each role's metadata, after `refresh`."""
+        trusted = self._refreshed.trusted
+        return {signed.type: signed.version for signed in trusted}
+
+    @property
+    def expires_s(self) -> float:
+        """When the first of the metadata ends (wall time, seconds), after `refresh`."""
+        return min(signed.expires.timestamp() for signed in self._refreshed.trusted)
+
+    @property
+    def targets(self) -> Metadata[Targets]:
+        """The targets metadata as it was signed, after `refresh`: whoever signs the next begins with it."""
+        self._refreshed  # noqa: B018 (it must have been verified)
+        return Metadata[Targets].from_file(str(self._folder / "targets.json"))
+
+    @property
+    def root(self) -> Root:
+        """The root that is believed, after `refresh`."""
+        return self._refreshed.trusted.root
+
+    def find(self, path: str) -> TargetFile | None:
+        """A target, those that others sign for (delegations) included, after `refresh`; None where there is none.
+
+        Raises:
+            UpdateError, LinkError: as `refresh`, of the metadata that has to be fetched for it.
+        """
+        updater = self._refreshed
+        try:
+            return updater.get_targetinfo(path)
+        except (exceptions.RepositoryError, exceptions.DownloadError) as error:
+            _refuse(error, self._fetcher, updater)
+        except OSError as error:
+            raise self._unkept(error) from error
+
+    @property
+    def _refreshed(self) -> _DurableUpdater:
+        if self._updater is None:
+            raise UpdateError("No metadata has been verified yet; refresh it first.")
+        return self._updater
+
+    def _unkept(self, error: OSError) -> UpdateError:
+        return UpdateError(f"Metadata cannot be kept in {self._folder}: {error.strerror or error}.")
+
+
+class _DurableUpdater(Updater):
+    """Whose files a power cut leaves whole, and which writes nothing that is there already: flash wears.
+
+    python-tuf writes without fsync, and after a power cut takes an empty timestamp for none: what it had seen would be
+    forgotten, and an older one be believed.
+    """
+
+    @property
+    def trusted(self) -> TrustedMetadataSet:
+        """The set of verified metadata; its `reference_time` is what expiry is judged by."""
+        return self._trusted_set
+
+    def _persist_file(self, filename: str, data: bytes) -> None:
+        path = Path(filename)
+        if not path.exists() or path.read_bytes() != data:
+            write_whole(path, data)
+
+    def _update_root_symlink(self) -> None:
+        link = Path(self._dir, "root.json")
+        current = f"root_history/{self.trusted.root.version}.root.json"
+        if not link.is_symlink() or os.readlink(link) != current:  # noqa: PTH115
+            fresh = link.with_name("root.json.new")
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(current)
+            fresh.replace(link)
+            sync_folder(link.parent)
+
+
+class _Fetcher(FetcherInterface):
+    """python-tuf's port on ours; remembers what came last, for what is said where it is refused."""
+
+    def __init__(self, source: MetadataSource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self.name = "root.json"
+        self.content = b""
+
+    def download_bytes(self, url: str, max_length: int) -> bytes:
+        """In memory: python-tuf's own goes by a file."""
+        self.name, self.content = url.rpartition("/")[2], b""
+        parts, size_bytes = [], 0
+        for part in self._fetch(self.name):
+            size_bytes += len(part)
+            if size_bytes > max_length:
+                raise IntegrityError(
+                    f"{self.name} goes on after {max_length} bytes, the most that is read of it; is this the registry?"
+                )
+            parts.append(part)
+        self.content = b"".join(parts)
+        return self.content
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        start_s, size_bytes = self._clock.monotonic_s(), 0
+        try:
+            for part in self._source.fetch(url):
+                size_bytes += len(part)
+                if self._clock.monotonic_s() - start_s > _GRACE_S + size_bytes / _LEAST_BYTES_PER_S:
+                    raise RemoteTimeoutError(
+                        f"Only {size_bytes} bytes of {url} came in {self._clock.monotonic_s() - start_s:.0f} s; "
+                        "it is tried again later."
+                    )
+                yield part
+        except NotFoundError as error:
+            raise exceptions.DownloadHTTPError(error.message, 404) from error
+
+
+def _refuse(
+    error: exceptions.RepositoryError | exceptions.DownloadError, fetcher: _Fetcher, updater: _DurableUpdater | None
+) -> NoReturn:
+    """python-tuf's refusal as ours."""
+    raise _refusal(error, fetcher, updater) from error
+
+
+def _refusal(
+    error: exceptions.RepositoryError | exceptions.DownloadError, fetcher: _Fetcher, updater: _DurableUpdater | None
+) -> FirstlineError:
+    name, said = fetcher.name, str(error).rstrip(".")
+    if updater is None:
+        return IntegrityError(f"The root metadata that this device was given is no good: {said}.")
+    if isinstance(error, exceptions.DownloadError):
+        return ProtocolError(f"The registry has no {name}: has a release been published? ({said}.)")
+    if isinstance(error, exceptions.ExpiredMetadataError):
+        return _expired(name, updater)
+    if isinstance(error, exceptions.UnsignedMetadataError):
+        return _unsigned(name, said)
+    if isinstance(error, exceptions.LengthOrHashMismatchError):
+        return _mismatch(name, said) if _is_genuine(fetcher, updater) else _unsigned(name, said)
+    if isinstance(error, exceptions.BadVersionNumberError):
+        return _wrong_version(fetcher, updater, said)
+    if "missing info" in said:  # a snapshot that no longer knows of metadata which an earlier one had
+        return _rollback(name, said)
+    return IntegrityError(f"{name} is no metadata that can be used: {said}.")
+
+
+def _expired(name: str, updater: _DurableUpdater) -> MetadataExpiredError:
+    trusted = updater.trusted
+    now = trusted.reference_time
+    ended = next((signed for signed in trusted if signed.is_expired(now)), None)
+    which = f"{ended.type} metadata ended at {ended.expires.isoformat()}" if ended is not None else f"{name} has ended"
+    return MetadataExpiredError(
+        f"The registry's {which}, and it offers none that is newer: nobody renews it, or somebody holds it back. "
+        "Nothing new is installed until that is mended (`firstline keys status`); what is installed goes on."
+    )
+
+
+def _unsigned(name: str, said: str) -> SignatureError:
+    return SignatureError(
+        f"{name} is not signed by those who may sign it: {said}. It was tampered with, or signed with a key that the "
+        "root does not name; it is not used."
+    )
+
+
+def _mismatch(name: str, said: str) -> MetadataMismatchError:
+    return MetadataMismatchError(
+        f"{name} is genuine, but not what the other metadata names: {said}. Somebody mixes metadata of different "
+        "moments; it is not used."
+    )
+
+
+def _rollback(name: str, said: str) -> MetadataRollbackError:
+    return MetadataRollbackError(
+        f"{name} is older than what this device has seen: {said}. A registry never goes back; after a restored backup "
+        "it has to publish anew (`firstline keys publish`)."
+    )
+
+
+def _wrong_version(fetcher: _Fetcher, updater: _DurableUpdater, said: str) -> FirstlineError:
+    """Older than what was seen, or only not what the other metadata says; each was verified before."""
+    found: Metadata[Any] = Metadata.from_bytes(fetcher.content)
+    signed = found.signed
+    trusted = updater.trusted
+    if signed.type == Root.type:
+        older = signed.version <= trusted.root.version
+    elif signed.type == Snapshot.type:
+        older = signed.version == trusted.timestamp.snapshot_meta.version
+    else:
+        older = signed.type == Timestamp.type
+    return (_rollback if older else _mismatch)(fetcher.name, said)
+
+
+def _is_genuine(fetcher: _Fetcher, updater: _DurableUpdater) -> bool:
+    """Whether what came last is signed by those who may sign it."""
+    try:
+        found: Metadata[Any] = Metadata.from_bytes(fetcher.content)
+        updater.trusted.root.verify_delegate(found.signed.type, found.signed_bytes, found.signatures)
+    except (exceptions.RepositoryError, ValueError):
+        return False
+    return True

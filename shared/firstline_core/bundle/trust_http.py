@@ -1,0 +1,45 @@
+"""Metadata over HTTP, from a gateway's registry or any other server of files: what `trust.py` asks of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+
+from firstline_core.errors import LinkDownError, NotFoundError, RemoteTimeoutError
+from firstline_core.fleet.registry import METADATA_PATH
+from firstline_core.protocol.http_errors import error_from
+
+TIMEOUT_S = 15.0
+_REFUSAL_BYTES = 65_536
+
+
+class HttpMetadata:
+    """A `MetadataSource`.
+
+    Args:
+        client: knows whom to believe, and shows who asks.
+        folder: the address that the names are appended to.
+    """
+
+    def __init__(self, client: httpx.Client, folder: str = METADATA_PATH) -> None:
+        self._client = client
+        self._folder = folder.rstrip("/") + "/"
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        """See `MetadataSource`."""
+        try:
+            with self._client.stream(
+                "GET", self._folder + name, headers={"Accept-Encoding": "identity"}, timeout=TIMEOUT_S
+            ) as response:
+                if response.status_code == httpx.codes.NOT_FOUND:
+                    raise NotFoundError(f"There is no {name}")
+                if response.status_code != httpx.codes.OK:
+                    refusal = next(response.iter_raw(_REFUSAL_BYTES), b"")
+                    raise error_from(response.status_code, refusal, response.headers)
+                yield from response.iter_raw()
+        except httpx.TimeoutException as error:
+            raise RemoteTimeoutError(f"The registry did not answer within {TIMEOUT_S:g} s ({name}).") from error
+        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
+            said = str(error).rstrip(".") or type(error).__name__
+            raise LinkDownError(f"The registry cannot be reached for {name}: {said}.") from error

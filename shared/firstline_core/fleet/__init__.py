@@ -1,0 +1,15 @@
+"""What a gateway and its devices tell each other of models that come, go and are judged. Documents and rules, no I/O.
+
+Documents
+    twin            what a device shall run, and what it does run
+    telemetry       what a device counted since its process began
+    target          what is signed of a bundle's files: who needs them, what they ask of a device
+    registry        what a registry and those who fill it say to each other
+    rest            what people and devices ask of a gateway over HTTP
+    rollout         what a gateway says of its rollouts
+    trail           what was decided, as a chain of hashes
+
+Rules
+    expiry          what of metadata and authorities is to be renewed, said in time
+    update          the states of one update on one device
+"""

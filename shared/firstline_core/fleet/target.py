@@ -1,0 +1,256 @@
+"""What a signed target says: which bundle a file belongs to, which models need it, what they ask of a device. Pure.
+
+A bundle is a group of targets (The Update Framework's word for a file that is signed for): `NAME/VERSION/manifest.json`
+and `NAME/VERSION/FILE` for each artefact. What a device has to know before it fetches anything rides in their custom
+fields; fields that this version does not know are passed over, so that an older device reads a newer release's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from firstline_core.bundle.artefact import RelativePath, Sha256
+from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
+from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
+from firstline_core.names import NAME_PATTERN, Name
+
+FORMAT = 1
+FULL = "full"
+"""Who needs a file that the full model needs: gateways."""
+
+_T = TypeVar("_T")
+# 18 digits: what every database and language holds as a whole number.
+_PATH = re.compile(NAME_PATTERN.removesuffix(r"\Z") + r"/[1-9][0-9]{0,17}/.")
+
+
+class Needs(Struct, frozen=True):
+    """What a variant asks of a device.
+
+    Attributes:
+        runtime: that loads it.
+        size_bytes: of all files that it needs, on disk.
+        architectures: as `platform.machine()` names them; none named is any.
+        memory_mb: that must be there (MiB); 0 where nobody has said.
+    """
+
+    runtime: str
+    size_bytes: Annotated[int, Meta(ge=0)]
+    architectures: tuple[str, ...] = ()
+    memory_mb: Annotated[int, Meta(ge=0)] = 0
+
+
+class CertificateSummary(Struct, frozen=True):
+    """What was proved of a variant; the manifest has all of it.
+
+    Numbers are text: canonical JSON, over which metadata is signed, knows no fractions.
+    """
+
+    promise: str
+    epsilon: str
+    delta: str
+    threshold: str
+
+
+class Variant(Struct, frozen=True):
+    """An edge variant of a bundle; `digest` is `Model.digest`, `certificate` None where there is no valid one."""
+
+    id: Name
+    precision: str
+    digest: Sha256
+    needs: Needs
+    certificate: CertificateSummary | None = None
+
+
+class Release(Struct, frozen=True):
+    """The custom field of a manifest's target: the bundle in short.
+
+    Attributes:
+        variants: in the manifest's order of preference.
+        full_digest: of the full model; "" where the bundle has none.
+    """
+
+    bundle: Name
+    version: Annotated[int, Meta(ge=1)]
+    variants: tuple[Variant, ...]
+    full_digest: str = ""
+    format: int = FORMAT
+
+
+class Use(Struct, frozen=True):
+    """The custom field of a file's target: which variants need it, by id, and `FULL`."""
+
+    models: tuple[str, ...]
+    format: int = FORMAT
+
+
+class SignedFile(NamedTuple):
+    """A file as signed metadata lists it."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    custom: Mapping[str, Any]
+
+
+class ListedBundle(NamedTuple):
+    """A bundle as signed metadata lists it; `files` are its artefacts, by their path in the bundle."""
+
+    release: Release
+    manifest: SignedFile
+    files: Mapping[str, tuple[SignedFile, Use]]
+
+
+class Hardware(NamedTuple):
+    """What a device offers; `memory_mb` and `free_bytes` are None where it does not know."""
+
+    runtimes: frozenset[str]
+    architecture: str
+    memory_mb: int | None = None
+    free_bytes: int | None = None
+
+
+class Asked(NamedTuple):
+    """What a release engineer adds to what the manifest says that a variant needs."""
+
+    architectures: tuple[str, ...] = ()
+    memory_mb: int = 0
+
+
+def target_path(name: str, version: int, file: str) -> str:
+    """Where a file of a bundle is among the targets."""
+    return f"{name}/{version}/{file}"
+
+
+def named_by(path: str) -> tuple[str, int] | None:
+    """The bundle and version that a target belongs to; None where it is no bundle's."""
+    if _PATH.match(path) is None:
+        return None
+    name, version, _ = path.split("/", 2)
+    return name, int(version)
+
+
+def described(manifest: Manifest, asked: Mapping[str, Asked] | None = None) -> dict[str, Release | Use]:
+    """The custom fields of a bundle's targets, by the file's path in the bundle.
+
+    Args:
+        manifest: of the bundle.
+        asked: of single variants, by id.
+
+    Raises:
+        IntegrityError: an artefact is in the manifest's place.
+    """
+    asked = asked or {}
+    users: dict[str, list[str]] = {artefact.file: [] for artefact in manifest.artefacts}
+    if MANIFEST_NAME in users:
+        raise IntegrityError(f"The bundle names {MANIFEST_NAME} as an artefact; rename that file.")
+    variants = []
+    for model in manifest.edge:
+        needed = _needed(manifest, model)
+        for file in needed:
+            users[file].append(model.id)
+        certificate = valid_certificate(manifest, model)
+        summary = None
+        if certificate is not None:
+            numbers = certificate.epsilon, certificate.delta, certificate.threshold
+            summary = CertificateSummary(certificate.promise, *map(repr, numbers))
+        more = asked.get(model.id, Asked())
+        needs = Needs(model.runtime, sum(needed.values()), more.architectures, more.memory_mb)
+        variants.append(Variant(model.id, model.precision, model.digest, needs, summary))
+    for artefact in manifest.full.artefacts if manifest.full is not None else ():
+        users[artefact.file].append(FULL)
+    release = Release(manifest.name, manifest.version, tuple(variants), manifest.full_digest)
+    return {MANIFEST_NAME: release} | {file: Use(tuple(dict.fromkeys(ids))) for file, ids in users.items()}
+
+
+def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
+    """A variant's files, the score's graph and golden answers among them, with their sizes."""
+    artefacts = list(model.artefacts)
+    if manifest.policy.score.graph is not None:
+        artefacts.append(manifest.policy.score.graph)
+    if manifest.golden is not None:
+        artefacts.append(manifest.golden.artefact)
+    return {artefact.file: artefact.size_bytes for artefact in artefacts}
+
+
+def bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
+    """The bundles and versions among targets, in order."""
+    found = (named_by(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
+    return sorted({one for one in found if one is not None})
+
+
+def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBundle:
+    """A bundle among signed files, by path.
+
+    Raises:
+        NotFoundError: it is not listed.
+        IntegrityError: what was signed does not say what it must; whoever signed it has to sign anew.
+    """
+    folder = target_path(name, version, "")
+    manifest = files.get(folder + MANIFEST_NAME)
+    if manifest is None:
+        raise NotFoundError(f"The signed targets list no {name} version {version}; `firstline model ls` shows them.")
+    release = _custom(manifest, Release)
+    if (release.bundle, release.version) != (name, version):
+        raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it anew.")
+    found: dict[str, tuple[SignedFile, Use]] = {}
+    for path, file in files.items():
+        if path.startswith(folder) and file is not manifest:
+            inside = _relative(path, folder)
+            found[inside] = file, _custom(file, Use)
+    return ListedBundle(release, manifest, found)
+
+
+def choose(release: Release, device: Hardware) -> Variant:
+    """The first variant that a device can run.
+
+    Raises:
+        IncompatibleTargetError: there is none; the message says what each asks for.
+    """
+    reasons = []
+    for variant in release.variants:
+        lacking = unmet(variant.needs, device)
+        if not lacking:
+            return variant
+        reasons.append(f"{variant.id} {lacking}")
+    raise IncompatibleTargetError(
+        f"{release.bundle} version {release.version} has nothing for this device: "
+        f"{'; '.join(reasons) or 'it has no edge variant'}."
+    )
+
+
+def unmet(needs: Needs, device: Hardware) -> str:
+    """What a device lacks for a variant, in words; "" where it lacks nothing that is known."""
+    if needs.runtime not in device.runtimes:
+        return f"needs the runtime {needs.runtime}, and here is {', '.join(sorted(device.runtimes)) or 'none'}"
+    if needs.architectures and device.architecture not in needs.architectures:
+        return f"is for {', '.join(needs.architectures)}, and this is {device.architecture}"
+    if device.memory_mb is not None and needs.memory_mb > device.memory_mb:
+        return f"needs {needs.memory_mb} MiB of memory, and here are {device.memory_mb}"
+    if device.free_bytes is not None and needs.size_bytes > device.free_bytes:
+        return f"needs {needs.size_bytes} bytes on disk, and {device.free_bytes} are free"
+    return ""
+
+
+def files_for(bundle: ListedBundle, model: str) -> tuple[SignedFile, ...]:
+    """What a variant (by its id), or the full model (`FULL`), needs: the manifest first, then nothing but its files."""
+    return (bundle.manifest, *(file for file, use in bundle.files.values() if model in use.models))
+
+
+def _relative(path: str, folder: str) -> str:
+    try:
+        return msgspec.convert(path.removeprefix(folder), RelativePath)
+    except msgspec.ValidationError as error:
+        raise IntegrityError(f"The signed target {path!a} is no path within a bundle; sign the bundle anew.") from error
+
+
+def _custom(file: SignedFile, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(file.custom, kind)
+    except msgspec.ValidationError as error:
+        raise IntegrityError(f"What is signed of {file.path} does not say what it must: {error}.") from error

@@ -1,0 +1,176 @@
+"""The fleet over HTTP: devices have their own twin, people see all of them, and what people do is in the trail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.fleet.trail import check_trail
+from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
+from firstline_gateway.fleet import counting
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
+from firstline_gateway.trail import records as trail
+
+REPORTED = Reported("session-1", 1, models=(RunningModel("digits", 1),), agent_version="0.1.0")
+WANTED = DesiredModel("digits", 2, "0" * 64)
+
+
+@pytest.fixture
+async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gateway]:
+    settings = load(
+        None,
+        overrides={
+            "models.directory": str(DIGITS.parent),
+            "store.url": store_settings.url,
+            "identity.directory": str(tmp_path / "identity"),
+            "execution.sessions": 1,
+        },
+    )
+    made = open_gateway(settings)
+    async with serving(made) as url:
+        made.url = url  # type: ignore[attr-defined]
+        yield made
+
+
+def client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
+    key = create_key(gateway.settings.store, name, kind)
+    url: str = gateway.url  # type: ignore[attr-defined]
+    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
+
+
+@pytest.fixture
+async def cam(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(gateway, "cam", "device") as found:
+        yield found
+
+
+@pytest.fixture
+async def keeper(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(gateway, "ops", "operator") as found:
+        yield found
+
+
+def json(value: object) -> dict[str, Any]:
+    return {"content": msgspec.json.encode(value), "headers": {"Content-Type": "application/json"}}
+
+
+async def test_a_device_hears_what_it_is_to_run_and_nothing_while_that_is_the_same(
+    gateway: Gateway, cam: httpx.AsyncClient
+) -> None:
+    first = await cam.get("/fleet/v1/twin")
+    assert first.status_code == 200 and msgspec.json.decode(first.content, type=Desired) == Desired(0)
+    known = {"If-None-Match": first.headers["etag"]}
+    assert (await cam.get("/fleet/v1/twin", headers=known)).status_code == 304
+    assert await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,))) == ["cam"]
+    then = await cam.get("/fleet/v1/twin", headers=known)
+    assert msgspec.json.decode(then.content, type=Desired) == Desired(1, (WANTED,))
+
+
+async def test_people_see_what_a_device_says_and_when(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+    assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204
+    page = (await keeper.get("/fleet/v1/devices")).json()
+    assert [device["name"] for device in page["devices"]] == ["cam"] and page["after"] is None
+    shown = (await keeper.get("/fleet/v1/devices/cam")).json()
+    assert shown["reported"]["models"][0]["version"] == 1
+    assert shown["accepted"] and shown["online"] and 0 <= shown["last_seen_age_s"] < 60
+
+
+async def test_counts_come_together(gateway: Gateway, cam: httpx.AsyncClient) -> None:
+    for sequence in (1, 2, 2):
+        told = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
+        assert (await cam.post("/fleet/v1/twin/telemetry", **json(told))).status_code == 204
+    with gateway.database.reading() as connection:
+        assert counting.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
+
+
+async def test_tags_choose_devices_and_go_by_what_was_seen(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    await cam.get("/fleet/v1/twin")
+    seen = await keeper.get("/fleet/v1/devices/cam")
+    match = {"If-Match": seen.headers["etag"]}
+    tagged = await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}}, headers=match)
+    assert tagged.json()["tags"] == {"site": "berlin"}
+    late = await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "paris"}}, headers=match)
+    assert late.status_code == 409 and late.json()["code"] == "conflict"
+    for selector, count in (("site=berlin", 1), ("site=paris", 0), ("!site", 0)):
+        found = await keeper.get("/fleet/v1/devices", params={"selector": selector})
+        assert len(found.json()["devices"]) == count
+
+
+async def test_the_brake_reaches_every_device_and_is_lifted(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+    await cam.get("/fleet/v1/twin")
+    brake = Brake(0.0, "the gateway is being moved")
+    assert (await keeper.put("/fleet/v1/brake", **json(brake))).json()["devices"] == 1
+    assert msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired).brake == brake
+    assert (await keeper.get("/fleet/v1/brake")).json()["brake"]["reason"] == brake.reason
+    assert (await keeper.delete("/fleet/v1/brake")).json() == {"brake": None, "devices": 1}
+    assert msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired) == Desired(2)
+
+
+async def test_what_people_did_is_in_the_trail(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    await cam.get("/fleet/v1/twin")
+    await keeper.patch("/fleet/v1/devices/cam", json={"tags": {"site": "berlin"}})
+    await keeper.put("/fleet/v1/brake", **json(Brake(5.0, "why")))
+    assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
+    assert (await keeper.get("/fleet/v1/devices/cam")).status_code == 404
+    with gateway.database.reading() as connection:
+        entries = trail.page(connection, 0, 100)
+    check_trail(entries)
+    assert [(entry.actor, entry.action) for entry in entries] == [
+        ("application:ops", "device.tag"),
+        ("application:ops", "fleet.brake"),
+        ("application:ops", "device.decommission"),
+    ]
+
+
+async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+    for path in ("/fleet/v1/devices", "/fleet/v1/devices/cam", "/fleet/v1/brake"):
+        assert (await cam.get(path)).status_code == 403
+    for path in ("/fleet/v1/twin",):
+        refused = await keeper.get(path)
+        assert refused.status_code == 403 and "for devices" in refused.json()["detail"]
+    async with httpx.AsyncClient(base_url=str(cam.base_url)) as stranger:
+        assert (await stranger.get("/fleet/v1/twin")).status_code == 401
+        assert (await stranger.get("/fleet/v1/devices")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("PUT", "/fleet/v1/brake", b"[", 400),
+        ("PUT", "/fleet/v1/brake", b'{"escalations_per_hour": -1, "reason": ""}', 400),
+        ("PUT", "/fleet/v1/brake", b" " * (1 << 21), 413),
+        ("PATCH", "/fleet/v1/devices/cam", b'{"tags": {"a b": "c"}}', 400),
+        ("PATCH", "/fleet/v1/devices/cam", b'{"colour": 1}', 400),
+        ("PATCH", "/fleet/v1/devices/nobody", b"{}", 404),
+        ("GET", "/fleet/v1/devices/..%2f", b"", 404),
+        ("GET", "/fleet/v1/devices/a%00b", b"", 400),
+        ("GET", "/fleet/v1/devices?selector=a%20b", b"", 400),
+        ("GET", "/fleet/v1/devices?limit=0", b"", 400),
+        ("GET", "/fleet/v1/nothing", b"", 404),
+        ("DELETE", "/fleet/v1/devices", b"", 405),
+    ],
+)
+async def test_a_refusal_is_a_problem_in_a_sentence(
+    keeper: httpx.AsyncClient, method: str, path: str, content: bytes, status: int
+) -> None:
+    refused = await keeper.request(method, path, content=content)
+    assert refused.status_code == status
+    assert refused.headers["content-type"] == "application/problem+json"
+    said = refused.json()
+    assert said["status"] == status and said["title"] and said["code"]
+    assert said["detail"].endswith(".") and "Traceback" not in said["detail"]

@@ -1,0 +1,166 @@
+"""A real agent in a real gateway's fleet, over HTTP and over Mosquitto: what it says, is told, and counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.agent import edge_settings, until
+from support.broker import Broker
+from support.gateway import DIGITS, serving
+from support.images import encode
+from support.keys import create_key
+
+from firstline_core.errors import NotFoundError
+from firstline_core.fleet.rest import FleetDevice
+from firstline_core.fleet.twin import Brake
+from firstline_core.types import Privacy, Reason, Status
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings import EdgeSettings
+from firstline_gateway.fleet import counting
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings_load import load
+
+CHECKOUT = Path(__file__).parents[2]
+EVERYTHING = 2.0
+"""A threshold that no score reaches: all is escalated."""
+
+
+def a_digit(seed: int = 0) -> bytes:
+    return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
+
+
+class Fleet:
+    """A gateway, and the settings of the one device that knows it."""
+
+    def __init__(self, gateway: Gateway, settings: EdgeSettings) -> None:
+        self.gateway = gateway
+        self.settings = settings
+
+    async def device(self) -> FleetDevice | None:
+        try:
+            return await self.gateway.fleet.device("device-1")
+        except NotFoundError:
+            return None
+
+    async def rows(self) -> int:
+        with self.gateway.database.reading() as connection:
+            found = counting.totals_of(connection, ["device-1"]).get("device-1")
+        return sum(model.rows for model in found.models) if found is not None else 0
+
+
+@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
+    overrides: dict[str, Any] = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": f"sqlite:///{tmp_path / 'gateway.db'}",
+        "identity.directory": str(tmp_path / "identity"),
+        "execution.sessions": 1,
+    }
+    broker: Broker | None = None
+    if request.param == "mqtt":
+        broker = request.getfixturevalue("mosquitto")
+        overrides |= {"mqtt.enabled": True, "mqtt.port": broker.port}
+    async with AsyncExitStack() as opened:
+        gateway = open_gateway(load(None, overrides=overrides))
+        url = await opened.enter_async_context(serving(gateway))
+        if broker is not None:
+            links: list[dict[str, Any]] = [{"kind": "mqtt", "host": broker.host, "port": broker.port}]
+        else:
+            key = tmp_path / "key"
+            key.write_text(create_key(gateway.settings.store, "device-1", "device"))
+            links = [{"kind": "http", "url": url, "token_file": str(key)}]
+        settings = edge_settings(
+            tmp_path / "state",
+            links=links,
+            fleet__enabled=True,
+            fleet__poll_s=0.1,
+            fleet__telemetry_s=0.1,
+            policy__min_threshold=EVERYTHING,
+        )
+        yield Fleet(gateway, settings)
+
+
+async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) -> None:
+    async with EdgeAgent(fleet.settings) as agent:
+        held = agent.parts.models.find("digits")
+        assert held is not None and held.edge is not None
+        for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
+            await agent.infer_file("digits", a_digit(), privacy=privacy.value)
+
+        async def told() -> bool:
+            found = await fleet.device()
+            return found is not None and found.reported is not None and await fleet.rows() >= 2
+
+        await until(told)
+        found = await fleet.device()
+        assert found is not None and found.reported is not None and found.online
+        (model,) = found.reported.models
+        assert (model.name, model.edge_digest) == ("digits", held.edge.loaded.digest)
+        assert model.full_digest == held.manifest.full_digest and model.certified
+        assert "onnx" in found.reported.capabilities["runtimes"]  # type: ignore[operator]
+    assert await fleet.rows() == 2  # local_only is never told of
+    with fleet.gateway.database.reading() as connection:
+        (counts,) = counting.totals_of(connection, ["device-1"])["device-1"].models
+    assert (counts.rows, counts.kept + counts.escalated, counts.errors) == (2, 2, 0)
+    assert sum(counts.latency) == 2 and sum(counts.scores) == 2
+
+
+async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_the_gateways_word(fleet: Fleet) -> None:
+    async def brake_is(held: bool, agent: EdgeAgent) -> None:
+        async def so() -> bool:
+            return (agent.status()["fleet"]["brake"] is not None) is held
+
+        await until(so)
+
+    async with EdgeAgent(fleet.settings) as agent:
+
+        async def known() -> bool:
+            return (await fleet.device()) is not None
+
+        await until(known)
+        brake = Brake(0.0, "the gateway is being moved")
+        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=brake))
+        await brake_is(True, agent)
+        answer = (await agent.infer_file("digits", a_digit())).answer
+        assert answer is not None
+        assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
+
+        async def said() -> bool:
+            found = await fleet.device()
+            return found is not None and found.reported is not None and found.reported.braked
+
+        await until(said)
+    # A restart, and nobody to ask: the brake holds from the first request on.
+    alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
+    async with EdgeAgent(alone) as agent:
+        answer = (await agent.infer_file("digits", a_digit(1))).answer
+        assert answer is not None and answer.reason is Reason.BUDGET
+    async with EdgeAgent(fleet.settings) as agent:
+        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=None))
+        await brake_is(False, agent)
+
+
+def test_an_agent_that_is_no_fleets_imports_nothing_of_it(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+sys.path.insert(0, {str(CHECKOUT / "tests")!r})
+from pathlib import Path
+from support.agent import edge_settings
+from firstline_edge.agent import EdgeAgent
+async def main():
+    async with EdgeAgent(edge_settings(Path({str(tmp_path)!r}))) as agent:
+        assert agent.status()["fleet"] is None
+asyncio.run(main())
+print([name for name in sys.modules if "fleet" in name or "updater" in name or name.split(".")[0] in ("tuf", "httpx")])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,135 @@
+"""The fleet over a real Mosquitto: devices are heard, told by a retained word, and late wills mark nobody offline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.broker import Broker
+from support.gateway import DIGITS
+from support.mqtt_device import MqttDevice, device_at
+
+from firstline_core.errors import NotFoundError
+from firstline_core.fleet.rest import FleetDevice
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
+from firstline_core.protocol.mqtt import Message, Publication
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings_load import load
+
+pytestmark = pytest.mark.mosquitto
+
+WANTED = DesiredModel("digits", 2, "0" * 64)
+
+
+@asynccontextmanager
+async def gateway_at(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
+    overrides = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": f"sqlite:///{folder / 'gateway.db'}",
+        "identity.directory": str(folder / "identity"),
+        "mqtt.enabled": True,
+        "mqtt.port": broker.port,
+        "auth.mode": "off",
+        "execution.sessions": 1,
+    }
+    gateway = open_gateway(load(None, overrides=overrides))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
+
+
+async def until(gateway: Gateway, name: str, holds: Callable[[FleetDevice], bool]) -> FleetDevice:
+    async def found() -> FleetDevice | None:
+        try:
+            device = await gateway.fleet.device(name)
+        except NotFoundError:
+            return None
+        return device if holds(device) else None
+
+    return await eventually(found)
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
+    async with asyncio.timeout(10):
+        while (answer := await ask()) is None:  # noqa: ASYNC110 (what is awaited is in the gateway or the broker)
+            await asyncio.sleep(0.01)
+    return answer
+
+
+async def say(device: MqttDevice, topic: str, document: object, *, retain: bool = False) -> None:
+    await device.client.publish(Publication(topic, msgspec.json.encode(document), retain=retain))
+
+
+def state(word: str, session: str) -> dict[str, str]:
+    return {"state": word, "session_id": session}
+
+
+async def test_a_device_is_heard_and_told(mosquitto: Broker, tmp_path: Path) -> None:
+    heard: asyncio.Queue[Message] = asyncio.Queue()
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam") as cam:
+        await cam.client.subscribe(cam.topics.desired, heard.put)
+        reported = Reported("s1", 1, models=(RunningModel("digits", 1),))
+        await say(cam, cam.topics.reported, reported, retain=True)
+        await say(cam, cam.topics.telemetry, Telemetry("s1", 1, 60.0, (ModelCounts("digits", 1, rows=7),)))
+        found = await until(gateway, "cam", lambda device: device.reported is not None)
+        assert found.reported == reported and found.online
+        await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,)))
+        async with asyncio.timeout(10):
+            while (told := msgspec.json.decode((await heard.get()).payload, type=Desired)).revision < 1:
+                pass
+        assert told == Desired(1, (WANTED,))
+
+
+async def test_a_gateway_that_was_away_learns_what_devices_said_meanwhile(mosquitto: Broker, tmp_path: Path) -> None:
+    async with device_at(mosquitto, "cam2") as cam:
+        await say(cam, cam.topics.reported, Reported("s1", 4, models=(RunningModel("digits", 3),)), retain=True)
+        async with gateway_at(mosquitto, tmp_path) as gateway:
+            found = await until(gateway, "cam2", lambda device: device.reported is not None)
+            assert found.reported is not None and found.reported.models[0].version == 3
+
+
+async def test_what_is_desired_waits_at_the_broker_for_a_device_that_is_away(mosquitto: Broker, tmp_path: Path) -> None:
+    heard: asyncio.Queue[Message] = asyncio.Queue()
+    async with gateway_at(mosquitto, tmp_path) as gateway:
+        await gateway.fleet.desire(["cam3"], lambda _, before: replace(before, models=(WANTED,)))
+
+        async def published() -> bool | None:
+            return True if not await gateway.fleet.unpublished(10) else None
+
+        await eventually(published)
+    async with device_at(mosquitto, "cam3") as cam:
+        await cam.client.subscribe(cam.topics.desired, heard.put)
+        async with asyncio.timeout(10):
+            message = await heard.get()
+        assert message.retain and msgspec.json.decode(message.payload, type=Desired).models == (WANTED,)
+
+
+async def test_a_late_will_does_not_mark_a_live_device_offline(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam4") as cam:
+        await say(cam, cam.topics.state, state("online", "before"), retain=True)
+        await say(cam, cam.topics.state, state("online", "now"), retain=True)
+        await say(cam, cam.topics.state, state("offline", "before"), retain=True)
+        await say(cam, cam.topics.reported, Reported("now", 1))
+        found = await until(gateway, "cam4", lambda device: device.reported is not None)
+        assert found.online
+        await say(cam, cam.topics.state, state("offline", "now"), retain=True)
+        await until(gateway, "cam4", lambda device: not device.online)
+
+
+async def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(mosquitto: Broker, tmp_path: Path) -> None:
+    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam5") as cam:
+        for payload in (b"", b"\xff", b"[]", b'{"session": 3}', b" " * 40_000 + b"{}"):
+            await cam.client.publish(Publication(cam.topics.reported, payload))
+            await cam.client.publish(Publication(cam.topics.telemetry, payload))
+            await cam.client.publish(Publication(cam.topics.state, payload))
+        await say(cam, cam.topics.reported, Reported("s", 1))
+        assert (await until(gateway, "cam5", lambda device: device.reported is not None)).online

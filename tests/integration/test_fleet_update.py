@@ -1,0 +1,171 @@
+"""A model comes from a real registry to a real agent: signed, fetched, tried, kept, and gone back from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+from support.agent import edge_settings, serving_agent, until
+from support.images import encode
+from support.keys import create_key
+from support.registry_site import RegistrySite, digits_bundle, registry_site
+
+from firstline.release import publishing
+from firstline.release.pushing import push
+from firstline.release.registry import Registry
+from firstline_core.bundle.store import open_bundle
+from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.update import UpdateState
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.updater.slots import manifest_sha256
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    async with registry_site(tmp_path / "site") as found:
+
+        def begin(registry: Registry) -> None:
+            found.keyring.init(registry.online_key(), found.now_s())
+            publishing.publish(found.keyring, registry, found.now_s())
+
+        await found.with_registry(begin)
+        yield found
+
+
+@pytest.fixture
+def settings(site: RegistrySite, tmp_path: Path) -> EdgeSettings:
+    key = tmp_path / "key"
+    key.write_text(create_key(site.gateway.settings.store, "device-1", "device"))
+    return edge_settings(
+        tmp_path / "state",
+        links=[{"kind": "http", "url": site.url, "token_file": str(key)}],
+        fleet__enabled=True,
+        fleet__poll_s=0.1,
+        fleet__root_file=str(site.keyring.anchor),
+        fleet__download_jitter_s=0,
+        fleet__trial_s=0.5,
+    )
+
+
+async def pushed(site: RegistrySite, folder: Path, version: int, **changes: Any) -> DesiredModel:
+    bundle = digits_bundle(folder, version)
+    await site.with_registry(lambda registry: push(site.keyring, registry, open_bundle(bundle.path), {}, site.now_s()))
+    return replace(DesiredModel("digits", version, manifest_sha256(bundle.path), "r1"), **changes)
+
+
+async def desired(site: RegistrySite, model: DesiredModel) -> None:
+    async def told() -> bool:
+        return bool(await site.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, models=(model,))))
+
+    await until(told)
+
+
+async def ended(site: RegistrySite, rollout: str = "r1") -> tuple[UpdateState, str]:
+    """How the device says that its update ended."""
+    found: list[Any] = []
+
+    async def told() -> bool:
+        reported = (await site.gateway.fleet.device("device-1")).reported
+        found[:] = [
+            update for update in (reported.updates if reported is not None else ()) if update.rollout == rollout
+        ]
+        return bool(found) and found[0].state in (
+            UpdateState.COMMITTED,
+            UpdateState.ROLLED_BACK,
+            UpdateState.REJECTED,
+            UpdateState.FAILED,
+        )
+
+    await until(told, 60)
+    return found[0].state, found[0].reason
+
+
+def a_digit(seed: int) -> bytes:
+    return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
+
+
+async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_restart(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    wanted = await pushed(site, tmp_path / "two", 2)
+    versions: list[str] = []
+    over = asyncio.Event()
+
+    async def ask(agent: EdgeAgent) -> None:
+        while not over.is_set():
+            response = await agent.infer_file("digits", a_digit(len(versions)), route="edge")
+            versions.append(response.version)
+            await asyncio.sleep(0)
+
+    async with EdgeAgent(settings) as agent:
+
+        async def known() -> bool:
+            return agent.status()["fleet"]["revision"] is not None
+
+        await until(known)
+        asking = asyncio.create_task(ask(agent))
+        await desired(site, wanted)
+        assert await ended(site) == (UpdateState.COMMITTED, "")
+        over.set()
+        await asking  # no request failed
+        assert versions == sorted(versions) and {"1", "2"} == set(versions)
+        running = agent.parts.models.all
+        assert [held.version for held in running] == ["2"]
+    slot = tmp_path / "state" / "models" / "digits" / "a"
+    assert sorted(path.name for path in slot.iterdir()) == ["edge-onnx.onnx", "manifest.json"]  # what it needs alone
+    async with EdgeAgent(settings) as agent:
+        (held,) = agent.parts.models.all
+        assert held.version == "2" and held.bundle.path == slot
+        device = await site.gateway.fleet.device("device-1")
+        assert device.reported is not None and device.reported.models[0].version == 2
+    async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, enabled=False))) as agent:
+        assert [held.version for held in agent.parts.models.all] == ["1"]
+
+
+async def test_somebody_at_the_device_goes_back_at_once(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    wanted = await pushed(site, tmp_path / "two", 2)
+    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
+
+        async def known() -> bool:
+            return agent.status()["fleet"]["revision"] is not None
+
+        await until(known)
+        refused = await client.post("/firstline/v1/updates/digits/rollback")
+        assert refused.status_code == 404 and "No update of a model" in refused.json()["error"]
+        await desired(site, wanted)
+        assert await ended(site) == (UpdateState.COMMITTED, "")
+        assert (await client.post("/firstline/v1/updates/digits/rollback")).status_code == 200
+        assert [held.version for held in agent.parts.models.all] == ["1"]
+        assert await ended(site) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
+        again = await client.post("/firstline/v1/updates/digits/rollback")
+        assert again.status_code == 400 and "nothing to go back to" in again.json()["error"]
+
+        async def said() -> bool:
+            return await ended(site) == (UpdateState.ROLLED_BACK, "asked")
+
+        await until(said)
+
+
+async def test_a_device_without_a_root_takes_nothing(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    wanted = await pushed(site, tmp_path / "two", 2)
+    async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, root_file=""))) as agent:
+
+        async def known() -> bool:
+            return agent.status()["fleet"]["revision"] is not None
+
+        await until(known)
+        await desired(site, wanted)
+        assert await ended(site) == (UpdateState.REJECTED, "signature")
+        assert [held.version for held in agent.parts.models.all] == ["1"]

@@ -1,0 +1,163 @@
+"""`firstline keys` and `firstline model` against a real gateway: from no keys to a named version, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from click.testing import Result
+from support.gateway import DIGITS
+from support.registry_site import RegistrySite, digits_bundle, registry_site
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    async with registry_site(tmp_path / "site") as found:
+        yield found
+
+
+async def said(site: RegistrySite, *arguments: str | Path, code: int = 0, passphrase: str = "") -> Result:
+    environment = {
+        "FIRSTLINE_GATEWAY_URL": site.url,
+        "FIRSTLINE_TOKEN": site.operator,
+        "FIRSTLINE_KEY_PASSPHRASE": passphrase,
+    }
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def mode(file: str) -> int:
+    return stat.S_IMODE(Path(file).stat().st_mode)
+
+
+def key_files(pattern: str) -> list[Path]:
+    return sorted(Path("keys").glob(pattern))
+
+
+async def test_from_no_keys_to_a_named_version_and_back(site: RegistrySite, tmp_path: Path) -> None:
+    made = json.loads((await said(site, "keys", "init", "-o", "json")).stdout)
+    assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
+    await said(site, "keys", "init", code=2)
+
+    pushed = json.loads((await said(site, "model", "push", DIGITS, "-o", "json")).stdout)
+    assert (pushed["name"], pushed["version"], pushed["is_new"], pushed["known_bytes"]) == ("digits", 1, True, 0)
+    two = digits_bundle(tmp_path / "two", 2).path
+    needs = ("--needs", "edge-onnx:arch=aarch64,x86_64", "--needs", "edge-onnx:memory_mb=64")
+    assert "signed; 6" in (await said(site, "model", "push", two, *needs)).stdout
+    assert "was signed before; 0 bytes sent" in (await said(site, "model", "push", two, *needs)).stdout
+
+    await said(site, "model", "alias", "set", "digits", "champion", "1")
+    await said(site, "model", "alias", "set", "digits", "champion", "2")
+    shown = (await said(site, "model", "inspect", "digits", "champion")).stdout
+    assert "digits version 2, champion" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
+    reverted = await said(site, "model", "alias", "revert", "digits", "champion")
+    assert reverted.stdout == "digits champion stands for version 1.\n"
+    history = json.loads((await said(site, "model", "alias", "history", "digits", "champion", "-o", "json")).stdout)
+    assert [one["version"] for one in history] == [1, 2, 1]
+    assert {one["by"] for one in history} == {"application:ops"}
+    listed = (await said(site, "model", "alias", "ls")).stdout
+    assert "champion" in listed
+
+    await said(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
+    assert (tmp_path / "pulled" / "full.onnx").read_bytes() == (DIGITS / "full.onnx").read_bytes()
+    anchor = ("--root", made["anchor"], "--keys", tmp_path / "nobody")
+    await said(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
+
+    refused = await said(site, "model", "rm", "digits", "1", code=1)
+    assert "The alias champion stands for digits version 1" in refused.stderr
+    assert "no longer signed" in (await said(site, "model", "rm", "digits", "2")).stdout
+    found = json.loads((await said(site, "model", "ls", "digits", "-o", "json")).stdout)
+    assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
+    assert "digits" in (await said(site, "model", "ls")).stdout
+    assert (await said(site, "model", "alias", "rm", "digits", "champion")).stdout.endswith("stands for nothing.\n")
+
+
+async def test_keys_are_exchanged_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
+    await said(site, "keys", "init")
+    before = json.loads((await said(site, "keys", "status", "-o", "json")).stdout)
+    assert before["warnings"] == [] and before["published"]["root"] == 1
+    assert "Published: root 2, targets 2." in (await said(site, "keys", "rotate", "targets")).stdout
+    assert "Published: root 3, targets 2." in (await said(site, "keys", "rotate", "online")).stdout
+    root_key = next(one["key"] for one in before["keys"] if one["role"] == "root")
+    assert "Published: root 4, targets 2." in (await said(site, "keys", "revoke", root_key[:8])).stdout
+    assert "Published: root 5, targets 3." in (await said(site, "keys", "renew")).stdout
+    assert (await said(site, "keys", "publish")).stdout == "The registry is up to date.\n"
+    after = json.loads((await said(site, "keys", "status", "-o", "json")).stdout)
+    assert root_key not in {one["key"] for one in after["keys"]}
+    assert [one["version"] for one in after["roles"] if one["role"] == "root"] == [5]
+    refused = await said(site, "keys", "revoke", root_key[:8], code=2)
+    assert "names no key" in refused.stderr
+    online = next(one["key"] for one in after["keys"] if one["role"] == "snapshot")
+    assert "rotate online" in (await said(site, "keys", "revoke", online, code=2)).stderr
+    assert "has no one key" in (await said(site, "keys", "rotate", "root", "--key", "zz", code=2)).stderr
+    await said(site, "model", "push", DIGITS)
+
+
+async def test_holders_of_root_keys_who_are_apart_sign_one_after_the_other(site: RegistrySite, tmp_path: Path) -> None:
+    await said(site, "keys", "init")
+    first, second, third = key_files("root-*.key")
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    for file in (second, third):
+        file.rename(safe / file.name)
+    drafted = await said(site, "keys", "rotate", "targets")
+    assert "lacks 1 signature:" in drafted.stderr and first.exists()
+    assert (await said(site, "keys", "status", code=1)).stderr.count("lacks 1 signature") == 1
+    signed = await said(site, "keys", "sign", "--root-key", safe / second.name)
+    assert signed.stdout == "Published: root 2, targets 2.\n"
+    assert "nothing lacks a signature" in (await said(site, "keys", "sign", code=2)).stderr
+
+
+async def test_keys_may_be_encrypted_and_made_where_no_gateway_is_reached(site: RegistrySite, tmp_path: Path) -> None:
+    fetched = await site.client.get("/fleet/v1/registry/online-key")
+    (tmp_path / "online.json").write_bytes(fetched.content)
+    made = await said(site, "keys", "init", "--online-key", tmp_path / "online.json", passphrase="correct horse")
+    assert "Nothing is published yet" in made.stderr
+    assert all(b"ENCRYPTED" in path.read_bytes() for path in key_files("*.key"))
+    await said(site, "keys", "publish", passphrase="correct horse")
+    assert "is encrypted" in (await said(site, "model", "push", DIGITS, code=2)).stderr
+    assert "passphrase right?" in (await said(site, "model", "push", DIGITS, code=2, passphrase="wrong")).stderr
+    secret = tmp_path / "passphrase"
+    secret.write_text("correct horse\n")
+    await said(site, "model", "push", DIGITS, "--passphrase-file", secret)
+    key_files("targets-*.key")[0].chmod(0o644)
+    assert "chmod 600" in (await said(site, "keys", "renew", code=2, passphrase="correct horse")).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("keys", "status"), "`firstline keys init` makes them"),
+        (("keys", "sign"), "nothing lacks a signature"),
+        (("keys", "init", "--online-key", "nothing"), "holds no gateway's online key"),
+        (("model", "push", str(DIGITS)), "`firstline keys init` makes them"),
+        (("model", "push", "nothing"), "is not a bundle"),
+        (("model", "push", str(DIGITS), "--needs", "edge-onnx:colour=red"), "says nothing"),
+        (("model", "push", str(DIGITS), "--needs", "edge-onnx:memory_mb=much"), "says nothing"),
+        (("model", "pull", "digits", "1", "x"), "name the first root metadata with --root"),
+    ],
+)
+async def test_what_cannot_be_is_said_in_a_sentence(
+    site: RegistrySite, arguments: tuple[str, ...], sentence: str
+) -> None:
+    refused = await said(site, *arguments, code=2)
+    assert sentence in refused.stderr
+    assert "Traceback" not in refused.output
+
+
+async def test_without_a_gateway_or_a_key_it_is_said_which_is_missing() -> None:
+    for environment, sentence in (
+        ({"FIRSTLINE_GATEWAY_URL": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
+        ({"FIRSTLINE_GATEWAY_URL": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "There is no API key"),
+    ):
+        result = CliRunner().invoke(app, ["model", "ls"], env=environment)
+        assert (result.exit_code, sentence in result.stderr) == (2, True)

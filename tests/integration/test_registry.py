@@ -1,0 +1,430 @@
+"""The registry of a real gateway over HTTP: keys, pushes, pulls, ranges, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import delete, insert, select
+from support.gateway import DIGITS
+from support.keys import bearer
+from support.registry_site import RegistrySite, digits_bundle, registry_site
+from tuf.api.metadata import Root, Targets
+
+from firstline.release import publishing, roles
+from firstline.release.keyfile import short
+from firstline.release.keyring import Keyring
+from firstline.release.listing import File
+from firstline.release.pulling import pull
+from firstline.release.pushing import Pushed, push, remove
+from firstline.release.registry import Registry
+from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.trust import Trust
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import (
+    ConfigError,
+    ConflictError,
+    IntegrityError,
+    LinkError,
+    MetadataRollbackError,
+    NotFoundError,
+    NotReadyError,
+    PayloadTooLargeError,
+    RequestError,
+    SignatureError,
+)
+from firstline_core.fleet.registry import REGISTRY_PATH
+from firstline_core.fleet.target import Asked, bundles, files_for, listed
+from firstline_gateway.registry.signing import ONLINE_LIFE
+from firstline_gateway.registry.tables import SIGNED
+from firstline_gateway.trail import records as trail
+
+BLOBS = REGISTRY_PATH + "/blobs/"
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    async with registry_site(tmp_path / "site") as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def begun(site: RegistrySite) -> RegistrySite:
+    """With keys, and the digits as version 1."""
+    await begin(site)
+    await pushed(site, DIGITS)
+    return site
+
+
+def ignore(*_: int) -> None:
+    """Nobody listens to progress."""
+
+
+async def begin(site: RegistrySite) -> None:
+    def beginning(registry: Registry) -> None:
+        site.keyring.init(registry.online_key(), site.now_s())
+        versions = publishing.publish(site.keyring, registry, site.now_s())
+        assert versions is not None and (versions["root"], versions["targets"]) == (1, 1)
+
+    await site.with_registry(beginning)
+
+
+async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, Asked] | None = None) -> Pushed:
+    return await site.with_registry(
+        lambda registry: push(site.keyring, registry, open_bundle(bundle), asked or {}, site.now_s())
+    )
+
+
+def trust_of(site: RegistrySite, registry: Registry, name: str = "device") -> Trust:
+    anchor = site.keyring.anchor.read_bytes()
+    return Trust(site.folder / name, registry.metadata, anchor=anchor, now_s=SYSTEM_CLOCK.wall_s)
+
+
+async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: RegistrySite, tmp_path: Path) -> None:
+    files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
+    found = listed(files, "digits", 1)
+    assert [file.path for file in files_for(found, "edge-onnx")] == [
+        "digits/1/manifest.json",
+        "digits/1/edge-onnx.onnx",
+    ]
+    pulled = await begun.with_registry(
+        lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
+    )
+    assert {path.name: path.read_bytes() for path in pulled.path.iterdir()} == {
+        path.name: path.read_bytes() for path in DIGITS.iterdir()
+    }
+    with pytest.raises(ConfigError, match="exists already"):
+        await begun.with_registry(
+            lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
+        )
+    keys = list(begun.keyring.folder.glob("*.key"))
+    assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
+    with begun.gateway.database.reading() as connection:
+        actions = [(entry.actor, entry.action) for entry in trail.page(connection, 0, 10)]
+    assert actions == [("application:ops", "registry.publish")] * 2
+
+
+async def test_files_that_are_there_are_not_sent_again(begun: RegistrySite, tmp_path: Path) -> None:
+    again = await pushed(begun, DIGITS)
+    assert (again.sent_bytes, again.is_new) == (0, False)
+    two = digits_bundle(tmp_path / "two", 2)
+    second = await pushed(begun, two.path, {"edge-onnx": Asked(("aarch64",), 64)})
+    assert (second.sent_files, second.is_new) == (1, True)  # the manifest alone is new
+    entry = await begun.with_registry(lambda registry: registry.bundle("digits", 2))
+    assert entry.variants[0].needs.architectures == ("aarch64",)
+    listed_now = await begun.with_registry(lambda registry: [(one.name, one.version) for one in registry.bundles()])
+    assert listed_now == [("digits", 1), ("digits", 2)]
+
+
+async def test_a_version_stands_for_one_content(begun: RegistrySite, tmp_path: Path) -> None:
+    other = digits_bundle(tmp_path / "other", 1)
+    (other.path / "manifest.json").write_bytes((other.path / "manifest.json").read_bytes() + b"\n")
+    with pytest.raises(ConflictError, match="give the new one a higher version"):
+        await pushed(begun, other.path)
+
+
+async def test_pushes_at_the_same_moment_all_arrive(begun: RegistrySite, tmp_path: Path) -> None:
+    bundles = [digits_bundle(tmp_path / str(version), version) for version in (2, 3, 4)]
+
+    def pushing(version: int, bundle: Path) -> Pushed:
+        from firstline.release.registry import open_registry
+
+        keyring = Keyring(begun.keyring.folder)
+        keyring.trust = tmp_path / f"trust-{version}"
+        with open_registry(begun.url, begun.operator) as registry:
+            return push(keyring, registry, open_bundle(bundle), {}, begun.now_s())
+
+    made = await asyncio.gather(*(asyncio.to_thread(pushing, one.manifest.version, one.path) for one in bundles))
+    assert all(one.is_new for one in made)
+    found = await begun.with_registry(lambda registry: [one.version for one in registry.bundles("digits")])
+    assert found == [1, 2, 3, 4]
+
+
+async def test_a_file_comes_in_parts_and_from_where_it_was_cut(begun: RegistrySite) -> None:
+    content = (DIGITS / "full.onnx").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    path, etag = BLOBS + digest, f'"{digest}"'
+    get = begun.client.get
+
+    whole = await get(path)
+    assert (whole.status_code, whole.content, whole.headers["etag"]) == (200, content, etag)
+    assert "immutable" in whole.headers["cache-control"]
+    part = await get(path, headers={"Range": "bytes=100-199", "If-Range": etag})
+    assert (part.status_code, part.content) == (206, content[100:200])
+    assert part.headers["content-range"] == f"bytes 100-199/{len(content)}"
+    tail = await get(path, headers={"Range": "bytes=-5"})
+    assert (tail.status_code, tail.content) == (206, content[-5:])
+    changed = await get(path, headers={"Range": "bytes=100-", "If-Range": '"another"'})
+    assert (changed.status_code, changed.content) == (200, content)
+    beyond = await get(path, headers={"Range": f"bytes={len(content)}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(content)}")
+    assert (await get(path, headers={"If-None-Match": etag})).status_code == 304
+    head = await begun.client.head(path)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(content)))
+    device = await get(path, headers=bearer(begun.device))
+    assert device.content == content
+
+
+async def test_metadata_may_be_kept_by_its_number(begun: RegistrySite) -> None:
+    prefix = REGISTRY_PATH + "/metadata/"
+    timestamp = await begun.client.get(prefix + "timestamp.json", headers=bearer(begun.device))
+    assert "no-cache" in timestamp.headers["cache-control"]
+    root = await begun.client.get(prefix + "1.root.json")
+    assert "immutable" in root.headers["cache-control"]
+    assert root.content == begun.keyring.anchor.read_bytes()
+    again = await begun.client.get(prefix + "1.root.json", headers={"If-None-Match": root.headers["etag"]})
+    assert again.status_code == 304
+    for name in ("2.root.json", "0.root.json", "x.json", "root.json.json", "..%2f1.root.json", "1.key.json", "9" * 30):
+        reply = await begun.client.get(prefix + name)
+        assert reply.status_code == 404, name
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code"),
+    [
+        (("PUT", BLOBS + "0" * 64, b"other"), 400, "invalid_request"),
+        (("PUT", BLOBS + "xyz", b"other"), 400, "invalid_request"),
+        (("GET", BLOBS + "0" * 64, b""), 404, "not_found"),
+        (("GET", BLOBS + "A" * 64, b""), 400, "invalid_request"),
+        (("POST", REGISTRY_PATH + "/metadata", b"{}"), 400, "invalid_request"),
+        (("POST", REGISTRY_PATH + "/metadata", b'{"metadata": [{}]}'), 400, "invalid_request"),
+        (("POST", REGISTRY_PATH + "/metadata", b"\xff"), 400, "invalid_request"),
+        (("GET", REGISTRY_PATH + "/bundles?after=digits", b""), 400, "invalid_request"),
+        (("GET", REGISTRY_PATH + "/bundles?limit=0", b""), 400, "invalid_request"),
+        (("GET", REGISTRY_PATH + "/bundles/digits/versions/7", b""), 404, "not_found"),
+        (("GET", REGISTRY_PATH + "/bundles/digits/versions/x", b""), 400, "invalid_request"),
+        (("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 9}'), 404, "not_found"),
+        (("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 0}'), 400, "invalid_request"),
+        (("DELETE", REGISTRY_PATH + "/aliases/digits/champion", b""), 404, "not_found"),
+        (("GET", "/fleet/v1/nothing", b""), 404, "invalid_request"),
+    ],
+)
+async def test_what_cannot_be_is_refused_as_a_problem(
+    begun: RegistrySite, asked: tuple[str, str, bytes], status: int, code: str
+) -> None:
+    method, path, content = asked
+    reply = await begun.client.request(method, path, content=content)
+    assert reply.headers["content-type"] == "application/problem+json"
+    said = reply.json()
+    assert (reply.status_code, said["status"], said["code"]) == (status, status, code)
+    assert said["type"] == "about:blank" and said["title"] and said["detail"]
+
+
+async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path) -> None:
+    async with registry_site(tmp_path / "site", **{"registry.blob_limit_bytes": 1000}) as site:
+        content = os.urandom(900)
+        for sent, digest, kind in (
+            (content, "0" * 64, RequestError),
+            (content * 2, hashlib.sha256(content * 2).hexdigest(), PayloadTooLargeError),
+        ):
+            path = tmp_path / "file"
+            path.write_bytes(sent)
+            with pytest.raises(kind):
+                await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), told=ignore))
+        assert await site.room.registry.blobs.all() == []
+        assert not list((site.folder / "blobs" / "incoming").iterdir())
+
+
+async def test_a_gateway_without_a_registry_says_so(tmp_path: Path) -> None:
+    async with registry_site(tmp_path / "site", **{"registry.blobs": ""}) as site:
+        reply = await site.client.get(REGISTRY_PATH)
+        assert (reply.status_code, "registry.blobs" in reply.json()["detail"]) == (404, True)
+
+
+async def test_a_registry_takes_only_what_its_root_allows(begun: RegistrySite, tmp_path: Path) -> None:
+    keyring = begun.keyring
+    root, targets = keyring.root(), keyring.targets()
+    stranger = Keyring(tmp_path / "stranger")
+    online = await begun.with_registry(lambda registry: registry.online_key())
+    stranger.init(online, begun.now_s())
+
+    async def refused(kind: type[Exception], words: str, *contents: bytes) -> None:
+        with pytest.raises(kind, match=words):
+            await begun.with_registry(lambda registry: registry.publish(contents))
+
+    await refused(ConflictError, "version 1 was sent, and 2 comes next", stranger.anchor.read_bytes())
+    strange = roles.next_root(stranger.root(), begun.now_s())
+    roles.sign(strange, stranger.signers(strange.signed.roles[Root.type].keyids))
+    await refused(SignatureError, "the root before it", strange.to_bytes())
+    newer = roles.new_targets(dict(targets.signed.targets), targets.signed.version + 1, begun.now_s())
+    await refused(SignatureError, "not signed by a key", newer.to_bytes())
+    roles.sign(newer, stranger.targets_signers(stranger.root().signed))
+    await refused(SignatureError, "not signed by a key", newer.to_bytes())
+    await refused(ConflictError, "published since", targets.to_bytes())
+
+    def signed(version: int, **changes: object) -> bytes:
+        made = roles.new_targets(dict(targets.signed.targets), version, begun.now_s())
+        for path, found in list(made.signed.targets.items()):
+            if path.endswith("full.onnx"):
+                copied = type(found).from_dict(found.to_dict(), path)
+                for name, value in changes.items():
+                    setattr(copied, name, value)
+                made.signed.targets[path] = copied
+        roles.sign(made, keyring.targets_signers(root.signed))
+        return made.to_bytes()
+
+    following = targets.signed.version + 1
+    await refused(RequestError, "which the registry has not", signed(following, hashes={"sha256": "1" * 64}))
+    await refused(RequestError, "without a sha256", signed(following, hashes={"sha512": "1" * 128}))
+    await refused(RequestError, "does not say what it must", signed(following, unrecognized_fields={}))
+    whole = signed(following)
+    await refused(RequestError, "Only root metadata", whole, whole)
+    assert (await begun.with_registry(lambda registry: registry.publish([whole])))["targets"] == following
+
+
+async def test_each_key_is_exchanged_without_a_device_that_is_left_behind(begun: RegistrySite) -> None:
+    keyring = begun.keyring
+
+    def exchanging(registry: Registry) -> None:
+        for role in (Root.type, Targets.type):
+            old = keyring.root().signed.roles[role].keyids[0]
+            keyring.exchange(role, old, begun.now_s(), never=old)
+            (keyring.folder / f"{role}-{short(old)}.key").unlink()
+        online = registry.online_key(fresh=True)
+        assert online.keyid != registry.status().online_key
+        keyring.name_online(online, begun.now_s())
+        versions = publishing.publish(keyring, registry, begun.now_s())
+        assert versions is not None and (versions["root"], versions["targets"]) == (4, 3)
+        assert registry.status().online_key == online.keyid
+
+    device = await begun.with_registry(lambda registry: trust_of(begun, registry))
+    await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
+    await begun.with_registry(exchanging)
+    files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
+    assert listed(files, "digits", 1)
+    assert device is not None
+    await pushed(begun, DIGITS)
+
+
+async def test_two_holders_of_root_keys_sign_one_after_the_other(begun: RegistrySite, tmp_path: Path) -> None:
+    keyring = begun.keyring
+    files = sorted(keyring.folder.glob("root-*.key"))
+    away = tmp_path / "safe"
+    away.mkdir()
+    for file in files[1:]:
+        file.rename(away / file.name)
+    keyring.renew_root(begun.now_s())
+    assert keyring.lacking() == {"own": 1, "before": 1}
+    with pytest.raises(ConfigError, match="lacks signatures"):
+        keyring.renew_root(begun.now_s())
+    assert await begun.with_registry(lambda registry: publishing.publish(keyring, registry, begun.now_s())) is None
+    other = Keyring(keyring.folder, elsewhere=[away / files[1].name])
+    assert other.sign(other.open_draft()) == {}
+    assert not keyring.draft.exists()
+    versions = await begun.with_registry(lambda registry: publishing.publish(keyring, registry, begun.now_s()))
+    assert versions is not None and versions["root"] == 2
+
+
+async def test_a_registry_that_went_back_is_noticed_and_published_anew(begun: RegistrySite, tmp_path: Path) -> None:
+    def refreshed(registry: Registry) -> list[tuple[str, int]]:
+        return bundles(trust_of(begun, registry).refresh())
+
+    with begun.gateway.database.reading() as connection:
+        backup = connection.execute(select(SIGNED)).mappings().all()
+    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+    assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
+    with begun.gateway.database.begin() as connection:
+        connection.execute(delete(SIGNED))
+        connection.execute(insert(SIGNED), [dict(row) for row in backup])
+    with pytest.raises(MetadataRollbackError):
+        await begun.with_registry(refreshed)
+    with pytest.raises(MetadataRollbackError, match="firstline keys publish"):
+        await pushed(begun, digits_bundle(tmp_path / "three", 3).path)
+    await begun.with_registry(
+        lambda registry: publishing.publish(begun.keyring, registry, begun.now_s() + 2, recover=True)
+    )
+    assert await begun.room.registry.renew(ONLINE_LIFE.total_seconds() + 1)
+    assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
+    await pushed(begun, tmp_path / "three")
+
+
+async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: RegistrySite, tmp_path: Path) -> None:
+    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+
+    def going(registry: Registry) -> None:
+        registry.set_alias("digits", "champion", 1)
+        with pytest.raises(ConflictError, match="champion stands for digits version 1"):
+            remove(begun.keyring, registry, "digits", 1, begun.now_s())
+        registry.set_alias("digits", "champion", 2)
+        remove(begun.keyring, registry, "digits", 1, begun.now_s())
+        with pytest.raises(NotFoundError):
+            remove(begun.keyring, registry, "digits", 1, begun.now_s())
+        with pytest.raises(ConflictError, match="no longer in the registry"):
+            registry.revert_alias("digits", "champion")
+
+    await begun.with_registry(going)
+    before = len(await begun.room.registry.blobs.all())
+    assert await begun.room.registry.sweep(3600) == 0  # somebody may be about to list them
+    assert await begun.room.registry.sweep(-3600) == 1  # the manifest of version 1
+    assert len(await begun.room.registry.blobs.all()) == before - 1
+
+
+async def test_an_alias_goes_back_one_step(begun: RegistrySite, tmp_path: Path) -> None:
+    await pushed(begun, digits_bundle(tmp_path / "two", 2).path)
+
+    def moving(registry: Registry) -> None:
+        registry.set_alias("digits", "champion", 1)
+        with pytest.raises(ConflictError, match="nothing to go back to"):
+            registry.revert_alias("digits", "champion")
+        registry.set_alias("digits", "champion", 2)
+        assert registry.revert_alias("digits", "champion").version == 1
+        assert [one.version for one in registry.alias_history("digits", "champion")] == [1, 2, 1]
+        assert registry.bundle("digits", 1).aliases == ("champion",)
+        assert [(one.alias, one.version, one.by) for one in registry.aliases()] == [("champion", 1, "application:ops")]
+        registry.remove_alias("digits", "champion")
+        assert registry.aliases() == ()
+        assert registry.revert_alias("digits", "champion").version == 1
+
+    await begun.with_registry(moving)
+
+
+async def test_a_pull_that_was_cut_goes_on(begun: RegistrySite, tmp_path: Path) -> None:
+    folder = tmp_path / "pulled"
+    content = (DIGITS / "full.onnx").read_bytes()
+    part = folder.with_name("pulled.part")
+    part.mkdir()
+    (part / "full.onnx").write_bytes(content[:1000])
+    (part / "edge-onnx.onnx").write_bytes((DIGITS / "edge-onnx.onnx").read_bytes())
+
+    def pulling(registry: Registry) -> int:
+        trust = trust_of(begun, registry)
+        return pull(trust, registry, "digits", 1, folder, told=ignore).fetched_bytes
+
+    total = sum(path.stat().st_size for path in DIGITS.iterdir())
+    assert await begun.with_registry(pulling) == total - 1000 - (DIGITS / "edge-onnx.onnx").stat().st_size
+    assert (folder / "full.onnx").read_bytes() == content
+
+
+async def test_a_damaged_part_is_fetched_anew(begun: RegistrySite, tmp_path: Path) -> None:
+    folder = tmp_path / "pulled"
+    part = folder.with_name("pulled.part")
+    part.mkdir()
+    (part / "full.onnx").write_bytes(b"x" * 1000)
+
+    def pulling(registry: Registry) -> int:
+        trust = trust_of(begun, registry)
+        return pull(trust, registry, "digits", 1, folder, told=ignore).fetched_bytes
+
+    with pytest.raises(IntegrityError, match="pull again"):
+        await begun.with_registry(pulling)
+    await begun.with_registry(pulling)
+    assert open_bundle(folder)
+
+
+async def test_a_gateway_without_the_online_key_publishes_nothing(begun: RegistrySite) -> None:
+    for file in (begun.folder / "identity").glob("registry-*.key"):
+        file.unlink()
+    with pytest.raises(NotReadyError, match="none of the online keys"):
+        await begun.with_registry(
+            lambda registry: publishing.publish(begun.keyring, registry, begun.now_s(), renew=True)
+        )
+    assert (await begun.with_registry(lambda registry: registry.status())).online_key is None
+    with pytest.raises((LinkError, NotFoundError)):
+        await begun.with_registry(lambda registry: registry.bundle("nothing", 1))

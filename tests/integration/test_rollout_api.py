@@ -1,0 +1,183 @@
+"""Rollouts and the trail over HTTP, to real devices' twins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+
+from firstline_core.fleet.rollout import AuditPage, Plan, RolloutSummary
+from firstline_core.fleet.trail import Head, check_trail
+from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
+
+ROLLOUTS = "/fleet/v1/rollouts"
+LIMITS = {
+    name: {"tolerance": 1000} for name in ("crashes", "errors", "latency", "escalations", "disagreement", "alarms")
+}
+DEFINITION: dict[str, Any] = {
+    "bundle": "digits",
+    "version": 2,
+    "manifest_sha256": "0" * 64,
+    "stages": [{"share": 1.0, "soak_s": 0}],
+    "rules": {"limits": LIMITS},
+    "held_back": 0,
+}
+
+
+@pytest.fixture
+async def gateway(store_settings: Store, tmp_path: Path) -> AsyncIterator[Gateway]:
+    overrides = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": store_settings.url,
+        "identity.directory": str(tmp_path / "identity"),
+        "execution.sessions": 1,
+    }
+    made = open_gateway(load(None, overrides=overrides))
+    async with serving(made) as url:
+        made.url = url  # type: ignore[attr-defined]
+        yield made
+
+
+def client(gateway: Gateway, name: str, kind: str) -> httpx.AsyncClient:
+    key = create_key(gateway.settings.store, name, kind)
+    url: str = gateway.url  # type: ignore[attr-defined]
+    return httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=20)
+
+
+@pytest.fixture
+async def cam(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(gateway, "cam", "device") as found:
+        yield found
+
+
+@pytest.fixture
+async def keeper(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(gateway, "ops", "operator") as found:
+        yield found
+
+
+async def report(cam: httpx.AsyncClient, sequence: int, revision: int, version: int, *updates: Update) -> None:
+    said = Reported("session", sequence, revision, (RunningModel("digits", version),), updates)
+    assert (await cam.put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))).status_code == 204
+
+
+async def desired(cam: httpx.AsyncClient) -> Desired:
+    return msgspec.json.decode((await cam.get("/fleet/v1/twin")).content, type=Desired)
+
+
+async def test_a_model_comes_to_a_device_and_goes_again(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    await report(cam, 1, 0, 1)
+    made = await keeper.post(ROLLOUTS, json=DEFINITION)
+    assert made.status_code == 201 and made.json()["state"] == "approved"
+    one = f"{ROLLOUTS}/{made.json()['id']}"
+    await keeper.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
+    await gateway._engine.drive()
+    told = await desired(cam)
+    assert told.models[0].version == 2 and told.models[0].rollout == made.json()["id"]
+    await report(cam, 2, told.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
+    await gateway._engine.drive()
+    found = (await keeper.get(one)).json()
+    assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
+    looks = (await keeper.get(f"{one}/looks")).json()["looks"]
+    assert [look["decision"] for look in looks] == ["promote"]
+    assert (await keeper.post(f"{one}/rollback")).json()["state"] == "rolling_back"
+    await gateway._engine.drive()
+    told = await desired(cam)
+    assert told.models[0].undone
+    await report(cam, 3, told.revision, 1)
+    await gateway._engine.drive()
+    assert (await keeper.get(one)).json()["state"] == "rolled_back"
+
+
+async def test_a_request_that_comes_twice_makes_one_rollout(keeper: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
+    again = await keeper.post(ROLLOUTS, json=DEFINITION, headers=headers)
+    assert first.json()["id"] == again.json()["id"]
+    other = await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3}, headers=headers)
+    assert other.status_code == 409
+    await keeper.post(ROLLOUTS, json=DEFINITION)
+    page = (await keeper.get(ROLLOUTS, params={"limit": 1})).json()
+    rest = (await keeper.get(ROLLOUTS, params={"after": page["after"]})).json()
+    assert [each["id"] for each in rest["rollouts"]] == [first.json()["id"]]
+
+
+async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    await report(cam, 1, 0, 1)
+    made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"approval": True})).json()
+    one = f"{ROLLOUTS}/{made['id']}"
+    refused = await keeper.post(f"{one}/start")
+    assert refused.status_code == 400 and "approve" in refused.json()["detail"]
+    assert (await keeper.post(f"{one}/approve")).status_code == 403
+    async with client(gateway, "second", "operator") as second:
+        assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
+    assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
+    await gateway._engine.drive()
+    newer = (await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3})).json()
+    planned = msgspec.json.decode(
+        (await keeper.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
+    )
+    assert planned.supersedes == (made["id"],) and planned.bytes == 7
+    await keeper.post(f"{ROLLOUTS}/{newer['id']}/start")
+    await gateway._engine.drive()
+    older = msgspec.json.decode((await keeper.get(one)).content, type=RolloutSummary)
+    assert older.state == "aborted" and older.superseded_by == newer["id"]
+    assert (await desired(cam)).models[0].version == 3
+
+
+async def test_what_was_changed_meanwhile_is_not_commanded(keeper: httpx.AsyncClient) -> None:
+    made = await keeper.post(ROLLOUTS, json=DEFINITION)
+    one = f"{ROLLOUTS}/{made.json()['id']}"
+    await keeper.post(f"{one}/start")
+    assert (await keeper.post(f"{one}/abort", headers={"If-Match": made.headers["etag"]})).status_code == 409
+    assert (await keeper.post(f"{one}/abort", headers={"If-Match": '"nonsense"'})).status_code == 409
+    assert (await keeper.post(f"{one}/abort", headers={"If-Match": "*"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": []},
+        {"stages": [{"share": 2}]},
+        {"selector": "a b"},
+        {"stages": [{"share": 1, "group": "="}]},
+        {"rules": {"limits": {"speed": {"tolerance": 1}}}},
+        {"version": 0},
+        {"unknown": 1},
+    ],
+)
+async def test_what_is_no_rollout_is_refused_with_a_sentence(keeper: httpx.AsyncClient, change: dict[str, Any]) -> None:
+    refused = await keeper.post(ROLLOUTS, json=DEFINITION | change)
+    assert refused.status_code == 400 and refused.json()["detail"]
+
+
+async def test_what_there_is_not_is_said(keeper: httpx.AsyncClient) -> None:
+    assert (await keeper.get(f"{ROLLOUTS}/nothing")).status_code == 404
+    assert (await keeper.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
+    refused = await keeper.post(f"{ROLLOUTS}/nothing/explode")
+    assert refused.status_code == 400 and "rollback" in refused.json()["detail"]
+
+
+async def test_the_trail_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient) -> None:
+    made = (await keeper.post(ROLLOUTS, json=DEFINITION)).json()
+    await keeper.post(f"{ROLLOUTS}/{made['id']}/abort")
+    page = msgspec.json.decode((await keeper.get("/fleet/v1/audit")).content, type=AuditPage)
+    head = msgspec.json.decode((await keeper.get("/fleet/v1/audit/head")).content, type=Head)
+    assert [entry.action for entry in page.entries] == ["rollout.create", "rollout.abort"]
+    assert check_trail(page.entries, [head])[0] == 2
+    about = await keeper.get("/fleet/v1/audit", params={"subject": "fleet"})
+    assert about.json()["entries"] == []

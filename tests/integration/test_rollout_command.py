@@ -1,0 +1,151 @@
+"""The fleet's commands against a real gateway: what they print, what they exit with, and that they only speak REST."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from sqlalchemy import update
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+from typer.testing import CliRunner, Result
+
+from firstline.cli.app import app
+from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
+from firstline_gateway.trail.tables import ENTRIES
+
+OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
+
+
+@dataclass
+class Room:
+    gateway: Gateway
+    url: str
+    key: str
+    folder: Path
+
+    async def __call__(self, *arguments: str) -> Result:
+        """A command, in a thread, as the gateway answers on this one."""
+        whole = [*arguments, "--gateway", self.url]
+        found: Result = await asyncio.to_thread(CliRunner().invoke, app, whole, env={"FIRSTLINE_TOKEN": self.key})
+        return found
+
+    async def device_says(self, name: str, version: int, *updates: Update) -> Desired:
+        if name not in self.keys:
+            self.keys[name] = create_key(self.gateway.settings.store, name, "device")
+        async with httpx.AsyncClient(base_url=self.url, headers=bearer(self.keys[name])) as client:
+            told = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
+            self.said += 1
+            said = Reported("session", self.said, told.revision, (RunningModel("digits", version),), updates)
+            await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))
+        return told
+
+    def __post_init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        self.said = 0
+
+
+@pytest.fixture
+async def room(store_settings: Store, tmp_path: Path) -> AsyncIterator[Room]:
+    overrides = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": store_settings.url,
+        "identity.directory": str(tmp_path / "identity"),
+        "execution.sessions": 1,
+    }
+    gateway = open_gateway(load(None, overrides=overrides))
+    async with serving(gateway) as url:
+        yield Room(gateway, url, create_key(gateway.settings.store, "ops", "operator"), tmp_path)
+
+
+def definition(folder: Path) -> str:
+    """What the registry would say of the bundle, where there is no registry."""
+    file = folder / "rollout.toml"
+    file.write_text(f'manifest_sha256 = "{"0" * 64}"\n')
+    return str(file)
+
+
+async def test_a_rollout_from_its_plan_to_its_end_and_back(room: Room) -> None:
+    await room.device_says("cam", 1)
+    file = definition(room.folder)
+    planned = await room("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
+    assert planned.exit_code == 0 and "1 devices, 0 of them held back" in planned.stdout, planned.output
+    started = await room("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
+    assert started.exit_code == 0, started.output
+    rollout = started.stdout.strip()
+    await room.gateway._engine.drive()
+    told = await room.device_says("cam", 1)
+    assert told.models[0].version == 2
+    await room.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
+    await room.gateway._engine.drive()
+    shown = await room("rollout", "get", rollout, "--watch")
+    assert shown.exit_code == 0 and "digits 2: completed" in shown.stdout, shown.output
+    assert "promote" in shown.stdout and "rollback: 1 devices run what they ran before" in shown.stdout
+    listed = await room("rollout", "ls", "-o", "json")
+    assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
+    back = await room("rollout", "rollback", rollout)
+    assert back.exit_code == 0 and back.stdout.startswith("rolling_back")
+    await room.gateway._engine.drive()
+    await room.device_says("cam", 1)
+    await room.gateway._engine.drive()
+    ended = await room("rollout", "get", rollout, "--watch", "-o", "json")
+    assert ended.exit_code == 1 and json.loads(ended.stdout)["rollout"]["state"] == "rolled_back"
+    refused = await room("rollout", "pause", rollout)
+    assert refused.exit_code == 1 and "cannot pause" in refused.output
+
+
+async def test_what_makes_no_sense_is_said_before_anything_is_asked(room: Room) -> None:
+    for arguments, word in (
+        (("--stages", "a"), "percentages"),
+        (("--soak", "soon"), "is no time"),
+        (("--file", "/nowhere.toml"), "cannot be read"),
+    ):
+        refused = await room("rollout", "plan", "digits", "2", *arguments)
+        assert refused.exit_code == 2 and word in refused.output
+
+
+async def test_devices_are_listed_tagged_and_sent_away(room: Room) -> None:
+    await room.device_says("cam", 1)
+    tagged = await room("device", "tag", "cam", "site=berlin", "old-")
+    assert tagged.exit_code == 0 and tagged.stdout == "cam: site=berlin\n", tagged.output
+    listed = await room("device", "ls", "--selector", "site=berlin")
+    assert "cam" in listed.stdout and "digits 1" in listed.stdout
+    assert json.loads((await room("device", "ls", "--selector", "!site", "-o", "json")).stdout) == []
+    assert "runs digits 1" in (await room("device", "get", "cam")).stdout
+    assert (await room("device", "accept", "cam")).stdout == "accepted cam\n"
+    assert (await room("device", "tag", "cam", "nonsense")).exit_code == 2
+    assert (await room("device", "decommission", "cam")).exit_code == 0
+    assert (await room("device", "get", "cam")).exit_code == 1
+
+
+async def test_the_fleet_is_braked_and_the_brake_lifted(room: Room) -> None:
+    await room.device_says("cam", 1)
+    braked = await room("fleet", "brake", "--reason", "the gateway is being moved")
+    assert braked.stdout == "braked: 1 devices are told\n", braked.output
+    assert (await room.device_says("cam", 1)).brake is not None
+    assert (await room("fleet", "lift")).stdout == "lifted: 1 devices are told\n"
+
+
+async def test_a_trail_is_verified_against_a_head_that_was_kept(room: Room) -> None:
+    head = room.folder / "head.json"
+    await room("fleet", "brake", "--reason", "why")
+    kept = await room("audit", "verify", "--keep", str(head))
+    assert kept.exit_code == 0 and kept.stdout.startswith("1 entries, none changed"), kept.output
+    await room("fleet", "lift")
+    again = await room("audit", "verify", "--head", str(head))
+    assert again.exit_code == 0 and "2 entries" in again.stdout and "contains the head" in again.stdout
+    assert "fleet.lift" in (await room("audit", "ls", "--subject", "fleet")).stdout
+    with room.gateway.database.begin() as connection:
+        connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
+    changed = await room("audit", "verify")
+    assert changed.exit_code == 1 and "Entry 1 of the audit trail was changed" in changed.output

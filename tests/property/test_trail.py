@@ -1,0 +1,68 @@
+"""No change to an audit trail goes unseen, wherever it is made."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from firstline_core.errors import IntegrityError
+from firstline_core.fleet.trail import FIRST, Entry, Head, check_trail, following
+
+KEY = Ed25519PrivateKey.generate()
+PUBLIC = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+WORDS = st.lists(st.text(max_size=5), min_size=1, max_size=8)
+
+
+def trail_of(words: list[str]) -> list[Entry]:
+    entries: list[Entry] = []
+    head = 0, FIRST
+    for word in words:
+        entries.append(following(head, at_s=1.5, actor=word, action="x", subject=word, details="{}"))
+        head = entries[-1].number, entries[-1].sha256
+    return entries
+
+
+def head_of(entries: list[Entry]) -> Head:
+    return Head(entries[-1].number, entries[-1].sha256, 2.0, PUBLIC).signed(KEY)
+
+
+@given(WORDS)
+def test_a_trail_that_was_left_alone_holds(words: list[str]) -> None:
+    entries = trail_of(words)
+    assert check_trail(entries, [head_of(entries), head_of(entries[:1])]) == (len(words), entries[-1].sha256)
+
+
+@given(WORDS, st.data())
+def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[str], data: st.DataObject) -> None:
+    entries = trail_of(words)
+    head = head_of(entries)
+    at = data.draw(st.integers(0, len(entries) - 1))
+    kind = data.draw(st.sampled_from(["actor", "sealed", "dropped", "at_s", "number"]))
+    if kind == "dropped":
+        del entries[at]
+    elif kind == "sealed":  # with a hash that fits: the next entry, or the head, still tells
+        entries[at] = replace(entries[at], details='{"other":1}').sealed()
+    elif kind == "number":
+        entries[at] = replace(entries[at], number=entries[at].number + 1)
+    else:
+        entries[at] = replace(entries[at], **{kind: "somebody else" if kind == "actor" else 3.5})
+    with pytest.raises(IntegrityError, match=r"(?i)entry|trail"):
+        check_trail(entries, [head])
+
+
+@given(WORDS)
+def test_a_trail_that_was_written_anew_does_not_have_the_head_that_was_kept(words: list[str]) -> None:
+    head = head_of(trail_of(words))
+    with pytest.raises(IntegrityError, match="not the one that was signed"):
+        check_trail(trail_of([*words[:-1], words[-1] + "!"]), [head])
+
+
+def test_a_head_that_somebody_else_signed_is_refused() -> None:
+    entries = trail_of(["a"])
+    forged = replace(head_of(entries), sha256=FIRST)
+    with pytest.raises(IntegrityError, match="not signed"):
+        check_trail(entries, [forged])

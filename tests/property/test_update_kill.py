@@ -1,0 +1,95 @@
+"""Killed at every persisted step of an update: the device always answers with a bundle that verifies, and ends."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support.updates import NAME, Cut, Device, HastyClock, Registry, bundle_at, cut_after
+
+from firstline_core.fleet.update import ENDED, UpdateState
+
+SEEDS = 500
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return [bundle_at(folder / str(version), version) for version in (2, 3, 4)]
+
+
+async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.MonkeyPatch) -> None:
+    """One device's life: three updates, some of which are bad, each cut off somewhere, again and again."""
+    rng = random.Random(seed)
+    registry = Registry(rng)
+    clock = HastyClock()
+    device = Device(folder, registry, clock, tries=rng.randint(1, 3))
+    bundle_at(device.setup, 1)
+    device.start()
+    good = {1}
+    for bundle in bundles:
+        wanted = registry.add(bundle, f"r{bundle.name}")
+        bad = rng.random() < 0.3
+        device.breaks = {wanted.version} if bad else set()
+        registry.cuts = rng.choice((0.0, 0.2))
+        good |= {wanted.version}
+        # Before it is killed for the last time it never runs for longer than so many operations of the disk.
+        for _ in range(rng.randint(0, 4)):
+            with cut_after(rng.randint(0, 60), patch):
+                try:
+                    device.start()
+                    device.updater.desire([wanted])
+                    assert device.version in good
+                    await device.run()
+                except Cut:
+                    pass
+        device.start()
+        assert device.version in good
+        device.updater.desire([wanted])
+        await device.run()
+        record = device.history.records[NAME]
+        assert record.state in ENDED and not device.history.pointer(NAME).in_trial
+        if bad:
+            assert record.state in (UpdateState.REJECTED, UpdateState.ROLLED_BACK)
+            assert device.version != wanted.version
+        if record.state is UpdateState.COMMITTED:
+            assert device.version == wanted.version
+        device.start()
+        assert device.version in good
+
+
+@pytest.mark.parametrize("part", range(10))
+async def test_whenever_it_is_killed_a_device_ends_on_a_bundle_that_verifies(
+    tmp_path: Path, bundles: list[Path], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(part * SEEDS // 10, (part + 1) * SEEDS // 10):
+        await lived(tmp_path / str(seed), bundles, seed, monkeypatch)
+
+
+async def test_every_single_step_may_be_the_last(
+    tmp_path: Path, bundles: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One good update, cut after 0, 1, 2 ... operations, until one goes through without being cut."""
+    for operations in range(1000):
+        registry, clock = Registry(random.Random(0)), HastyClock()
+        device = Device(tmp_path / str(operations), registry, clock)
+        bundle_at(device.setup, 1)
+        wanted = registry.add(bundles[0])
+        cut = False
+        with cut_after(operations, monkeypatch):
+            try:
+                device.start()
+                device.updater.desire([wanted])
+                await device.run()
+            except Cut:
+                cut = True
+        device.start()
+        assert device.version in (1, 2)
+        device.updater.desire([wanted])
+        await device.run()
+        assert device.history.records[NAME].state is UpdateState.COMMITTED and device.version == 2
+        if not cut:
+            assert operations > 30
+            return
+    raise AssertionError("an update never ends")

@@ -1,0 +1,96 @@
+"""A gateway with a registry on a loopback port, and the keys of whoever fills it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from support.databases import sqlite_store
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+
+from firstline.release.keyring import Keyring
+from firstline.release.registry import Registry, open_registry
+from firstline_core.bundle.manifest import encode_manifest
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.registry.wiring import RegistryRoom
+from firstline_gateway.settings import Store
+from firstline_gateway.settings_load import load
+
+_T = TypeVar("_T")
+
+
+def digits_bundle(folder: Path, version: int) -> Bundle:
+    """The digits as another version."""
+    shutil.copytree(DIGITS, folder)
+    manifest = msgspec.structs.replace(open_bundle(folder).manifest, version=version)
+    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
+    return open_bundle(folder)
+
+
+@dataclass
+class RegistrySite:
+    """What runs, and who keeps the fleet."""
+
+    folder: Path
+    gateway: Gateway
+    url: str
+    operator: str
+    device: str
+    client: httpx.AsyncClient
+
+    @property
+    def room(self) -> RegistryRoom:
+        assert self.gateway.registry is not None
+        return self.gateway.registry
+
+    @property
+    def keyring(self) -> Keyring:
+        return Keyring(self.folder / "keys")
+
+    def now_s(self) -> float:
+        return SYSTEM_CLOCK.wall_s()
+
+    async def with_registry(self, call: Callable[[Registry], _T]) -> _T:
+        """What a blocking call gives that fills the registry."""
+
+        def calling() -> _T:
+            with open_registry(self.url, self.operator) as registry:
+                return call(registry)
+
+        return await asyncio.to_thread(calling)
+
+
+@asynccontextmanager
+async def registry_site(folder: Path, store: Store | None = None, **overrides: Any) -> AsyncIterator[RegistrySite]:
+    """A gateway with the digits, and a registry that is new."""
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240 (a test's own)
+    store = store or sqlite_store(folder)
+    operator, device = create_key(store, "ops", "operator"), create_key(store, "press-7", "device")
+    settings = load(
+        None,
+        overrides={
+            "models.directory": str(DIGITS.parent),
+            "store.url": store.url,
+            "auth.tokens_file": str(folder / "tokens.json"),
+            "identity.directory": str(folder / "identity"),
+            "contracts.state_file": str(folder / "contracts.db"),
+            "registry.blobs": str(folder / "blobs"),
+        }
+        | overrides,
+    )
+    gateway = open_gateway(settings)
+    async with (
+        serving(gateway) as url,
+        httpx.AsyncClient(base_url=url, headers=bearer(operator), timeout=30) as client,
+    ):
+        yield RegistrySite(folder, gateway, url, operator, device, client)

@@ -1,0 +1,217 @@
+"""A device that is updated without a network: bundles that are real, a registry in memory, and a disk that is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import to_builtins
+from support.bundles import artefact
+from support.onnx_models import linear
+
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model, encode_manifest
+from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.store import open_bundle
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
+from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, described, listed, target_path
+from firstline_core.fleet.twin import DesiredModel
+from firstline_edge.updater.history import History
+from firstline_edge.updater.installation import Patience
+from firstline_edge.updater.updater import Trials, Updater
+
+NAME = "wide"
+
+
+def bundle_at(folder: Path, version: int) -> Path:
+    """A real bundle whose weights say which version it is."""
+    folder.mkdir(parents=True)
+    path = linear(folder / "edge.onnx", np.full((4, 2), version, np.float32))
+    model = Model("edge", artefact(path, folder), "onnx", "fp32", postprocess=(Softmax(),))
+    spec = InputSpec("x", "FP32", (-1, 4))
+    manifest = Manifest(name=NAME, version=version, labels=("yes", "no"), input=spec, edge=(model,))
+    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
+    return folder
+
+
+class Registry:
+    """What is signed, and its bytes; with `cuts`, a read breaks off at any byte."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.files: dict[str, SignedFile] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.rng = rng
+        self.cuts = 0.0
+        self.sent_bytes = 0
+        self.error: FirstlineError | None = None
+
+    def add(self, folder: Path, rollout: str = "") -> DesiredModel:
+        """Publishes a bundle; what a fleet would desire."""
+        manifest = open_bundle(folder).manifest
+        for inside, custom in described(manifest).items():
+            content = (folder / inside).read_bytes()
+            sha256 = hashlib.sha256(content).hexdigest()
+            path = target_path(manifest.name, manifest.version, inside)
+            self.files[path] = SignedFile(path, len(content), sha256, to_builtins(custom))
+            self.blobs[sha256] = content
+        sha256 = self.files[target_path(manifest.name, manifest.version, "manifest.json")].sha256
+        return DesiredModel(manifest.name, manifest.version, sha256, rollout)
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        if self.error is not None:
+            raise self.error
+        return listed(self.files, name, version)
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        content = self.blobs.get(sha256)
+        if content is None:
+            raise NotFoundError("There is no such file.")
+        while offset < len(content):
+            if self.rng.random() < self.cuts:
+                raise LinkDownError("cut")
+            part = content[offset : offset + self.rng.randint(1, 400)]
+            offset += len(part)
+            self.sent_bytes += len(part)
+            yield part
+
+
+class FakeServing:
+    """Opens and verifies for real; what `answers` is the folder that was exchanged last."""
+
+    def __init__(self, setup: Path) -> None:
+        self.setup = setup
+        self.answers: Path | None = None
+        self.versions: list[int] = []
+        self.breaks: set[int] = set()
+        self.fails = False
+
+    def place(self, name: str) -> Path | None:
+        return self.setup if name == NAME else None
+
+    async def prepare(self, path: Path, *, trial: bool) -> Path:
+        version = open_bundle(path).manifest.version
+        if version in self.breaks:
+            raise SelfTestError(f"version {version} answers otherwise than it should")
+        return path
+
+    async def exchange(self, name: str, prepared: Any | None) -> None:
+        assert prepared is not None
+        self.answers = prepared
+        self.versions.append(open_bundle(prepared).manifest.version)
+
+    def failed(self, name: str) -> bool:
+        return self.fails
+
+    async def hardware(self) -> Hardware:
+        return Hardware(frozenset({"onnx"}), "x86_64", None, 1 << 40)
+
+
+class HastyClock(SimulatedClock):
+    """Time that whoever sleeps moves on: for one task that is alone."""
+
+    async def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+        await asyncio.sleep(0)
+
+    def pass_by(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+async def here(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Instead of a thread: a simulation has one."""
+    return call(*arguments)
+
+
+class Device:
+    """One process of an agent after the other, over one disk.
+
+    Args:
+        folder: its disk.
+        registry: where models come from.
+        clock: simulated.
+        tries: starts that a trial may take.
+    """
+
+    def __init__(self, folder: Path, registry: Registry, clock: HastyClock, tries: int = 3) -> None:
+        self.folder = folder
+        self.registry = registry
+        self.clock = clock
+        self.tries = tries
+        self.setup = folder / "setup"
+        self.breaks: set[int] = set()
+        self.patience = Patience()
+
+    def start(self) -> None:
+        """A process starts: as `fleet.wiring.FleetRoom` does it."""
+        history = History(self.folder / "models")
+        history.start(self.clock.wall_s())
+        self.history, self.serving = history, FakeServing(self.setup)
+        self.serving.breaks = self.breaks
+        self.serving.answers = self.setup
+        while (path := history.path(NAME, history.pointer(NAME).slot)) is not None:
+            try:
+                open_bundle(path)
+                self.serving.answers = path
+                break
+            except IntegrityError as error:
+                history.give_up(NAME, "damaged", error.message, self.clock.wall_s())
+        self.updater = Updater(
+            history,
+            self.registry,
+            self.registry,
+            self.serving,
+            clock=self.clock,
+            rng=random.Random(1),
+            patience=self.patience,
+            trials=Trials(self.tries, 60.0),
+            off_loop=here,
+        )
+
+    @property
+    def version(self) -> int:
+        """What answers, verified: raises `IntegrityError` where that is no bundle."""
+        assert self.serving.answers is not None
+        return open_bundle(self.serving.answers).manifest.version
+
+    async def run(self, steps: int = 200) -> None:
+        """Until nothing is left to do."""
+        for _ in range(steps):
+            record = self.history.records.get(NAME)
+            wait_s = await self.updater.step()
+            if record is not None and record.ended and record == self.history.records[NAME]:
+                return
+            if wait_s > 0:
+                self.clock.pass_by(wait_s)
+        raise AssertionError(f"never ended: {self.history.records.get(NAME)}")
+
+
+class Cut(BaseException):
+    """The power is gone."""
+
+
+@contextmanager
+def cut_after(operations: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Cuts the power at an operation that the disk must have done before the next: the `operations`th of them."""
+    done: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            done.append(name)
+            if len(done) > operations:
+                raise Cut
+            return call(*arguments, **named)
+
+        return wrapped
+
+    with patch.context() as within:
+        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "mkdir")):
+            within.setattr(owner, name, counted(name, getattr(owner, name)))
+        yield done

@@ -1,0 +1,84 @@
+"""The fleet's documents: read strictly where it matters, and by older readers too."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import ProtocolError
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
+from firstline_core.fleet.twin import (
+    LIMIT_BYTES,
+    Brake,
+    Desired,
+    DesiredModel,
+    Reported,
+    RunningModel,
+    Update,
+    Window,
+    read_document,
+)
+from firstline_core.fleet.update import UpdateState
+
+SHA256 = "0" * 64
+WANTED = DesiredModel("digits", 3, SHA256, rollout="r1", window=Window(60, 30))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Desired(7, (WANTED,), brake=Brake(0.0, "the gateway is down")),
+        Reported("s", 1, 7, (RunningModel("digits", 3),), (Update("digits", 3, UpdateState.TRIAL),)),
+        Telemetry("s", 4, models=(ModelCounts("digits", 3, rows=2, kept=1, escalated=1, latency=(1, 1)),)),
+    ],
+)
+def test_a_document_says_on_the_other_side_what_it_said_here(document: msgspec.Struct) -> None:
+    assert read_document(msgspec.json.encode(document), type(document), "it") == document
+
+
+def test_fields_of_a_newer_writer_are_passed_over() -> None:
+    assert read_document(b'{"revision": 2, "colour": "blue"}', Desired, "it") == Desired(2)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[", "does not say what it must"),
+        (b'{"revision": -1}', "does not say what it must"),
+        (b'{"revision": 1, "format": 2}', "reads format 1"),
+        (b'{"revision": 1, "models": [{"name": "../x", "version": 1, "manifest_sha256": "%s"}]}', "models"),
+        (msgspec.json.encode({"revision": 1, "models": [WANTED, WANTED]}), "one version at a time"),
+        (b" " * (LIMIT_BYTES + 1), "at most"),
+        (b'{"revision": \xff}', "does not say what it must"),
+        (b"[" * 20_000, "does not say what it must"),
+    ],
+)
+def test_what_is_no_document_is_refused_in_a_sentence(content: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        read_document(content, Desired, "The desired state")
+
+
+@given(st.integers(0, 10_079), st.integers(1, 10_080), st.floats(0, 4e9))
+def test_a_window_opens_when_it_says(from_minute: int, minutes: int, wall_s: float) -> None:
+    window = Window(from_minute, minutes)
+    wait_s = window.wait_s(wall_s)
+    assert 0 <= wait_s < 7 * 86_400
+    assert window.wait_s(wall_s + wait_s + 0.01) == 0 or minutes * 60 <= 0.01
+    if wait_s > 0.01:
+        assert window.wait_s(wall_s + wait_s - 0.01) > 0
+
+
+def test_minutes_of_the_week_begin_on_monday() -> None:
+    monday = datetime(2026, 11, 23, 1, 0, tzinfo=UTC).timestamp()
+    assert Window(60, 30).wait_s(monday) == 0
+    assert Window(60, 30).wait_s(monday - 60) == 60
+    assert Window(60, 30).wait_s(monday + 30 * 60) == 7 * 86_400 - 30 * 60
+
+
+def test_a_latency_lies_in_the_bin_whose_bound_it_does_not_pass() -> None:
+    assert [latency_bin(ms) for ms in (0.0, 1.0, 1.1, 5000.0, math.inf)] == [0, 0, 1, 11, len(LATENCY_BOUNDS_MS)]

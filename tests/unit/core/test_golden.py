@@ -1,0 +1,81 @@
+"""Golden answers: what the file says, what it is compared with, and the formats that know of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.golden import GoldenAnswers, deviation, encode_golden, read_golden, tensor_of
+from firstline_core.bundle.manifest import (
+    Golden,
+    InputSpec,
+    Manifest,
+    Model,
+    encode_manifest,
+    parse_manifest,
+)
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import IntegrityError
+from firstline_core.fleet.target import Use, described
+
+FILE = Artefact("edge.onnx", "a" * 64, 10)
+GOLDEN = Artefact("golden.json", "b" * 64, 20)
+BARE = Manifest(
+    name="m",
+    version=1,
+    labels=("yes", "no"),
+    input=InputSpec("x", "FP32", (-1, 2)),
+    edge=(Model("edge", FILE, "onnx", "fp32"),),
+)
+WITH = msgspec.structs.replace(BARE, golden=Golden(GOLDEN, 0.02))
+
+
+def test_a_bundle_without_golden_answers_is_read_by_older_devices_too() -> None:
+    said = msgspec.json.decode(encode_manifest(BARE))
+    assert said["format"] == 3 and "golden" not in said
+    assert parse_manifest(encode_manifest(BARE)) == BARE
+
+
+def test_golden_answers_survive_the_file_form_and_are_format_4() -> None:
+    said = msgspec.json.decode(encode_manifest(WITH))
+    assert said["format"] == 4 and parse_manifest(encode_manifest(WITH)) == WITH
+    with pytest.raises(IntegrityError, match="format 3 knows no golden answers"):
+        parse_manifest(msgspec.json.encode(said | {"format": 3}))
+
+
+def test_every_variant_needs_them_on_a_device() -> None:
+    said = described(WITH)
+    assert said["golden.json"] == Use(("edge",))
+    assert WITH.artefacts == (FILE, GOLDEN)
+
+
+def test_what_was_written_is_read_and_compared(tmp_path: Path) -> None:
+    rows = np.array([[1, 2], [3, 4]], np.float32)
+    answers = GoldenAnswers(tuple(row.tobytes() for row in rows), {"edge": ((0.25, 0.75), (0.5, 0.5))}, (2,))
+    (tmp_path / "golden.json").write_bytes(encode_golden(answers))
+    found = read_golden(Bundle(tmp_path, WITH), GOLDEN)
+    assert found == answers
+    assert tensor_of(found, WITH.input).array.tolist() == rows.tolist()
+    said = np.array([[0.25, 0.75], [0.45, 0.55]], np.float32)
+    assert deviation(found, "edge", said) == pytest.approx(0.05)
+    assert deviation(found, "other", said) is None
+    assert deviation(found, "edge", said[:1]) == float("inf")
+    assert deviation(found, "edge", said * np.nan) == float("inf")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": ["%"], "outputs": {}}'])
+def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        read_golden(Bundle(tmp_path, WITH), GOLDEN)
+    (tmp_path / "golden.json").write_bytes(content)
+    with pytest.raises(IntegrityError, match="golden"):
+        read_golden(Bundle(tmp_path, WITH), GOLDEN)
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    with pytest.raises(IntegrityError, match="shape"):
+        tensor_of(GoldenAnswers((b"1234567",), {}, (2,)), WITH.input)

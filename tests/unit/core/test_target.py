@@ -1,0 +1,150 @@
+"""What a signed target says, and what a device makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.bundles import with_certificate
+from support.gateway import DIGITS
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
+from firstline_core.fleet.target import (
+    FULL,
+    Asked,
+    Hardware,
+    ListedBundle,
+    SignedFile,
+    bundles,
+    choose,
+    described,
+    files_for,
+    listed,
+    named_by,
+    target_path,
+)
+
+ONNX = Hardware(frozenset({"onnx"}), "x86_64")
+
+
+def digits() -> Manifest:
+    return parse_manifest((DIGITS / MANIFEST_NAME).read_bytes())
+
+
+def signed(manifest: Manifest, asked: dict[str, Asked] | None = None) -> dict[str, SignedFile]:
+    """A bundle's targets as metadata brings them: by path, custom fields from JSON."""
+    sizes = {artefact.file: artefact.size_bytes for artefact in manifest.artefacts}
+    found = {}
+    for file, custom in described(manifest, asked).items():
+        path = target_path(manifest.name, manifest.version, file)
+        found[path] = SignedFile(path, sizes.get(file, 0), "0" * 64, msgspec.json.decode(msgspec.json.encode(custom)))
+    return found
+
+
+def bundle(asked: dict[str, Asked] | None = None) -> ListedBundle:
+    return listed(signed(digits(), asked), "digits", 1)
+
+
+def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None:
+    found = bundle()
+    assert {variant.id for variant in found.release.variants} == {"edge-onnx", "edge-tflite-float", "edge-tflite-int8"}
+    for variant in found.release.variants:
+        paths = [file.path for file in files_for(found, variant.id)]
+        assert paths[0] == "digits/1/manifest.json"
+        assert len(paths) == 2 and Path(paths[1]).stem == variant.id
+        assert variant.needs.size_bytes == files_for(found, variant.id)[1].size_bytes
+    assert [file.path for file in files_for(found, FULL)] == ["digits/1/manifest.json", "digits/1/full.onnx"]
+    assert found.release.full_digest == digits().full_digest
+
+
+def test_a_file_that_several_need_is_named_for_each() -> None:
+    manifest = digits()
+    edge = tuple(msgspec.structs.replace(model, artefact=manifest.edge[0].artefact) for model in manifest.edge)
+    found = listed(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
+    assert files_for(found, "edge-onnx")[1:] == files_for(found, "edge-tflite-int8")[1:]
+
+
+def test_the_first_variant_that_runs_is_chosen_and_else_it_is_said_what_each_lacks() -> None:
+    assert choose(bundle().release, ONNX).id == "edge-onnx"
+    tflite = ONNX._replace(runtimes=frozenset({"tflite"}))
+    chosen = choose(bundle().release, tflite).id
+    assert chosen.startswith("edge-tflite")
+    asked = {variant.id: Asked(("aarch64",), 512) for variant in bundle().release.variants}
+    with pytest.raises(IncompatibleTargetError, match="edge-onnx is for aarch64, and this is x86_64") as caught:
+        choose(bundle(asked).release, ONNX)
+    assert "edge-tflite-int8 needs the runtime tflite, and here is onnx" in caught.value.message
+    small = ONNX._replace(architecture="aarch64", memory_mb=256)
+    with pytest.raises(IncompatibleTargetError, match="needs 512 MiB of memory, and here are 256"):
+        choose(bundle(asked).release, small)
+    with pytest.raises(IncompatibleTargetError, match="bytes on disk, and 5 are free"):
+        choose(bundle().release, ONNX._replace(free_bytes=5))
+    none = msgspec.structs.replace(bundle().release, variants=())
+    with pytest.raises(IncompatibleTargetError, match="no edge variant"):
+        choose(none, ONNX)
+
+
+def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
+    manifest = digits()
+    plain = msgspec.structs.replace(manifest.edge[1], certificate=None)
+    certified = with_certificate(manifest.edge[0], manifest)
+    void = with_certificate(manifest.edge[2], manifest, edge_digest="1" * 64)
+    found = listed(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
+    by_id = {variant.id: variant.certificate for variant in found.release.variants}
+    summary = by_id[certified.id]
+    assert summary is not None and (summary.epsilon, summary.threshold) == ("0.05", "0.9")
+    assert "at most 5 %" in summary.promise
+    assert by_id[plain.id] is None
+    assert by_id[void.id] is None
+
+
+def test_bundles_are_found_by_their_paths_and_others_targets_passed_over() -> None:
+    files = signed(digits()) | {
+        path: SignedFile(path, 1, "0" * 64, {})
+        for path in (
+            "x",
+            "digits/one/manifest.json",
+            "digits/01/manifest.json",
+            "a b/1/manifest.json",
+            "/1/manifest.json",
+        )
+    }
+    assert bundles(files) == [("digits", 1)]
+    assert named_by("digits/12/sub/folder.onnx") == ("digits", 12)
+    assert named_by("digits/12/") is None
+    with pytest.raises(NotFoundError, match="no digits version 2"):
+        listed(files, "digits", 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "custom", "sentence"),
+    [
+        ("digits/1/manifest.json", {}, "does not say what it must"),
+        ("digits/1/manifest.json", {"bundle": "other", "version": 1, "variants": []}, "signed as other version 1"),
+        ("digits/1/full.onnx", {"models": "full"}, "does not say what it must"),
+        ("digits/1/../2/x", {"models": []}, "no path within a bundle"),
+        ("digits/1//etc/passwd", {"models": []}, "no path within a bundle"),
+    ],
+)
+def test_what_was_signed_in_error_is_refused(path: str, custom: dict[str, Any], sentence: str) -> None:
+    files = signed(digits())
+    files[path] = SignedFile(path, 1, "0" * 64, custom)
+    with pytest.raises(IntegrityError, match=sentence):
+        listed(files, "digits", 1)
+
+
+def test_fields_of_a_newer_version_are_passed_over() -> None:
+    files = signed(digits())
+    path = "digits/1/manifest.json"
+    files[path] = files[path]._replace(custom={**files[path].custom, "format": 2, "colour": "green"})
+    assert listed(files, "digits", 1).release.variants
+
+
+def test_an_artefact_in_the_manifests_place_is_refused() -> None:
+    manifest = digits()
+    artefact = msgspec.structs.replace(manifest.edge[0].artefact, file=MANIFEST_NAME)
+    edge = (msgspec.structs.replace(manifest.edge[0], artefact=artefact),)
+    with pytest.raises(IntegrityError, match="rename that file"):
+        described(msgspec.structs.replace(manifest, edge=edge))

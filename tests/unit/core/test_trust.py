@@ -1,0 +1,378 @@
+"""What a device believes: each attack on metadata has its own error, and leaves what was believed before."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from support.signed_repository import DAY, ROLES, START, SignedRepository
+from tuf.api.metadata import Metadata, Root, Snapshot, Targets
+
+from firstline_core.bundle import trust
+from firstline_core.bundle.trust import LIMITS_BYTES, Trust
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    FirstlineError,
+    IntegrityError,
+    LinkDownError,
+    MetadataExpiredError,
+    MetadataMismatchError,
+    MetadataRollbackError,
+    ProtocolError,
+    RemoteTimeoutError,
+    SignatureError,
+    UpdateError,
+)
+
+
+class Device:
+    """One device, at a time that the test sets."""
+
+    def __init__(self, folder: Path, repository: SignedRepository) -> None:
+        self.now = START
+        self.clock = SimulatedClock()
+        self.folder = folder
+        self.repository = repository
+        self.trust = Trust(folder, repository, anchor=repository.anchor, now_s=self._now_s, clock=self.clock)
+
+    def _now_s(self) -> float:
+        return self.now.timestamp()
+
+    def refused(self, kind: type[FirstlineError], *words: str) -> None:
+        """Refreshing fails with exactly this error, and changes nothing that is believed."""
+        before = self.kept()
+        with pytest.raises(kind) as caught:
+            self.trust.refresh()
+        assert type(caught.value) is kind
+        for word in words:
+            assert word in caught.value.message
+        assert self.kept() == before
+
+    def kept(self) -> dict[str, bytes]:
+        """The targets that are believed: what the next installation would go by."""
+        file = self.folder / "targets.json"
+        return {"targets.json": file.read_bytes()} if file.exists() else {}
+
+
+@pytest.fixture
+def repository() -> SignedRepository:
+    found = SignedRepository()
+    found.add("digits/1/manifest.json", b"one")
+    found.publish()
+    return found
+
+
+@pytest.fixture
+def device(tmp_path: Path, repository: SignedRepository) -> Device:
+    found = Device(tmp_path / "trust", repository)
+    found.trust.refresh()
+    return found
+
+
+def test_what_is_signed_is_listed_and_an_older_bundle_among_it(device: Device, repository: SignedRepository) -> None:
+    repository.add("digits/2/manifest.json", b"second", bundle="digits")
+    repository.publish()
+    found = device.trust.refresh()
+    assert [(one.path, one.size_bytes) for one in found.values()] == [
+        ("digits/1/manifest.json", 3),
+        ("digits/2/manifest.json", 6),
+    ]
+    assert found["digits/2/manifest.json"].custom == {"bundle": "digits"}
+    assert device.trust.versions == {"root": 1, "timestamp": 3, "snapshot": 3, "targets": 3}
+    assert device.trust.expires_s == (START + DAY).timestamp()
+    target = device.trust.find("digits/1/manifest.json")
+    assert target is not None and target.length == 3
+    assert device.trust.find("digits/3/manifest.json") is None
+    assert set(device.trust.targets.signed.targets) == set(found)
+
+
+def test_what_has_not_changed_is_neither_fetched_nor_written(device: Device, repository: SignedRepository) -> None:
+    repository.asked.clear()
+    files = [path for path in device.folder.rglob("*") if path.is_file()]
+    before = {path: path.lstat().st_mtime_ns for path in files}
+    assert before
+    device.trust.refresh()
+    assert repository.asked == ["2.root.json", "timestamp.json"]
+    assert {path: path.lstat().st_mtime_ns for path in files} == before
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", "3.snapshot.json", "3.targets.json"])
+def test_tampered_metadata_is_refused(name: str, device: Device, repository: SignedRepository) -> None:
+    repository.publish()
+    said = json.loads(repository.files[name])
+    said["signed"]["expires"] = "2099-01-01T00:00:00Z"
+    repository.files[name] = json.dumps(said).encode()
+    device.refused(SignatureError, name)
+
+
+def test_a_root_that_too_few_have_signed_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.root.version = 2
+    repository.publish_root(by=repository.signers[Root.type][:1])
+    device.refused(SignatureError, "2.root.json", "1/2 keys")
+
+
+def test_a_root_that_only_its_own_new_keys_have_signed_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.root.version = 2
+    for _ in range(2):
+        repository.exchange(Root.type)
+    repository.publish_root()  # by both new keys, and one of the three that devices know
+    device.refused(SignatureError, "2.root.json")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_roots_are_rotated_one_after_the_other(role: str, device: Device, repository: SignedRepository) -> None:
+    by = list(repository.signers[Root.type])
+    for version in (2, 3):
+        repository.root.version = version
+        new = repository.exchange(role)
+        repository.publish_root(by=[*by, new] if role == Root.type else by)
+    repository.publish()
+    device.trust.refresh()
+    assert device.trust.versions["root"] == 3
+    restarted = Device(device.folder, repository)
+    repository.asked.clear()
+    restarted.trust.refresh()
+    assert repository.asked[0] == "4.root.json"  # those before are kept
+
+
+@pytest.mark.parametrize("role", ["targets", "snapshot", "timestamp"])
+def test_metadata_signed_with_a_revoked_key_is_refused(role: str, device: Device, repository: SignedRepository) -> None:
+    stolen = repository.signers[role][0]
+    repository.root.version = 2
+    repository.exchange(role)
+    repository.publish_root()
+    repository.publish()
+    device.trust.refresh()
+    repository.signers[role] = [stolen]
+    repository.publish()
+    device.refused(SignatureError, "keys")
+
+
+def test_an_older_timestamp_is_refused(device: Device, repository: SignedRepository) -> None:
+    older = repository.files["timestamp.json"]
+    repository.publish()
+    device.trust.refresh()
+    repository.files["timestamp.json"] = older
+    device.refused(MetadataRollbackError, "timestamp.json", "older")
+
+
+def test_a_newer_timestamp_of_an_older_snapshot_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.snapshot.version = 1
+    repository.timestamp.version += 1
+    repository.publish_snapshot()
+    device.refused(MetadataRollbackError, "snapshot")
+
+
+def test_a_newer_snapshot_of_older_targets_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.snapshot.meta["targets.json"].version = 1
+    repository.snapshot.version += 1
+    repository.timestamp.version += 1
+    repository.publish_snapshot()
+    device.refused(MetadataRollbackError, "snapshot.json", "targets.json")
+
+
+def test_a_snapshot_that_withdraws_targets_is_refused(device: Device, repository: SignedRepository) -> None:
+    del repository.snapshot.meta["targets.json"]
+    repository.snapshot.version += 1
+    repository.timestamp.version += 1
+    repository.publish_snapshot()
+    device.refused(MetadataRollbackError, "targets.json")
+
+
+def test_an_older_root_in_a_newer_ones_place_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.files["2.root.json"] = repository.files["1.root.json"]
+    device.refused(MetadataRollbackError, "2.root.json")
+
+
+def test_a_root_that_leaves_one_out_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.root.version = 3
+    repository.publish_root()
+    repository.files["2.root.json"] = repository.files["3.root.json"]
+    device.refused(MetadataMismatchError, "2.root.json")
+
+
+def test_a_frozen_registry_is_noticed_when_its_metadata_ends(device: Device) -> None:
+    device.now = START + DAY / 2
+    device.trust.refresh()
+    device.now = START + 2 * DAY
+    device.refused(MetadataExpiredError, "timestamp", "2027-01-02", "holds it back", "goes on")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_metadata_that_has_ended_is_refused_whichever_it_is(
+    role: str, tmp_path: Path, repository: SignedRepository
+) -> None:
+    signed = {"root": repository.root, "targets": repository.targets, "snapshot": repository.snapshot}.get(
+        role, repository.timestamp
+    )
+    for other in (repository.root, repository.targets, repository.snapshot, repository.timestamp):
+        other.expires = START + 900 * DAY
+    signed.expires = START + DAY
+    repository.publish_root()
+    repository.publish()
+    device = Device(tmp_path / "new", repository)
+    device.trust.refresh()
+    device.now = START + 2 * DAY
+    device.refused(MetadataExpiredError, role)
+    device.now = START  # whatever the wall clock says, the caller's time counts
+    device.trust.refresh()
+
+
+def test_a_clock_that_was_never_set_believes_nothing_that_its_floor_knows_to_have_ended(device: Device) -> None:
+    device.now = datetime.fromtimestamp(max(0.0, (START + 3 * DAY).timestamp()), START.tzinfo)
+    device.refused(MetadataExpiredError)
+
+
+def test_genuine_targets_of_another_moment_are_refused(device: Device, repository: SignedRepository) -> None:
+    older = repository.files["2.targets.json"]
+    repository.publish()
+    repository.files["3.targets.json"] = older
+    device.refused(MetadataMismatchError, "3.targets.json", "moments")
+
+
+def test_a_genuine_snapshot_of_another_moment_is_refused(device: Device, repository: SignedRepository) -> None:
+    older = repository.files["2.snapshot.json"]
+    repository.publish()
+    repository.files["3.snapshot.json"] = older
+    device.refused(MetadataMismatchError, "3.snapshot.json")
+
+
+def test_a_mix_is_noticed_where_no_hashes_are_named(device: Device, repository: SignedRepository) -> None:
+    repository.publish()
+    repository.snapshot.meta["targets.json"].hashes = None
+    repository.publish_snapshot()
+    repository.files["3.targets.json"] = repository.files["2.targets.json"]
+    device.refused(MetadataMismatchError, "3.targets.json")
+    repository.publish()
+    repository.timestamp.snapshot_meta.hashes = None
+    repository.publish_timestamp()
+    repository.files["4.snapshot.json"] = repository.files["3.snapshot.json"]
+    device.refused(MetadataMismatchError, "4.snapshot.json")
+
+
+@pytest.mark.parametrize("name", ["2.root.json", "timestamp.json", "3.snapshot.json", "3.targets.json"])
+def test_endless_metadata_is_given_up_at_its_limit(name: str, device: Device, repository: SignedRepository) -> None:
+    repository.publish()
+    given = 0
+
+    def endless(asked: str, content: bytes) -> Iterator[bytes]:
+        nonlocal given
+        if asked != name:
+            yield content
+            return
+        while True:
+            given += 4096
+            yield bytes(4096)
+
+    repository.files.setdefault(name, b"")
+    repository.parts = endless
+    limit = LIMITS_BYTES[name.removesuffix(".json").rpartition(".")[2]]
+    device.refused(IntegrityError, name, str(limit))
+    assert given <= limit + 4096
+
+
+def test_slow_metadata_is_given_up(device: Device, repository: SignedRepository) -> None:
+    def slow(_name: str, content: bytes) -> Iterator[bytes]:
+        for position in range(len(content)):
+            device.clock._now_s += 1.0
+            yield content[position : position + 1]
+
+    repository.parts = slow
+    device.refused(RemoteTimeoutError, "timestamp.json")
+    assert device.clock.monotonic_s() < 30
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"signed": {"_type": "targets"}}', b"\xff\xfe", b"9" * 9000])
+def test_what_is_no_metadata_is_refused(content: bytes, device: Device, repository: SignedRepository) -> None:
+    repository.files["timestamp.json"] = content
+    device.refused(IntegrityError, "timestamp.json")
+
+
+def test_metadata_of_another_role_is_refused(device: Device, repository: SignedRepository) -> None:
+    repository.files["timestamp.json"] = repository.files["2.targets.json"]
+    device.refused(IntegrityError, "timestamp.json", "targets")
+
+
+def test_an_empty_registry_and_a_dead_link_may_be_tried_again(device: Device, repository: SignedRepository) -> None:
+    del repository.files["timestamp.json"]
+    device.refused(ProtocolError, "timestamp.json")
+
+    def cut(_name: str, _content: bytes) -> Iterator[bytes]:
+        raise LinkDownError("gone")
+        yield b""
+
+    repository.files["timestamp.json"] = b""
+    repository.parts = cut
+    device.refused(LinkDownError)
+
+
+def test_an_anchor_that_is_none_is_said(tmp_path: Path, repository: SignedRepository) -> None:
+    found = Trust(tmp_path, repository, anchor=b"{}", now_s=START.timestamp)
+    with pytest.raises(IntegrityError, match="root metadata that this device was given"):
+        found.refresh()
+    with pytest.raises(UpdateError, match="refresh it first"):
+        _ = found.versions
+    with pytest.raises(UpdateError, match="cannot be kept"):
+        Trust(tmp_path / "none", repository, anchor=None, now_s=START.timestamp).refresh()
+
+
+def test_the_anchor_counts_and_not_what_somebody_put_beside_it(tmp_path: Path, device: Device) -> None:
+    other = SignedRepository()
+    stranger = Trust(device.folder, other, anchor=device.repository.anchor, now_s=START.timestamp)
+    with pytest.raises(SignatureError):
+        stranger.refresh()
+
+
+def test_a_damaged_memory_is_fetched_again(device: Device, repository: SignedRepository) -> None:
+    for name in ("timestamp.json", "snapshot.json", "targets.json"):
+        (device.folder / name).write_bytes(b"")
+    assert list(device.trust.refresh()) == ["digits/1/manifest.json"]
+
+
+def test_each_file_is_on_the_disk_before_it_takes_its_place(
+    device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("sync"), fsync(descriptor))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, to: (events.append(Path(to).name), replace(self, to))[1])
+    repository.publish()
+    device.trust.refresh()
+    assert events == [
+        *("sync", "timestamp.json", "sync"),
+        *("sync", "snapshot.json", "sync"),
+        *("sync", "targets.json", "sync"),
+    ]
+
+
+def test_a_target_without_sha256_is_not_listed(device: Device, repository: SignedRepository) -> None:
+    repository.add("other", b"x")
+    repository.targets.targets["other"].hashes = {"sha512": "0" * 128}
+    repository.publish()
+    assert list(device.trust.refresh()) == ["digits/1/manifest.json"]
+
+
+def test_expiry_is_judged_by_the_reference_time_of_python_tuf(device: Device) -> None:
+    """A version of python-tuf that keeps it elsewhere must not pass unnoticed."""
+    updater = trust._DurableUpdater(
+        str(device.folder), "", fetcher=trust._Fetcher(device.repository, device.clock), bootstrap=None
+    )
+    assert isinstance(updater.trusted.reference_time, datetime)
+    assert isinstance(updater.trusted.root, Root)
+    assert Metadata[Targets].from_file(str(device.folder / "targets.json")).signed.version == 2
+    assert Metadata[Snapshot].from_file(str(device.folder / "snapshot.json")).signed.version == 2
+
+
+@pytest.mark.parametrize("package", ["firstline_edge.agent", "firstline_edge.__main__", "firstline_gateway.gateway"])
+def test_a_process_without_updates_does_not_load_python_tuf(package: str) -> None:
+    code = f"import {package}, sys; print([name for name in sys.modules if name.split('.')[0] in ('tuf', 'obstore')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

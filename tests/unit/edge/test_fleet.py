@@ -1,0 +1,184 @@
+"""One of a fleet: the brake at the links' gate, starts that are remembered, counts, and the twin's two halves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.edge import SURE, UNSURE, Scene, request
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import BudgetExceededError, LinkDownError
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_edge.fleet import starts
+from firstline_edge.fleet.brake import BrakePedal
+from firstline_edge.fleet.counts import FleetCounts
+from firstline_edge.fleet.desired import keep_desired, read_desired
+from firstline_edge.fleet.twin import Twin
+from firstline_edge.links.chain import free
+
+
+def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> BrakePedal:
+    pedal = BrakePedal(path / "brake", clock)
+    pedal.brake = Brake(per_hour, "the gateway is being moved", until_s)
+    return pedal
+
+
+def passes(pedal: BrakePedal, rows: int = 1) -> bool:
+    try:
+        with pedal.before(free)(request(*[0.5] * rows), "http"):
+            return True
+    except BudgetExceededError:
+        return False
+
+
+async def test_what_the_brake_forbids_is_refused_until_the_hour_is_over(tmp_path: Path) -> None:
+    clock = SimulatedClock(wall_start_s=3600.0 * 1000 + 60)
+    pedal = pedal_at(tmp_path, clock, 3)
+    assert [passes(pedal, rows) for rows in (2, 2, 1, 1)] == [True, False, True, False]
+    with pytest.raises(BudgetExceededError, match=r"being moved\): 3 of 3") as refused:
+        pedal.before(free)(request(0.5), "http").__enter__()
+    assert refused.value.retry_after_s == 3540
+    await clock.advance(3540)
+    assert passes(pedal)
+
+
+async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -> None:
+    clock = SimulatedClock(wall_start_s=3600.0 * 1000)
+    pedal = pedal_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
+    assert passes(pedal)
+    pedal.save()
+    again = pedal_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
+    assert not passes(again) and again.status() is not None
+    await clock.advance(100)
+    assert passes(again) and again.status() is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4000)), max_size=40), st.integers(0, 10))
+def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], per_hour: int) -> None:
+    clock = SimulatedClock()
+    pedal = BrakePedal(Path("/nonexistent/brake"), clock)
+    pedal.brake = Brake(per_hour, "")
+    used: dict[int, int] = {}
+    for rows, wait_s in asked:
+        hour = int(clock.wall_s() // 3600)
+        if passes(pedal, rows):
+            used[hour] = used.get(hour, 0) + rows
+        clock._now_s += wait_s
+    assert all(rows <= per_hour for rows in used.values())
+
+
+def test_a_brake_that_is_off_costs_nothing_at_the_gate(tmp_path: Path) -> None:
+    entered = nullcontext()
+    pedal = BrakePedal(tmp_path / "brake", SimulatedClock())
+    assert pedal.before(lambda _request, _link: entered)(request(0.5), "http") is entered
+
+
+def test_starts_and_ends_without_a_word_are_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "fleet" / "starts"
+    first = starts.begin(path)
+    starts.end(path, first)
+    assert [(found.starts, found.unclean) for found in (first, starts.begin(path), starts.begin(path))] == [
+        (1, 0),
+        (2, 0),
+        (3, 1),
+    ]
+    path.write_bytes(b"nonsense\nx\n")
+    assert starts.begin(path).starts == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"revision": -1}', b'{"revision": 1, "format": 2}', b"\xff"])
+def test_what_was_desired_is_kept_and_never_guessed_at(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "fleet" / "desired"
+    assert read_desired(path) is None
+    desired = Desired(7, brake=Brake(1.0, "why"))
+    keep_desired(path, desired)
+    assert read_desired(path) == desired
+    path.write_bytes(content)
+    assert read_desired(path) is None
+
+
+async def test_rows_are_counted_by_who_had_the_last_word() -> None:
+    scene = Scene(certified=0.8)
+    counts = FleetCounts(scene.models, lambda _: True)
+    for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
+        asked = request(*values)
+        counts.answered(asked, await scene.cascade.infer(asked), 0.0015)
+    counts.refused(request(SURE, SURE), scene.held, 0.3)
+    (found,) = counts.counts()
+    assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
+    assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
+    await scene.close()
+
+
+class FakeWay:
+    """A gateway that hears, unless it is `away`, and says what the test puts."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[Desired] = asyncio.Queue()
+        self.reports: list[Reported] = []
+        self.counts: list[Telemetry] = []
+        self.away = False
+
+    async def desired(self) -> Desired:
+        return await self.said.get()
+
+    async def report(self, reported: Reported) -> None:
+        self._check()
+        self.reports.append(reported)
+
+    async def count(self, telemetry: Telemetry) -> None:
+        self._check()
+        self.counts.append(telemetry)
+
+    def _check(self) -> None:
+        if self.away:
+            raise LinkDownError("nobody")
+
+
+async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tmp_path: Path) -> None:
+    clock, way, taken = SimulatedClock(), FakeWay(), []
+    so = Reported("-", 0, agent_version="1")
+
+    def twin() -> Twin:
+        return Twin(
+            tmp_path / "desired",
+            way,
+            take_up=taken.append,
+            describe=lambda: so,
+            count=lambda: Telemetry("-", 0),
+            session="s",
+            telemetry_s=300,
+            clock=clock,
+            rng=random.Random(1),
+        )
+
+    made = twin()
+    way.away = True
+    running = asyncio.create_task(made.run())
+    while not made.problem:  # noqa: ASYNC110 (nobody signals it)
+        await asyncio.sleep(0)
+    assert way.reports == []
+    way.away = False
+    await clock.advance(600)
+    assert [(report.session, report.revision) for report in way.reports] == [("s", 0)]
+    assert len(way.counts) >= 2 and made.problem == ""
+    way.said.put_nowait(Desired(4, brake=Brake(0.0, "")))
+    while len(taken) < 1:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    so = replace(so, braked=True)
+    await asyncio.sleep(0)
+    await clock.advance(10)
+    assert way.reports[-1].revision == 4 and way.reports[-1].braked
+    sequences = [report.sequence for report in way.reports]
+    assert sequences == sorted(set(sequences))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(taken) == 2  # at once, from the disk

@@ -1,0 +1,135 @@
+"""The fleet in the store: who is here, what each shall run, and whose late words are not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
+from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.selector import parse_selector
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+
+NOW_S = 1.7e9
+WANTED = DesiredModel("digits", 2, "0" * 64)
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+def say(database: Database, name: str, session: str, sequence: int, version: int = 1, *, accept: bool = True) -> bool:
+    reported = Reported(session, sequence, models=(RunningModel("digits", version),))
+    with database.begin() as connection:
+        return devices.report(connection, name, reported, NOW_S + sequence, accept=accept)
+
+
+def version_of(database: Database, name: str) -> int:
+    with database.reading() as connection:
+        found = devices.find(connection, name)
+    assert found is not None and found.reported is not None
+    return found.reported.models[0].version
+
+
+def wanted(_name: str, desired: Desired) -> Desired:
+    return replace(desired, models=(WANTED,))
+
+
+def test_a_device_is_what_it_says_last(database: Database) -> None:
+    assert say(database, "cam", "s1", 1, version=1)
+    assert say(database, "cam", "s1", 3, version=3)
+    assert not say(database, "cam", "s1", 2, version=2)
+    assert version_of(database, "cam") == 3
+
+
+def test_a_process_of_before_is_not_believed_however_late(database: Database) -> None:
+    assert say(database, "cam", "old", 9, version=1)
+    assert say(database, "cam", "new", 0, version=2)
+    assert not say(database, "cam", "old", 10, version=1)
+    with database.begin() as connection:
+        assert not devices.left(connection, "cam", "old")
+        found = devices.find(connection, "cam")
+        assert found is not None and found.online and found.session == "new"
+        assert devices.left(connection, "cam", "new")
+        found = devices.find(connection, "cam")
+        assert found is not None and not found.online and found.last_seen_s == NOW_S
+    assert version_of(database, "cam") == 2
+
+
+def test_what_is_desired_is_numbered_by_its_changes(database: Database) -> None:
+    with database.begin() as connection:
+        assert devices.desire(connection, ["b", "a"], wanted, NOW_S) == ["a", "b"]
+        assert devices.desire(connection, ["a"], wanted, NOW_S) == []
+        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
+        devices.published(connection, {"a": 1})
+        assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
+        devices.desire(connection, ["a"], lambda _, before: replace(before, models=()), NOW_S)
+        found = devices.find(connection, "a")
+        assert found is not None and found.desired == Desired(2)
+        devices.published(connection, {"a": 1})  # of before, and late
+        assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
+        devices.published(connection, {"a": 2, "b": 1})
+        devices.publish_all_again(connection)
+        assert len(devices.unpublished(connection, 10)) == 2
+
+
+def test_who_is_not_accepted_is_seen_and_gets_nothing(database: Database) -> None:
+    say(database, "stranger", "s", 1, accept=False)
+    with database.begin() as connection:
+        assert devices.names(connection) == [] and devices.tagged(connection) == []
+        assert devices.unpublished(connection, 10) == []
+        assert devices.accept(connection, "stranger", NOW_S)
+        assert not devices.accept(connection, "stranger", NOW_S)
+        assert devices.names(connection) == ["stranger"]
+
+
+def test_pages_go_on_where_the_last_one_ended_and_pass_over_who_is_not_meant(database: Database) -> None:
+    for number in range(25):
+        say(database, f"d{number:02}", "s", 1)
+        with database.begin() as connection:
+            devices.tag(connection, f"d{number:02}", {"odd": "yes" if number % 2 else None, "n": str(number)})
+    with database.reading() as connection:
+        first = devices.page(connection, "", 5, parse_selector("odd"))
+        assert [device.name for device in first] == ["d01", "d03", "d05", "d07", "d09"]
+        assert len(devices.page(connection, first[-1].name, 100, parse_selector("odd=yes"))) == 7
+        assert devices.page(connection, "d24", 5, parse_selector("")) == []
+
+
+def test_tags_are_set_and_taken_away(database: Database) -> None:
+    say(database, "cam", "s", 1)
+    with database.begin() as connection:
+        assert devices.tag(connection, "cam", {"site": "berlin", "floor": "2"}) == {"site": "berlin", "floor": "2"}
+        assert devices.tag(connection, "cam", {"floor": None}) == {"site": "berlin"}
+        assert devices.tag(connection, "nobody", {"a": "b"}) is None
+
+
+def test_a_device_that_left_for_good_is_forgotten(database: Database) -> None:
+    say(database, "cam", "s", 1)
+    with database.begin() as connection:
+        assert devices.forget(connection, "cam")
+        assert not devices.forget(connection, "cam")
+        assert devices.find(connection, "cam") is None
+
+
+def test_the_brake_holds_until_it_is_lifted(database: Database) -> None:
+    with database.begin() as connection:
+        assert devices.brake(connection) is None
+        devices.set_brake(connection, Brake(0.0, "the gateway is down"), "application:ops", NOW_S)
+        devices.set_brake(connection, Brake(10.0, "the gateway is slow"), "application:ops", NOW_S)
+        assert devices.brake(connection) == Brake(10.0, "the gateway is slow")
+        devices.set_brake(connection, None, "application:ops", NOW_S)
+        assert devices.brake(connection) is None
+
+
+def test_who_was_not_heard_of_for_long_is_known(database: Database) -> None:
+    say(database, "lately", "s", 100)
+    say(database, "before", "s", 1)
+    with database.begin() as connection:
+        devices.desire(connection, ["never"], wanted, NOW_S)
+        assert devices.silent_since(connection, NOW_S + 50) == ["before", "never"]

@@ -1,0 +1,318 @@
+"""The registry on either database: what is renewed in time, what is warned of, how files are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.databases import Kept
+from support.logs import captured_lines
+from support.signed_repository import START, SignedRepository
+from tuf.api.metadata import Snapshot, Timestamp
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    ConfigError,
+    IntegrityError,
+    MetadataExpiredError,
+    NotFoundError,
+    NotReadyError,
+    PayloadTooLargeError,
+    RequestError,
+    StoreUnavailableError,
+)
+from firstline_core.fleet import expiry
+from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.registry import online, records, signing
+from firstline_gateway.registry.aliases import Aliases
+from firstline_gateway.registry.blobs import Blobs, LocalBlobs, checked, open_blobs
+from firstline_gateway.registry.keeper import RegistryKeeper
+from firstline_gateway.registry.registry import Registry
+from firstline_gateway.registry.s3 import S3Blobs
+from firstline_gateway.settings import Registry as RegistrySettings
+from firstline_gateway.settings import Store
+from firstline_gateway.store.readers import Readers
+
+DAY_S = 86_400.0
+BUCKET = "bundles"
+
+
+class Room:
+    """A registry whose clock the test moves."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.kept = Kept(store)
+        self.clock = SimulatedClock(wall_start_s=START.timestamp())
+        self.folder = folder
+        self.readers = Readers(self.kept.database)
+        settings = RegistrySettings(blobs=str(folder / "blobs"))
+        self.registry = Registry(
+            self.readers,
+            self.kept.writer,
+            open_blobs(settings.blobs),
+            AuthorityFolder(folder / "identity", self.clock),
+            settings,
+            clock=self.clock,
+        )
+        self.keeper = RegistryKeeper(self.registry, self.clock)
+        self.repository = SignedRepository()
+
+    async def begin(self) -> None:
+        """Publishes a root that names this gateway's key."""
+        offered = await self.registry.online_key(fresh=False)
+        (signer,) = online.signers(self.folder / "identity")
+        assert signer.public_key.keyid == offered.keyid
+        root = self.repository.root
+        for role in (Snapshot.type, Timestamp.type):
+            root.revoke_key(self.repository.signers[role][0].public_key.keyid, role)
+            root.add_key(signer.public_key, role)
+        self.repository.publish_root()
+        targets = self.repository.files["1.targets.json"]
+        await self.registry.publish([self.repository.anchor, targets], "application:ops")
+
+    async def ends_s(self) -> float:
+        """When the timestamp ends."""
+        return (await self.registry.metadata("timestamp.json")).expires_s
+
+    def close(self) -> None:
+        self.readers.close()
+        self.kept.close()
+
+
+@pytest.fixture
+def room(store_settings: Store, tmp_path: Path) -> Iterator[Room]:
+    found = Room(store_settings, tmp_path)
+    yield found
+    found.close()
+
+
+async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) -> None:
+    await room.keeper.look()  # nothing is published yet
+    await room.begin()
+    assert await room.ends_s() == room.clock.wall_s() + DAY_S
+    for _ in range(3 * 24):
+        await room.clock.advance(3600)
+        await room.keeper.look()
+        assert await room.ends_s() > room.clock.wall_s() + DAY_S / 2 - 120
+    with room.kept.database.reading() as connection:
+        assert records.heads(connection)["targets"][0] == 1
+        (kept,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
+    assert kept == 1
+    assert room.keeper.expiries[("root",)] == (START.timestamp() + 365 * DAY_S)
+
+
+async def test_a_gateway_that_was_away_renews_what_has_ended(room: Room) -> None:
+    await room.begin()
+    await room.clock.advance(3 * DAY_S)
+    await room.keeper.look()
+    assert await room.ends_s() == room.clock.wall_s() + DAY_S
+
+
+async def test_what_ends_soon_is_warned_of_once_a_day(room: Room) -> None:
+    await room.begin()
+    await room.clock.advance(80 * DAY_S)
+    with captured_lines() as lines:
+        await room.keeper.look()
+        await room.keeper.look()
+    assert len([line for line in lines if "targets metadata ends in 10 days" in line.get("warning", "")]) == 1
+    await room.clock.advance(2 * DAY_S)
+    with captured_lines() as lines:
+        await room.keeper.look()
+    assert any("ends in 8 days" in line.get("warning", "") for line in lines)
+    status = await room.registry.status()
+    assert len(status.warnings) == 1 and "targets" in status.warnings[0]
+
+
+async def test_without_the_key_that_the_root_names_nothing_is_signed_and_it_is_said(room: Room) -> None:
+    await room.begin()
+    (file,) = (room.folder / "identity").glob("registry-*.key")
+    content = file.read_bytes()
+    file.unlink()
+    await room.clock.advance(20 * 3600)
+    with captured_lines() as lines, pytest.raises(NotReadyError, match="none of the online keys"):
+        await room.keeper.look()
+    assert any("timestamp metadata ends in 4 hours" in line.get("warning", "") for line in lines)
+    file.write_bytes(content)
+    await room.keeper.look()
+    assert await room.ends_s() == room.clock.wall_s() + DAY_S
+    file.write_bytes(b"no key")
+    with pytest.raises(ConfigError, match="holds no private key"):
+        await room.registry.online_key(fresh=False)
+
+
+async def test_what_has_ended_is_not_published(room: Room) -> None:
+    await room.registry.online_key(fresh=False)
+    await room.clock.advance(400 * DAY_S)
+    with pytest.raises(MetadataExpiredError, match="root metadata ended"):
+        await room.registry.publish([room.repository.anchor], "application:ops")
+    with pytest.raises(RequestError, match="needs root metadata"):
+        await room.registry.publish([room.repository.files["1.targets.json"]], "application:ops")
+
+
+async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
+    await room.begin()
+    for _ in range(25):
+        await room.clock.advance(DAY_S)
+        await room.keeper.look()
+    with room.kept.database.reading() as connection:
+        counted = dict(connection.exec_driver_sql("SELECT role, count(*) FROM registry_metadata GROUP BY role").all())
+    assert counted == {"root": 1, "targets": 1, "snapshot": 20, "timestamp": 1}
+
+
+async def test_aliases_are_kept_with_their_history(room: Room) -> None:
+    await room.begin()
+    aliases = Aliases(room.readers, room.kept.writer, room.registry.catalogue, clock=room.clock)
+    with pytest.raises(NotFoundError, match="no digits version 1"):
+        await aliases.set("digits", "champion", 1, "application:ops")
+    with pytest.raises(NotFoundError, match="no alias champion"):
+        await aliases.revert("digits", "champion", "application:ops")
+    with pytest.raises(NotFoundError):
+        await aliases.history("digits", "champion")
+    assert await aliases.all() == []
+
+
+def test_a_day_is_warned_of_in_the_words_for_it() -> None:
+    said = expiry.warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
+    assert set(said) == {"timestamp", "authority", "targets"}
+    assert said["timestamp"].startswith("The timestamp metadata ended on 1969-12-31 23:59 UTC")
+    assert "ends in 24 hours" in said["authority"] and "ca next" in said["authority"]
+    assert "ends in 10 minutes" in said["targets"]
+
+
+# Files, in a folder and in a store that speaks S3
+
+
+@pytest.fixture(scope="module")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto's server, which speaks S3 over HTTP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (tmp_path_factory.mktemp("s3") / "log").open("wb")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            httpx.put(f"{url}/{BUCKET}", trust_env=False)
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline_s and process.poll() is None
+            time.sleep(0.1)
+    yield url
+    process.terminate()
+    process.wait(timeout=30)
+    log.close()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Blobs:
+    if request.param == "folder":
+        return open_blobs(str(tmp_path / "blobs"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    url: str = request.getfixturevalue("s3_server")
+    return open_blobs(f"s3://{BUCKET}/{tmp_path.name}", endpoint=url, region="us-east-1")
+
+
+async def _parts(content: bytes, *, size_bytes: int = 700_000, cut: bool = False) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), size_bytes):
+        yield content[start : start + size_bytes]
+    if cut:
+        raise ConnectionResetError("the client left")
+
+
+async def _read(blobs: Blobs, digest: str, start: int, end: int) -> bytes:
+    return b"".join([part async for part in blobs.read(digest, start, end)])
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 3_000_000, 12_000_000])
+async def test_a_file_is_kept_and_comes_back_in_any_part(blobs: Blobs, size_bytes: int) -> None:
+    content = os.urandom(size_bytes)
+    digest = hashlib.sha256(content).hexdigest()
+    assert await blobs.find(digest) is None
+    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    found = await blobs.find(digest)
+    assert found is not None and found.size_bytes == size_bytes
+    assert abs(found.came_s - time.time()) < 60
+    assert await _read(blobs, digest, 0, size_bytes) == content
+    middle = size_bytes // 3, size_bytes // 2
+    assert await _read(blobs, digest, *middle) == content[slice(*middle)]
+    assert [one.sha256 for one in await blobs.all()] == [digest]
+    await blobs.remove(digest)
+    await blobs.remove(digest)
+    assert await blobs.all() == []
+    with pytest.raises(NotFoundError):
+        await _read(blobs, digest, 0, 1)
+
+
+async def test_what_is_another_file_too_large_or_cut_is_never_there(blobs: Blobs) -> None:
+    content = os.urandom(12_000_000)  # more than S3's parts
+    digest = hashlib.sha256(content).hexdigest()
+    with pytest.raises(RequestError, match="send the file again"):
+        await blobs.put("0" * 64, checked(_parts(content), "0" * 64, 1 << 30))
+    with pytest.raises(PayloadTooLargeError):
+        await blobs.put(digest, checked(_parts(content), digest, 11_000_000))
+    with pytest.raises((ConnectionResetError, StoreUnavailableError)):
+        await blobs.put(digest, checked(_parts(content, cut=True), digest, 1 << 30))
+    assert await blobs.all() == []
+    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    assert await _read(blobs, digest, 0, 10) == content[:10]
+
+
+async def test_two_who_send_the_same_file_at_once_both_succeed(blobs: Blobs) -> None:
+    content = os.urandom(2_000_000)
+    digest = hashlib.sha256(content).hexdigest()
+    await asyncio.gather(*(blobs.put(digest, checked(_parts(content), digest, 1 << 30)) for _ in range(3)))
+    assert [one.sha256 for one in await blobs.all()] == [digest]
+
+
+async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}", region="us-east-1")
+        with pytest.raises(StoreUnavailableError, match="s3://bundles refuses") as caught:
+            await away.find("0" * 64)
+    assert "\n" not in caught.value.message
+
+
+async def test_a_folder_forgets_what_was_being_received_when_a_process_ended(tmp_path: Path) -> None:
+    folder = LocalBlobs(tmp_path / "blobs")
+    old, new = (tmp_path / "blobs" / "incoming" / name for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (time.time() - 3 * DAY_S,) * 2)
+    assert await folder.all() == []
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_where_files_are_must_be_said_well(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="without a bucket"):
+        open_blobs("s3:///prefix")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        open_blobs(str(tmp_path / "file" / "below"))
+
+
+def test_what_the_gateway_would_sign_for_is_verified_by_devices(tmp_path: Path) -> None:
+    repository = SignedRepository()
+    targets = repository.files["1.targets.json"]
+    snapshot, timestamp = signing.signed_online(targets, repository.signers["snapshot"][0], {}, START.timestamp())
+    assert snapshot.version == timestamp.version == int(START.timestamp())
+    later = signing.signed_online(targets, repository.signers["snapshot"][0], {"snapshot": 1 << 40}, START.timestamp())
+    assert later[0].version == (1 << 40) + 1
+    with pytest.raises((IntegrityError, RequestError)):
+        signing.targets_of(b"{}")

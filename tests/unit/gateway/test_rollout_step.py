@@ -1,0 +1,258 @@
+"""One step of a rollout, on devices that say what a test has them say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from firstline_core.fleet.telemetry import ModelCounts
+from firstline_core.fleet.twin import DesiredModel, Update
+from firstline_core.fleet.update import UpdateState
+from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.rollouts.commanding import command_step
+from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Phase, Rollout
+from firstline_gateway.rollouts.judgement.periods import FIGURES, Period
+from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
+from firstline_gateway.rollouts.plan import plan
+from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.standing import Seen
+from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.step import Now, Step, step
+
+S = DeviceState
+UNSEEN = Rules(limits={name: Limit(1e9) for name in FIGURES})
+OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
+
+
+@dataclass
+class Room:
+    """A fleet in memory, whose devices do as they are told unless a test says otherwise."""
+
+    rollout: Rollout
+    devices: dict[str, Seen]
+    held: dict[str, Assignment] = field(default_factory=dict)
+    kept: dict[str, tuple[Period | None, Totals]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
+        rows = 100 + int(self.now_s)
+        return {name: Totals((ModelCounts("cameras", 1, rows=rows, kept=rows),), 1e5 + self.now_s) for name in names}
+
+    def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
+        return {name: Totals((), at_s - at_s) for name in names}
+
+    def measured(self) -> Mapping[str, tuple[Period | None, Totals]]:
+        return self.kept
+
+    def take(self, made: Step) -> None:
+        self.rollout = made.rollout
+        self.held |= made.assigned
+        for name, totals in made.start.items():
+            self.kept[name] = made.before.get(name), totals
+        for name, wanted in made.told.items():
+            self.devices[name] = replace(self.devices[name], desired=wanted)
+        self.notes += [action for action, _, _ in made.notes]
+
+    def go(self, seconds: float = 0.0) -> Step:
+        """Steps until nothing is to be done at once."""
+        self.now_s += seconds
+        more = True
+        while more:
+            made = step(self.rollout, self.held, self, Now(self.now_s, 1.7e9 + self.now_s))
+            self.take(made)
+            more = made.more
+        return made
+
+    def command(self, command: Command, by: str = "application:ops") -> None:
+        self.take(command_step(command, self.rollout, self.held, by, Now(self.now_s, 1.7e9)))
+
+    def say(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
+        version = 2 if state is UpdateState.COMMITTED else 1
+        update = Update("cameras", 2, state, rollout=self.rollout.id)
+        self.devices[name] = replace(self.devices[name], update=update, version=version, age_s=age_s)
+
+    def all_say(self, state: UpdateState) -> None:
+        for name, each in self.held.items():
+            if each.state in (S.OFFERED, S.UNDER_WAY):
+                self.say(name, state)
+
+    def states(self) -> dict[DeviceState, int]:
+        found: dict[DeviceState, int] = {}
+        for each in self.held.values():
+            found[each.state] = found.get(each.state, 0) + 1
+        return found
+
+
+def room(number: int = 20, *stages: Stage, rules: Rules = UNSEEN, held_back: float = 0.0) -> Room:
+    definition = Definition(
+        "cameras", 2, "2" * 64, stages or (Stage(1.0, soak_s=800),), rules, held_back=held_back, salt="s"
+    )
+    names = [f"d{index:02}" for index in range(number)]
+    devices = {name: Seen(name, {}, 0.0, True, True, 1, None, OLD) for name in names}
+    return Room(Rollout("r", definition, RolloutState.RUNNING, "application:ops", 1.7e9, seed=1), devices)
+
+
+def test_a_stage_is_offered_at_its_pace() -> None:
+    found = room(20, Stage(1.0, per_minute=5))
+    found.go()
+    assert found.states() == {S.OFFERED: 1, S.WAITING: 19}
+    found.go(60)
+    assert found.states() == {S.OFFERED: 6, S.WAITING: 14}
+    found.command(Command.PAUSE)
+    found.go(600)
+    assert found.states() == {S.OFFERED: 6, S.WAITING: 14}
+    found.command(Command.RESUME)
+    found.go()
+    assert found.states()[S.OFFERED] == 6
+
+
+def test_who_was_away_before_it_was_offered_is_none_that_failed_and_nobody_waits_for_it() -> None:
+    found = room()
+    found.devices["d03"] = replace(found.devices["d03"], online=False)
+    found.devices["d04"] = replace(found.devices["d04"], age_s=math.inf)
+    found.go()
+    assert found.states() == {S.OFFERED: 18, S.AWAY: 2} and not found.held["d03"].there
+    found.all_say(UpdateState.COMMITTED)
+    found.go(60)
+    assert found.rollout.phase is Phase.OBSERVING
+    made = found.go(100)
+    assert made.look is not None and made.look.findings[0].devices == (18, 0)
+    found.say("d03", UpdateState.COMMITTED)
+    found.go(1)
+    assert found.held["d03"].state is S.DONE
+
+
+def test_who_falls_silent_after_it_was_told_has_failed_until_it_returns() -> None:
+    found = room()
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.say("d05", UpdateState.DOWNLOADING, age_s=10_000)
+    found.go(60)
+    assert found.held["d05"].state is S.SILENT and found.rollout.phase is Phase.OBSERVING
+    made = found.go(100)
+    assert made.look is not None and made.look.findings[0].treated == 1 / 20
+    assert found.devices["d05"].desired is not None and found.devices["d05"].desired.version == 2
+    found.say("d05", UpdateState.COMMITTED)
+    assert found.go(100).look is not None
+    assert found.held["d05"].state is S.DONE
+
+
+def test_failures_that_decide_stop_the_offers_before_the_rest_is_told() -> None:
+    found = room(40, Stage(1.0, per_minute=10))
+    found.go()
+    found.go(60)
+    found.all_say(UpdateState.FAILED)
+    found.go(60)
+    assert found.rollout.state is RolloutState.ROLLED_BACK, found.rollout.sentence
+    assert "installations failed" in found.rollout.sentence
+    assert all(each.desired in (OLD, None) for each in found.devices.values())
+
+
+def test_stages_follow_each_other_and_those_held_back_come_last() -> None:
+    found = room(40, Stage(0.5, soak_s=800), Stage(1.0, soak_s=800), held_back=0.2)
+    for _ in range(40):
+        found.go(100)
+        found.all_say(UpdateState.COMMITTED)
+    assert found.rollout.state is RolloutState.COMPLETED
+    assert found.states() == {S.DONE: 40}
+    assert found.notes.count("rollout.promote") == 2 and found.notes.count("rollout.look") == 16
+    assert {each.stage for each in found.held.values()} == {0, 1, 2}
+
+
+def test_installations_that_take_too_long_ask_a_person() -> None:
+    found = room(20, Stage(1.0, patience_s=300))
+    found.go()
+    found.all_say(UpdateState.DOWNLOADING)
+    found.go(301)
+    assert found.rollout.state is RolloutState.PAUSED and "20 of 20" in found.rollout.sentence
+    found.command(Command.RESUME)
+    found.go(299)
+    assert found.rollout.state is RolloutState.RUNNING
+
+
+def test_what_cannot_be_seen_is_held_and_then_asks_a_person_who_may_promote() -> None:
+    found = room(20, Stage(1.0, soak_s=800, patience_s=300), rules=Rules())
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    for _ in range(13):
+        found.go(100)
+    assert found.rollout.state is RolloutState.PAUSED and "too little" in found.rollout.sentence
+    found.command(Command.PROMOTE)
+    found.go()
+    assert found.rollout.state is RolloutState.COMPLETED
+
+
+def test_an_abort_stops_those_under_way_and_leaves_those_that_are_done() -> None:
+    found = room()
+    found.go()
+    found.say("d01", UpdateState.COMMITTED)
+    found.go(1)
+    found.command(Command.ABORT)
+    found.go()
+    assert found.rollout.state is RolloutState.ABORTED and not found.rollout.unsettled
+    assert found.devices["d01"].desired != OLD
+    assert all(each.desired == OLD for name, each in found.devices.items() if name != "d01")
+    found.command(Command.ROLLBACK)
+    found.go()
+    assert found.rollout.state is RolloutState.ROLLING_BACK
+    found.devices["d01"] = replace(found.devices["d01"], version=1, update=None)
+    found.go(1)
+    assert found.rollout.state is RolloutState.ROLLED_BACK
+    assert found.devices["d01"].desired == OLD
+
+
+def test_who_had_no_word_of_the_fleet_before_is_told_to_undo_it() -> None:
+    found = room()
+    found.devices["d01"] = replace(found.devices["d01"], desired=None)
+    found.go()
+    found.command(Command.ROLLBACK)
+    found.go()
+    told = found.devices["d01"].desired
+    assert told is not None and told.undone and told.version == 2
+
+
+def test_who_ran_the_version_before_keeps_it_when_the_others_go_back() -> None:
+    found = room()
+    found.devices["d01"] = replace(found.devices["d01"], version=2)
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.go(1)
+    found.command(Command.ROLLBACK)
+    found.go()
+    assert found.held["d01"].state is S.RETURNED and found.held["d02"].state is S.RETURNING
+
+
+def test_an_old_report_is_no_answer_to_a_new_word() -> None:
+    found = room()
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.say("d01", UpdateState.FAILED)
+    found.go(1)
+    assert found.held["d01"].state is S.FAILED
+    found.command(Command.RETRY)
+    found.devices["d01"] = replace(found.devices["d01"], heard=False)
+    found.go(1)
+    told = found.devices["d01"].desired
+    assert told is not None and told.attempt == 2
+    assert found.held["d01"].state is S.OFFERED and found.rollout.phase is Phase.INSTALLING
+    found.devices["d01"] = replace(found.devices["d01"], heard=True)
+    found.say("d01", UpdateState.COMMITTED)
+    found.go(1)
+    assert found.held["d01"].state is S.DONE and found.rollout.phase is Phase.OBSERVING
+
+
+def test_a_plan_says_whom_each_stage_takes_and_what_nobody_can_see() -> None:
+    found = room(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
+    found.devices["d00"] = replace(found.devices["d00"], online=False)
+    said = plan(found.rollout.definition, found, 1000, Now(0.0, 1.7e9))
+    assert said.devices == 40 and said.bytes == 40_000
+    assert sum(stage.devices for stage in said.stages) + said.rest == 40
+    assert sum(stage.away for stage in said.stages) <= 1
+    first = said.stages[0]
+    assert first.offered_s == (first.devices - 1) * 30 and first.control == 40 - first.devices
+    drift = next(figure for figure in first.figures if figure.figure == "drift")
+    assert drift.spread is None and drift.seen is None

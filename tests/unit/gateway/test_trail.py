@@ -1,0 +1,86 @@
+"""The audit trail in the store: one chain, whoever adds to it, and with what it tells of."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.trail import FIRST, check_trail
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.trail import head, records
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+def add(database: Database, subject: str, **details: object) -> None:
+    with database.begin() as connection:
+        records.add(connection, at_s=1e9, actor="application:ops", action="test", subject=subject, details=details)
+
+
+def test_what_was_added_is_a_chain(database: Database) -> None:
+    for number in range(5):
+        add(database, "odd" if number % 2 else "even", number=number)
+    with database.reading() as connection:
+        entries = records.page(connection, 0, 100)
+        assert check_trail(entries) == records.last(connection) == (5, entries[-1].sha256)
+        assert [entry.number for entry in records.page(connection, 1, 2)] == [2, 3]
+        assert [msgspec.json.decode(entry.details)["number"] for entry in records.page(connection, 0, 9, "odd")] == [
+            1,
+            3,
+        ]
+
+
+def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> None:
+    with database.reading() as connection:
+        last = records.last(connection)
+    signed = head.sign(last, head.open_key(tmp_path), 5.0)
+    assert last == (0, FIRST) == check_trail([], [signed])
+
+
+def test_what_is_not_done_is_not_told(database: Database) -> None:
+    def refused() -> None:
+        with database.begin() as connection:
+            records.add(connection, at_s=1e9, actor="a", action="b", subject="c", details={})
+            raise RuntimeError("the transaction fails")
+
+    with pytest.raises(RuntimeError):
+        refused()
+    add(database, "kept")
+    with database.reading() as connection:
+        assert [entry.subject for entry in records.page(connection, 0, 9)] == ["kept"]
+
+
+def test_those_who_add_at_once_make_one_chain(database: Database) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(add, database, f"s{number}") for number in range(24)]:
+            done.result()
+    with database.reading() as connection:
+        assert check_trail(records.page(connection, 0, 100))[0] == 24
+
+
+def test_details_without_end_are_not_kept(database: Database) -> None:
+    add(database, "much", text="x" * 100_000)
+    with database.reading() as connection:
+        assert "left_out_bytes" in records.page(connection, 0, 1)[0].details
+
+
+def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
+    key = head.open_key(tmp_path / "identity")
+    path = tmp_path / "identity" / head.KEY_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert head.open_key(tmp_path / "identity").private_bytes_raw() == key.private_bytes_raw()
+    path.write_text("no key")
+    with pytest.raises(ConfigError, match="cannot be used to sign"):
+        head.open_key(tmp_path / "identity")
