@@ -37,8 +37,22 @@ define install_project
 $(UV) pip install --quiet --python $(1)/bin/python --offline --no-deps --no-build-isolation --editable .
 endef
 
-.PHONY: help demo test check format mosquitto postgres wrk tflite ray clients perf-analyzer lock wheel resolve size evaluate certificate \
-  bench bench-peers loadgen bench-routing alarm \
+# $(call debian,PROGRAM,PACKAGE,BEFORE): installs a system's package, where it may and the program is not there.
+CLUSTERS := /etc/postgresql-common/createcluster.conf
+define debian
+@PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; if command -v $(1) >/dev/null; then exit; fi; \
+as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
+if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+  export DEBIAN_FRONTEND=noninteractive; \
+  $(if $(3),$$as_root $(3);) \
+  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends $(2); \
+fi </dev/null || true; \
+PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
+command -v $(1) >/dev/null || echo '$(1) is not installed: what needs it is left out' >&2
+endef
+
+.PHONY: help demo test check format mosquitto postgres kubectl node wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
+  bench bench-peers hot-path loadgen bench-routing bench-fleet alarm \
   chaos chaos-full soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
@@ -48,7 +62,7 @@ help: ## list these targets
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
-test: check mosquitto postgres .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
+test: check mosquitto postgres kubectl node .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
 check: .venv/test.stamp ## format, lint, types and import contracts
@@ -61,39 +75,23 @@ format: .venv/test.stamp ## let ruff format, and fix what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The tests start a broker of their own; without one they skip, and fail where CI=true.
+# What tests and benchmarks start, from Debian where nothing else brought it; without it those tests are left out, and fail
+# where CI=true. PostgreSQL's package would start a cluster of its own, which nothing here needs.
 mosquitto:
-	@PATH="$$PATH:/usr/sbin"; if command -v mosquitto >/dev/null; then exit; fi; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
-	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
-	  export DEBIAN_FRONTEND=noninteractive; \
-	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends mosquitto; \
-	fi </dev/null || true; \
-	command -v mosquitto >/dev/null || echo 'mosquitto is not installed: the tests that need a broker are left out' >&2
+	$(call debian,mosquitto,mosquitto)
 
-# The same for PostgreSQL; Debian's would start a cluster of its own, which nothing here needs.
 postgres:
-	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; if command -v initdb >/dev/null; then exit; fi; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
-	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
-	  export DEBIAN_FRONTEND=noninteractive; \
-	  $$as_root mkdir -p /etc/postgresql-common; \
-	  [ -e /etc/postgresql-common/createcluster.conf ] || \
-	    echo 'create_main_cluster = false' | $$as_root tee /etc/postgresql-common/createcluster.conf >/dev/null; \
-	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends postgresql; \
-	fi </dev/null || true; \
-	PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; command -v initdb >/dev/null || \
-	  echo 'PostgreSQL is not installed: the tests that need one are left out' >&2
+	$(call debian,initdb,postgresql,mkdir -p /etc/postgresql-common && \
+	  { [ -e $(CLUSTERS) ] || echo 'create_main_cluster = false' | $$as_root tee $(CLUSTERS) >/dev/null; })
 
-# The client of `make bench`.
+kubectl:
+	$(call debian,kubectl,kubernetes-client)
+
+node:
+	$(call debian,node,nodejs)
+
 wrk:
-	@if command -v wrk >/dev/null; then exit; fi; \
-	as_root=; [ "$$(id -u)" = 0 ] || as_root='sudo -n'; \
-	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
-	  export DEBIAN_FRONTEND=noninteractive; \
-	  $$as_root apt-get update -q && $$as_root apt-get install -q -y --no-install-recommends wrk; \
-	fi </dev/null || true; \
-	command -v wrk >/dev/null || echo 'wrk is not installed: the benchmarks over HTTP need it' >&2
+	$(call debian,wrk,wrk)
 
 tflite: .venv-tflite/stamp ## the tests marked tflite, with tflite-runtime and numpy 1 (Python 3.11)
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
@@ -109,12 +107,17 @@ clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with 
 perf-analyzer: .venv/test.stamp .venv-perf-analyzer/stamp ## Triton's load generator against both tiers, over REST and gRPC (a minute)
 	$(BIN)/pytest $(PYTEST_ARGS) tests/integration/test_perf_analyzer.py
 
+# The suite is on GitHub alone, and pins a python-tuf of its own: the client runs in .venv, the suite in its environment.
+tuf-conformance: .venv/test.stamp .venv-conformance/stamp ## The Update Framework's own suite against our client (needs GitHub)
+	.venv-conformance/bin/pytest $(PYTEST_ARGS) --pyargs tuf_conformance \
+	  --entrypoint "$$(pwd)/$(BIN)/python $$(pwd)/tests/conformance/client.py"
+
 lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade for the newest versions)
-	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra grpc --extra postgres --group dev
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra grpc --extra postgres --extra s3 --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
-	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra postgres
+	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra postgres --extra s3
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients
@@ -138,6 +141,12 @@ bench: .venv/test.stamp wrk mosquitto wheel ## both tiers beside the raw limit o
 
 bench-peers: .venv/test.stamp wrk $(PEERS:%=.venv-peers/%/stamp) ## the gateway beside MLServer, pytriton, LitServe, BentoML and Ray Serve (15 minutes)
 	$(BIN)/python bench/bench_peers.py $(BENCH_ARGS)
+
+bench-fleet: .venv/test.stamp ## rollouts of simulated devices: false aborts, bad models found, a thousand devices (an hour)
+	$(BIN)/python bench/bench_fleet.py $(BENCH_ARGS)
+
+hot-path: .venv/test.stamp ## what a request costs the gateway in its process, without a network: time and calls (a minute)
+	$(BIN)/python bench/hot_path.py
 
 loadgen: .venv/test.stamp .venv-loadgen/stamp ## MLPerf LoadGen against both tiers: SingleStream, Server, Offline (minutes)
 	$(BIN)/python bench/bench_loadgen.py $(BENCH_ARGS)
@@ -269,6 +278,12 @@ clean: ## remove the environments, the caches and what was built
 	chmod +x .venv-perf-analyzer/bin/perf_analyzer
 	cd .venv-perf-analyzer && { apt-get download -q libb64-0d || { apt-get update -q && apt-get download -q libb64-0d; }; } && \
 	  for package in libb64-0d_*.deb; do dpkg-deb -x $$package .; done
+	touch $@
+
+.venv-conformance/stamp: .venv/uv.stamp
+	[ -x .venv-conformance/bin/python ] || $(PYTHON) -m venv --without-pip .venv-conformance
+	$(UV) pip install --quiet --python .venv-conformance/bin/python \
+	  "tuf-conformance @ git+https://github.com/theupdateframework/tuf-conformance@1bc18916ee35f753b6eb8ee19dabb98449ca7326"
 	touch $@
 
 .venv-loadgen/stamp: requirements/loadgen.lock .venv/uv.stamp

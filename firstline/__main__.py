@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_NEEDED = ("typer", "rich", "PIL", "onnxruntime", "starlette", "fastapi")
+_NEEDED = ("typer", "rich", "PIL", "onnxruntime", "starlette", "fastapi", "tuf", "securesystemslib")
 
 
 def main() -> int:

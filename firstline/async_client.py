@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -96,21 +96,21 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.result`."""
-        return await self._result(self.answer, job_id, timeout_s)
+        return await self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
 
     async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """See `Client.result_file`."""
-        return await self._result(self.prediction, job_id, timeout_s)
+        return await self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
 
     async def forget(self, job_id: str) -> None:
         """See `Client.forget`."""
         calls.read_forgotten(await self._send(calls.forget(job_id)))
 
-    async def _result(self, ask: Callable[[str], Awaitable[T]], job_id: str, timeout_s: float) -> T:
+    async def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
         end_s = time.monotonic() + timeout_s
         while True:
             try:
-                return await ask(job_id)
+                return read(await self._send(calls.awaited(call, self.patient_s(end_s))))
             except DeadlineExceededError:  # the job's
                 raise
             except following.PASSING as error:

@@ -22,6 +22,7 @@ from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolErr
 from firstline_core.protocol import http, http_body, oip
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
     DATATYPES,
     LOWEST_PRIORITY,
@@ -36,6 +37,7 @@ from firstline_core.types import (
     Wait,
 )
 
+_WAIT_S = 5
 _TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
 
 
@@ -83,6 +85,12 @@ def infer(
         InvalidTensorError: an input is not an array that V2 can carry, or a wish is none that can be had.
     """
     _check_wishes(wishes)
+    if not isinstance(inputs, Mapping):
+        raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
+    if isinstance(outputs, str):
+        raise InvalidTensorError(f"outputs is the string {shown(outputs)}; give a list of names.")
+    for said, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
+        _check_text(said, name)
     request = InferRequest(
         model=model,
         inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
@@ -145,6 +153,7 @@ def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
         InvalidTensorError: the file cannot be read, or a wish is none that can be had.
     """
     _check_wishes(wishes)
+    _check_text(model, "model")
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
@@ -176,6 +185,11 @@ def answer(request_id: str) -> Call:
 def answer_in_words(request_id: str) -> Call:
     """The latest answer under an id, as a label."""
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
+
+
+def awaited(call: Call, left_s: float) -> Call:
+    """The same question, for which a gateway keeps the caller waiting a while (RFC 7240), at most for `left_s`."""
+    return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
 
 
 def metadata(model: str, version: str | int = "") -> Call:
@@ -222,6 +236,13 @@ def read_ready(response: httpx.Response) -> bool:
 def _v2(model: str, version: str | int) -> str:
     path, said = f"/v2/models/{quote(model, safe='')}", str(version)
     return f"{path}/versions/{quote(said, safe='')}" if said else path
+
+
+def _check_text(said: str, name: str) -> None:
+    try:
+        said.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidTensorError(f"{name} is {said!a:.80}, which is no text that can be sent; use a string.") from error
 
 
 def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:

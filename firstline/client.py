@@ -147,21 +147,21 @@ class Client(BaseClient[httpx.Client]):
             UnknownAnswerError: the gateway keeps none under this id for you.
             FirstlineError: the job's own failure.
         """
-        return self._result(self.answer, job_id, timeout_s)
+        return self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """`result` in words, of a job that `submit_file` handed in."""
-        return self._result(self.prediction, job_id, timeout_s)
+        return self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
 
     def forget(self, job_id: str) -> None:
         """Has the gateway forget a job, and its answer; one that has not begun is not run."""
         calls.read_forgotten(self._send(calls.forget(job_id)))
 
-    def _result(self, ask: Callable[[str], T], job_id: str, timeout_s: float) -> T:
+    def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
         end_s = time.monotonic() + timeout_s
         while True:
             try:
-                return ask(job_id)
+                return read(self._send(calls.awaited(call, self.patient_s(end_s))))
             except DeadlineExceededError:  # the job's
                 raise
             except following.PASSING as error:

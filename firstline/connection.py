@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ssl
+import time
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +41,12 @@ class BaseClient(Generic[Http]):
             verify=believing(ca_file),
             transport=None if socket is None else _TRANSPORTS[self._kind](uds=str(socket)),
         )
+
+    def patient_s(self, end_s: float) -> float:
+        """How long a server may keep silent before `end_s`, on the monotonic clock, without being given up."""
+        read_s = self._http.timeout.read
+        left_s = end_s - time.monotonic()
+        return left_s if read_s is None else min(left_s, read_s / 2)
 
     @property
     def url(self) -> str:

@@ -1,12 +1,13 @@
-"""The fleet of a gateway over its REST API: devices are invited, listed and revoked."""
+"""The fleet of a gateway over its REST API: its devices, the brake, and by `Fleet.rollouts` what is brought to them."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -14,6 +15,9 @@ import msgspec
 
 from firstline import connection
 from firstline_core.errors import ProtocolError
+from firstline_core.fleet import rest
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+from firstline_core.fleet.twin import Brake
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
     DeviceList,
@@ -23,6 +27,9 @@ from firstline_core.protocol.enrolment import (
     InviteRequest,
 )
 from firstline_core.protocol.http_errors import error_from
+
+if TYPE_CHECKING:
+    from firstline.rollouts import Rollouts
 
 _TIMEOUT_S = 30.0
 _AT_ONCE = 1000  # names in one request
@@ -35,6 +42,13 @@ class Fleet:
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """How models come to the devices, and who decided what."""
+        from firstline.rollouts import Rollouts  # which asks by what is here
+
+        return Rollouts(self._client)
 
     def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
         """A join token for each device, in their order; the gateway shows them this once.
@@ -69,19 +83,96 @@ class Fleet:
         """
         self._asked("POST", f"{DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
 
-    def _asked(self, method: str, path: str, kind: type[_T], body: object = None) -> _T:
-        url = str(self._client.base_url).rstrip("/")
-        content = None if body is None else msgspec.json.encode(body)
-        try:
-            response = self._client.request(method, path, content=content)
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, url) from error
-        if response.status_code != httpx.codes.OK:
-            raise error_from(response.status_code, response.content, response.headers)
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error
+    def fleet(self, selector: str = "") -> Iterator[FleetDevice]:
+        """What the devices run and say, by name; those that a selector of tags means.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        after: str | None = ""
+        while after is not None:
+            page = self._asked("GET", rest.DEVICES_PATH, FleetDevicePage, params={"after": after, "selector": selector})
+            yield from page.devices
+            after = page.after
+
+    def device(self, name: str) -> FleetDevice:
+        """One device.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        return self._asked("GET", _device(name), FleetDevice)
+
+    def tag(self, name: str, tags: Mapping[str, str | None]) -> FleetDevice:
+        """Sets tags, and takes away those that are None.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        return self._asked("PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
+
+    def accept(self, name: str) -> FleetDevice:
+        """Lets a device in for good.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        return self._asked("PATCH", _device(name), FleetDevice, {"accepted": True})
+
+    def decommission(self, name: str) -> None:
+        """Sends a device away for good: no access, and nothing kept of it.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        self._asked("POST", f"{_device(name)}/decommission", dict)
+
+    def brake(self, brake: Brake | None) -> int:
+        """Holds the whole fleet's escalation, or lifts that; how many devices are told.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        method = "PUT" if brake is not None else "DELETE"
+        return int(self._asked(method, rest.BRAKE_PATH, dict[str, Any], brake)["devices"])
+
+    def _asked(
+        self, method: str, path: str, kind: type[_T], body: object = None, params: Mapping[str, str] | None = None
+    ) -> _T:
+        return asked(self._client, method, path, kind, body, params=params)
+
+
+def asked(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    kind: type[_T],
+    body: object = None,
+    *,
+    params: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> _T:
+    """What a gateway answers.
+
+    Raises:
+        FirstlineError: what it said, or that it cannot be reached.
+    """
+    url = str(client.base_url).rstrip("/")
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        response = client.request(method, path, content=content, params=params, headers=headers)
+    except httpx.HTTPError as error:
+        raise connection.link_error(error, url) from error
+    if not response.is_success:
+        raise error_from(response.status_code, response.content, response.headers)
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error
+
+
+def _device(name: str) -> str:
+    return f"{rest.DEVICES_PATH}/{quote(name, safe='')}"
 
 
 @contextmanager

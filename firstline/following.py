@@ -27,6 +27,7 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.protocol import oip
+from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import Answer, InferResponse, Status
 
 EVENT_STREAM_TYPE = "text/event-stream"
@@ -120,12 +121,16 @@ class Following(Generic[T]):
         """The answers that this piece of the stream completes, each once.
 
         Raises:
+            FirstlineError: what came of a job, where that is no answer.
             ProtocolError: the stream does not say what a Firstline server says.
         """
         found: list[T] = []
         for event in self._reader.read(piece):
             if event.id <= self._seen:
                 continue
+            if (refused := _refusal(event.data)) is not None:
+                self.done = True
+                raise refused
             told = self._read(event.data)
             if told.answer is None:
                 raise ProtocolError("An event's answer does not say how it came about.")
@@ -161,6 +166,13 @@ def of_words(call: Call, patience_s: float) -> Following[Prediction]:
     """The answer to a call that goes the short way, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
     return Following("short", _words, calls.read_prediction, patience_s, first=first)
+
+
+def _refusal(data: bytes) -> FirstlineError | None:
+    """The error that an event tells, of a job that was refused or failed."""
+    if not data.startswith(b'{"error":'):
+        return None
+    return error_from(httpx.codes.INTERNAL_SERVER_ERROR, data, {})
 
 
 def _tensors(data: bytes) -> InferResponse:
@@ -202,6 +214,8 @@ def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
         except httpx.HTTPError as error:
             failure = connection.link_error(error, str(http.base_url))
         except PASSING as error:
+            if following.done:  # what came of a job: asking again gives the same
+                raise
             failure = error
         if not following.done:
             time.sleep(following.wait_s(failure))
@@ -227,6 +241,8 @@ async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> Asyn
         except httpx.HTTPError as error:
             failure = connection.link_error(error, str(http.base_url))
         except PASSING as error:
+            if following.done:  # what came of a job: asking again gives the same
+                raise
             failure = error
         if not following.done:
             await asyncio.sleep(following.wait_s(failure))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
+from support.needs import missing
 
 from firstline_core.telemetry import logs
 from firstline_gateway.settings import Store
@@ -41,11 +42,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("ray") is not None and find_spec("ray") is None:
         pytest.skip("Ray is not installed here: `make ray` runs this in an environment of its own")
     if item.get_closest_marker("clients") is not None and not _CLIENTS_PYTHON.exists():
-        _missing("there is no .venv-clients: `make clients`")
+        missing("there is no .venv-clients: `make clients`")
 
 
 def _require_mosquitto() -> None:
-    _missing("mosquitto is not installed: `apt-get install mosquitto`")
+    missing("mosquitto is not installed: `apt-get install mosquitto`")
 
 
 def _require_shared_data() -> Path:
@@ -53,12 +54,6 @@ def _require_shared_data() -> Path:
     if not folder.is_dir():  # third-party files, which a clone does not bring: not even CI must have them
         pytest.skip(f"no models and images in {folder} (FIRSTLINE_SHARED_DATA names another folder)")
     return folder
-
-
-def _missing(message: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(message, pytrace=False)  # a green CI must mean that it was tried
-    pytest.skip(message)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +96,7 @@ def postgresql_installed() -> None:
     from support.databases import find_postgresql  # the environment of `make tflite` has no gateway's store
 
     if find_postgresql() is None:
-        _missing("PostgreSQL is not installed: `make postgres`")
+        missing("PostgreSQL is not installed: `make postgres`")
 
 
 @pytest.fixture(scope="session")
@@ -134,5 +129,5 @@ def shared_data() -> Path:
 def clients_python() -> Path:
     """The interpreter of the environment that holds the Triton and KServe clients."""
     if not _CLIENTS_PYTHON.exists():
-        _missing("there is no .venv-clients: `make clients`")
+        missing("there is no .venv-clients: `make clients`")
     return _CLIENTS_PYTHON

@@ -3,7 +3,8 @@
 Flat is told in two ways. *Spread* is the dearest over the cheapest. *Growth* is how much dearer a request ever becomes
 than it was with fewer in flight (or models): batches, and reading many requests at one look, make the later ones
 cheaper, which is no harm, and shows in the spread alone. Fifty models do not fit into a core's cache, so that each of
-them runs longer, without a server too; what the models take by themselves is taken off where growth with them is told.
+them runs longer, and what runs after it: without a server too, and on raw ASGI. So growth with them is told of what the
+gateway takes beyond raw ASGI over as many models, which is asked in turn with it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MODELS = (1, 2, 5, 10, 20, 50)
 IN_FLIGHT_OF_MODELS = (1, 32)
 _AIM = 1.1
 _MOST_ROUNDS, _MOST_S, _ALONE_S = 2, 2, 0.5
+_TURNS = 3  # of a number of models; with one, what else the machine did then would look like growth
 _QUICK_IN_FLIGHT, _QUICK_MODELS = (1, 256), (1, 5)
 
 
@@ -80,10 +82,14 @@ def _models(effort: Effort, number: int) -> list[Sample]:
             samples.append(Sample(PART, number, SESSION, models_name(count, 1), found))
             headers = ours.gateway_folder(folder, models)
             ask = v2("binary", S, list(models))
-            with ours.gateway(folder, headers, ask, right, server_core) as server:
-                for in_flight in IN_FLIGHT_OF_MODELS:
-                    load = _measured(server, ask, right, in_flight, effort)
-                    samples.append(of_load(PART, number, GATEWAY, models_name(count, in_flight), load))
+            with (
+                ours.gateway(folder, headers, ask, right, server_core) as gateway,
+                ours.raw_asgi(folder, file, ask, right, server_core, copies=count) as raw,
+            ):
+                for in_flight in IN_FLIGHT_OF_MODELS * (1 if effort.quick else _TURNS):
+                    for who, server in ((GATEWAY, gateway), (RAW, raw)):
+                        load = _measured(server, ask, right, in_flight, effort)
+                        samples.append(of_load(PART, number, who, models_name(count, in_flight), load))
     return samples
 
 
@@ -108,9 +114,9 @@ def costs(samples: Sequence[Sample], who: str, names: Sequence[str]) -> list[flo
 
 
 def beyond(samples: Sequence[Sample], names: Sequence[str]) -> list[float]:
-    """What the gateway takes for a request (us) less `session.run` of as many models in turn."""
-    pairs = ((median(samples, GATEWAY, n, "cpu_us"), median(samples, SESSION, n, "p50_us")) for n in names)
-    return [cost - model for cost, model in pairs if cost is not None and model is not None]
+    """What the gateway takes for a request (us) beyond raw ASGI over as many models."""
+    pairs = ((median(samples, GATEWAY, n, "cpu_us"), median(samples, RAW, n, "cpu_us")) for n in names)
+    return [cost - raw for cost, raw in pairs if cost is not None and raw is not None]
 
 
 def spread(found: Sequence[float]) -> float | None:
@@ -139,13 +145,18 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
     ]
     what = "processor time of a request, 1 to 50 models of S asked in turn, 1 in flight"
     names = [models_name(n, 1) for n in MODELS]
-    rows.append(at_most(f"{what}, without the model's: growth", growth(beyond(samples, names)), _AIM))
-    rows.append(told(f"{what}, without the model's: spread", spread(beyond(samples, names))))
-    # With more in flight many models have smaller batches each, which is not the gateway's cost.
+    rows.append(at_most(f"{what}, beyond raw ASGI's: growth", growth(beyond(samples, names)), _AIM))
+    rows.append(told(f"{what}, beyond raw ASGI's: spread", spread(beyond(samples, names))))
+    # With more in flight many models have smaller batches each: what one batch saved is paid again.
     for at_once in IN_FLIGHT_OF_MODELS:
-        found = costs(samples, GATEWAY, [models_name(n, at_once) for n in MODELS])
+        names = [models_name(n, at_once) for n in MODELS]
+        found, raw_found = costs(samples, GATEWAY, names), costs(samples, RAW, names)
         what = f"processor time of a request, 1 to 50 models of S asked in turn, {at_once} in flight"
         rows += [told(f"{what}: growth", growth(found)), told(f"{what}: spread", spread(found))]
+        rows += [
+            told(f"{what}: growth on raw ASGI", growth(raw_found)),
+            told(f"{what}: spread on raw ASGI", spread(raw_found)),
+        ]
     for name in in_flight:
         rows += [
             told(f"gateway, S binary, {name}: processor time", median(samples, GATEWAY, name, "cpu_us"), "us", 1),
@@ -156,5 +167,6 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
         for count in MODELS:
             name = models_name(count, at_once)
             rows.append(told(f"gateway, {name}: processor time", median(samples, GATEWAY, name, "cpu_us"), "us", 1))
+            rows.append(told(f"raw ASGI, {name}: processor time", median(samples, RAW, name, "cpu_us"), "us", 1))
             rows.append(told(f"session.run, {name}", median(samples, SESSION, name, "p50_us"), "us", 1))
     return [row for row in rows if row.value is not None or row.aim]

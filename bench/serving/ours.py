@@ -55,10 +55,13 @@ def gateway(folder: Path, headers: dict[str, str], ask: Ask, right: Row, on: Cor
 
 
 @contextlib.contextmanager
-def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, threads: int = 0) -> Iterator[Server]:
-    """The least that can be done on the same server (`load/raw_asgi.py`), unbatched."""
+def raw_asgi(
+    folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, threads: int = 0, copies: int = 1
+) -> Iterator[Server]:
+    """The least that can be done on the same server (`load/raw_asgi.py`), unbatched; with `copies` of the model."""
     port = free_port()
-    command = [sys.executable, "-m", "load.raw_asgi", str(model), "--port", str(port), "--threads", str(threads)]
+    command = [sys.executable, "-m", "load.raw_asgi", str(model), "--port", str(port)]
+    command += ["--threads", str(threads), "--copies", str(copies)]
     with started(
         command,
         port=port,

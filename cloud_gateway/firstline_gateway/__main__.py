@@ -97,7 +97,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError
     from firstline_gateway.executors.engine import loads_here
     from firstline_gateway.gateway import check_files, runtime_options
-    from firstline_gateway.repository import check_size, load_repository
+    from firstline_gateway.models_folder import load_repository
+    from firstline_gateway.repository import check_size
     from firstline_gateway.store import database
 
     found = settings_of(arguments)
@@ -123,8 +124,11 @@ def _check(arguments: argparse.Namespace) -> int:
     lines += [f"refused: {error.message}" for _, error in refused]
     if not lines:
         lines = [f"no bundle in {found.models.directory}"]
+    unknown = repository.unknown(found.models.concurrency_of)
+    lines += [f"models.concurrency_of names {name!a}, and there is no such model; is it misspelt?" for name in unknown]
     errors = [{"path": str(path), "error": error.message} for path, error in refused]
-    show(arguments, "\n".join(lines), {"models": models, "refused": errors, "sessions": found.sessions})
+    told = {"models": models, "refused": errors, "unknown": unknown, "sessions": found.sessions}
+    show(arguments, "\n".join(lines), told)
     for served in repository:
         if served.loaded is not None:
             served.loaded.close()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
+from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
@@ -24,26 +23,28 @@ from firstline_core.types import (
     InferRequest,
     InferResponse,
     ModelMetadata,
-    Privacy,
     Reason,
-    Route,
     Status,
     Tensor,
     Tier,
 )
 from firstline_gateway import __version__, journal
+from firstline_gateway.checks import check
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.counting import Counting
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import ModelKey, Probabilities
-from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.principals import device_of
 from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.residency import UNLOADING, Residency
+from firstline_gateway.residency.memory import Place
+from firstline_gateway.residency.orders import UNLOADING
+from firstline_gateway.residency.residency import Residency
 from firstline_gateway.response_cache import ResponseCache, key_of
 from firstline_gateway.scheduling.batcher import Batcher
-from firstline_gateway.statistics import Statistics
+from firstline_gateway.scheduling.inline import Answered
 
 _RETRY_WHILE_DRAINING_S = 1.0
+_ANSWERED = (Tier.CLOUD, Reason.REQUESTED, Status.FINAL)
 # Half a millisecond of hashing, which a request may take from all others; larger inputs are hashed in a thread.
 _HASHED_HERE_BYTES = 256 * 1024
 
@@ -62,8 +63,7 @@ class GatewayDataPlane:
         contracts: ContractMonitor,
         deliveries: Deliveries,
         *,
-        metrics: GatewayMetrics,
-        statistics: Statistics,
+        counting: Counting,
         residency: Residency,
         clock: Clock,
         limits: Limits,
@@ -71,16 +71,16 @@ class GatewayDataPlane:
     ) -> None:
         self._repository = repository
         self._residency = residency
+        self._memory = residency.memory
         self._cache = cache
         self._batcher = batcher
         self._contracts = contracts
         self._deliveries = deliveries
-        self._metrics = metrics
         self._clock = clock
         self.draining = False
         self._in_flight = 0
         self._idle = asyncio.Event()
-        self._statistics = statistics
+        self._counting = counting
         self.limits = limits
 
     def live(self) -> bool:
@@ -115,16 +115,16 @@ class GatewayDataPlane:
 
     def statistics(self) -> list[ModelStatistics]:
         apart = self._batcher.apart
-        return [self._statistics.told(each.key, apart.get(each.key)) for each in self._repository]
+        return [self._counting.told(each.key, apart.get(each.key)) for each in self._repository]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=True)
 
     async def load(self, model: str) -> None:
-        await self._residency.load(model)
+        await self._residency.orders.load(model)
 
     async def unload(self, model: str) -> None:
-        await self._residency.unload(model)
+        await self._residency.orders.unload(model)
 
     async def drain(self) -> None:
         """Refuses new requests from now on, and returns once those in flight are answered."""
@@ -145,7 +145,7 @@ class GatewayDataPlane:
             CapacityError: no room, no time, no new work, or no store for what keeps a promise; come back later.
             InferenceError: the model failed.
         """
-        logs.FACTS.set(partial(_facts, request))
+        logs.FACTS.set(partial(facts_of, request))
         if self.draining:
             raise _shutting_down()
         self._in_flight += 1
@@ -159,7 +159,7 @@ class GatewayDataPlane:
             if self.draining and not self._in_flight:
                 self._idle.set()
         if journal.is_written():  # else nobody asks
-            logs.FACTS.set(partial(_facts, request, response))
+            logs.FACTS.set(partial(facts_of, request, response))
         return response
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
@@ -176,27 +176,29 @@ class GatewayDataPlane:
         Raises:
             RequestError: as `infer`.
         """
-        _check(request, self._repository.resolve(request.model, request.version))
+        check(request, self._repository.resolve(request.model, request.version))
 
     async def _answer(self, request: InferRequest) -> InferResponse:
         started_s = self._clock.monotonic_s()
         served = self._repository.resolve(request.model, request.version)
         try:
-            _check(request, served)
-            place = self._residency.hold(served.key) or await self._residency.brought(served.key, request.deadline_s)
-            try:
-                if place.served is not served:  # another bundle took its place while the request waited
-                    served = place.served
-                    _check(request, served)
-                probabilities = await self._known_or_run(request, served)
-            finally:
-                self._residency.release(place)
+            check(request, served)
+            if self._cache is None:
+                probabilities, served = await self._run(request, served)
+            else:
+                probabilities, served = await self._known_or_run(self._cache, request, served)
         except FirstlineError:
-            self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
+            self._counting.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
             raise
+        return self.answered(request, served, probabilities, self._clock.monotonic_s() - started_s)
+
+    def answered(
+        self, request: InferRequest, served: ServedModel, probabilities: Probabilities, seconds: float
+    ) -> InferResponse:
+        """Counts an answer that took so long, and says it."""
         self._contracts.answered(request, served, probabilities)
-        seconds = self._clock.monotonic_s() - started_s
-        response = InferResponse(
+        self._counting.answered(served.key, _ANSWERED, seconds)
+        return InferResponse(
             model=served.key.name,
             version=str(served.key.version),
             outputs=(Tensor(PROBABILITIES, probabilities),),
@@ -215,34 +217,93 @@ class GatewayDataPlane:
                 contract=self._contracts.notice(request, served),
             ),
         )
-        self._metrics.observe(response, seconds)
-        self._statistics.of(served.key).answered(seconds, self._clock.wall_s())
-        return response
 
-    def _known_or_run(self, request: InferRequest, served: ServedModel) -> Awaitable[Probabilities]:
-        if self._cache is None:
-            return self._batcher.submit(served.key, request)
-        return self._through(self._cache, request, served)
+    # The same without a coroutine, for `api/fast_path.py`.
 
-    async def _through(self, cache: ResponseCache, request: InferRequest, served: ServedModel) -> Probabilities:
-        """The answer of last time, or that of the model, which is kept."""
-        started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
+    def resident(self, model: str, version: str) -> Place | None:
+        """The place of a model, where it is in memory and answers are not looked up; it is valid while it `is_in`.
+
+        Raises:
+            UnknownModelError: there is no such bundle or version.
+        """
+        place = self._memory.places[self._repository.resolve(model, version).key]
+        return place if place.is_in and self._cache is None else None
+
+    def begin(self, place: Place, request: InferRequest, now_s: float, answered: Answered) -> bool:
+        """Runs a request by the end of this turn of the loop, and tells `answered`, who then calls `end`.
+
+        Args:
+            place: of its model.
+            request: it was checked, and keeps no promise.
+            now_s: the present.
+            answered: is told the probabilities, or why there are none; now, or later in this turn or the next.
+
+        Returns:
+            False where it has to go another way (`infer`): nothing has happened then.
+        """
+        if self.draining or (request.deadline_s is not None and request.deadline_s <= now_s):
+            return False
+        key = place.served.key
+        held = self._memory.hold(key)
+        if held is not place:
+            if held is not None:
+                self._memory.release(held)
+            return False
+        self._in_flight += 1
+        if self._batcher.enter(key, request, now_s, answered):
+            return True
+        self.end(place)
+        return False
+
+    def end(self, place: Place) -> None:
+        """A request that was begun has ended, whichever way."""
+        self._memory.release(place)
+        self._in_flight -= 1
+        if self.draining and not self._in_flight:
+            self._idle.set()
+
+    def count(self, place: Place, seconds: float) -> None:
+        """As `answered`, of a request that tells of no contract, whose answer is known but for its numbers."""
+        self._counting.answered(place.served.key, _ANSWERED, seconds)
+
+    def failed(self, place: Place, seconds: float) -> None:
+        """Counts a request that was begun and got no answer."""
+        self._counting.of(place.served.key).fail.add(seconds)
+
+    async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Probabilities, ServedModel]:
+        """What the model says, once it is in memory; and the model, for another bundle may have taken its place."""
+        place = self._memory.hold(served.key) or await self._residency.brought(served.key, request.deadline_s)
+        try:
+            if place.served is not served:
+                check(request, place.served)
+            return await self._batcher.submit(served.key, request), place.served
+        finally:
+            self._memory.release(place)
+
+    async def _known_or_run(
+        self, cache: ResponseCache, request: InferRequest, served: ServedModel
+    ) -> tuple[Probabilities, ServedModel]:
+        """The answer of last time, for which nothing is loaded; or that of the model, which is kept."""
+        started_s, statistics = self._clock.monotonic_s(), self._counting.of(served.key)
         if request.size_bytes <= _HASHED_HERE_BYTES:
             key = key_of(request, served)
         else:
             key = await asyncio.to_thread(key_of, request, served)
-        known = cache.get(key) if key is not None else None
+        if key is None:
+            return await self._run(request, served)
+        known = cache.get(key)
+        looked_s = self._clock.monotonic_s() - started_s
         if known is not None:
-            statistics.cache_hit.add(self._clock.monotonic_s() - started_s)
-            return known
-        found = await self._batcher.submit(served.key, request)
-        if key is not None:
+            statistics.cache_hit.add(looked_s)
+            return known, served
+        found, ran = await self._run(request, served)
+        if ran.digest == served.digest:
             cache.put(key, found)
-            statistics.cache_miss.add(self._clock.monotonic_s() - started_s)
-        return found
+        statistics.cache_miss.add(looked_s)
+        return found, ran
 
 
-def _facts(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
+def facts_of(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
     """What a log line says of a request, and of its answer."""
     facts: dict[str, object] = {"request_id": request.request_id, "rows": request.rows}
     if response is not None and response.answer is not None:
@@ -254,34 +315,3 @@ def _shutting_down() -> NotReadyError:
     return NotReadyError(
         "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
     )
-
-
-def _check(request: InferRequest, served: ServedModel) -> None:
-    """Refuses what must not, or cannot, run here, before it costs a place in the queue."""
-    if request.privacy is Privacy.LOCAL_ONLY:
-        raise RequestError(
-            "privacy=local_only means that the input must not leave the device, but it reached the cloud; "
-            "send it to the device's agent, or drop privacy=local_only."
-        )
-    if request.route is Route.EDGE:
-        raise RequestError("route=edge cannot be met by a gateway; send the request to the device's agent.")
-    if request.full_model_digest and request.full_model_digest != served.digest:
-        raise ModelMismatchError(
-            f"The request was made for full model {shown(request.full_model_digest)}, but version "
-            f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; "
-            "bring both tiers to the same bundle."
-        )
-    if request.audit is not None and request.audit.predicted >= len(served.manifest.labels):
-        raise RequestError(
-            f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
-            f"{len(served.manifest.labels)} classes, counted from 0."
-        )
-    name = served.manifest.input.name
-    if len(request.inputs) != 1 or request.inputs[0].name != name:
-        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
-        raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
-    for output in request.outputs:
-        if output.name != PROBABILITIES:
-            raise InvalidTensorError(
-                f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
-            )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError
+from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
@@ -17,20 +19,28 @@ from firstline_gateway.api.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
+from firstline_gateway.counting import Counting
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.engine import check_engine, loads_here, open_engine
+from firstline_gateway.fleet.broker import FleetBroker
+from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
+from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.models_folder import load_full, load_repository, named
 from firstline_gateway.mqtt import MqttConsumer
-from firstline_gateway.repository import Repository, load_full, load_repository, named
-from firstline_gateway.residency import Load, Residency
+from firstline_gateway.repository import Repository
+from firstline_gateway.residency.memory import Load
+from firstline_gateway.residency.residency import Residency
 from firstline_gateway.response_cache import ResponseCache
+from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -39,11 +49,17 @@ from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail.trail import Trail
+
+if TYPE_CHECKING:
+    from firstline_gateway.registry.wiring import RegistryRoom
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
 # How late a replica learns of an alarm or a quota that came by another, at most.
 _REFRESH_S = 5.0
+# How often what devices counted long ago is forgotten.
+_FORGET_S = 3600.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -106,7 +122,8 @@ class Gateway:
             background=not settings.models.wait,
             clock=clock,
         )
-        self.metrics.models(lambda: len(self.residency.resident), lambda: self.residency.used_bytes)
+        memory = self.residency.memory
+        self.metrics.models(lambda: len(memory.resident), lambda: memory.used_bytes)
         self.heads = Heads()
         self.unread = Unread(
             lambda: batcher.wait_s,
@@ -139,25 +156,35 @@ class Gateway:
             batcher,
             self.contracts,
             self.deliveries,
-            metrics=self.metrics,
-            statistics=statistics,
+            counting=Counting(self.metrics, statistics, clock),
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
             limits=settings.limits,
         )
-        self._job_readers = Readers(self.database)
-        self.jobs = Jobs(self._job_readers, self.writer, settings.jobs, clock=clock, service=service)
+        self._readers = Readers(self.database)
+        endings = Endings(self._readers, clock, settings.jobs.waiting_limit)
+        self.jobs = Jobs(self._readers, self.writer, settings.jobs, clock=clock, service=service, endings=endings)
         self._job_runner = JobRunner(
             self.plane,
-            self._job_readers,
+            self._readers,
             self.writer,
             settings.jobs,
+            endings=endings,
             metrics=self.metrics,
             clock=clock,
             service=service,
         )
         self.jobs.on_new = self._job_runner.wake
+        self.fleet = Fleet(self._readers, self.writer, settings.fleet, clock=clock)
+        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service)
+        self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
+        # Asked of the fleet each time: who is to be told is only known further down.
+        told = partial(_tell, self.fleet)
+        self._engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=told)
+        self.rollouts.on_change = self._engine.wake
+        self.registry = _registry(self, settings, self._readers)
+        self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)
         if self._broker is not None:
@@ -165,6 +192,16 @@ class Gateway:
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
             if settings.mqtt.enabled
+            else None
+        )
+        self._fleet_broker = (
+            FleetBroker(
+                self.fleet,
+                mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
+                settings.mqtt.prefix,
+                known.is_revoked,
+            )
+            if settings.mqtt.enabled and settings.fleet.mqtt
             else None
         )
 
@@ -175,16 +212,22 @@ class Gateway:
         await self.residency.start()
         await self.identity.start()
         await self._job_runner.start()
+        self._engine.start()
+        if self.registry is not None:
+            self.registry.keeper.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
+        if self._fleet_broker is not None:
+            await self._fleet_broker.start()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
 
         Jobs that run are left to whoever comes next.
         """
+        await self.jobs.endings.close()
         await self._job_runner.close()
         try:
             async with asyncio.timeout(timeout_s):
@@ -216,15 +259,21 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
+        if self._fleet_broker is not None:
+            await self._fleet_broker.close()
         if self._broker is not None:
             await self._broker.close()
+        await self.jobs.endings.close()
         await self._job_runner.close()
+        await self._engine.close()
         await self.identity.close()
+        if self.registry is not None:
+            await self.registry.keeper.close()
         await self.residency.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
         self.contracts.close()
-        ends = (self.deliveries.close, self.identity.readers.close, self._job_readers.close, self.writer.close)
+        ends = (self.deliveries.close, self.identity.readers.close, self._readers.close, self.writer.close)
         ended = await asyncio.gather(
             self._executor.close(timeout_s), *(asyncio.to_thread(end, timeout_s) for end in ends)
         )
@@ -234,15 +283,38 @@ class Gateway:
 
     async def _refresh(self) -> None:
         """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
+        forgotten_s = self.clock.monotonic_s()
         while True:
             await self.clock.sleep(_REFRESH_S)
             try:
+                if self.clock.monotonic_s() - forgotten_s >= _FORGET_S:
+                    forgotten_s = self.clock.monotonic_s()
+                    await self.fleet.forget_old()
                 await asyncio.wrap_future(self.contracts.refresh())
                 await self.deliveries.advance()  # a write, however small, that tells whether the store takes any
             except CapacityError:
                 pass  # the writer says so, once
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("the store could not be followed")
+
+
+def _tell(fleet: Fleet) -> None:
+    fleet.on_desired()
+
+
+def _registry(gateway: Gateway, settings: Settings, readers: Readers) -> RegistryRoom | None:
+    """The registry, where there is one; python-tuf is loaded for no other gateway."""
+    if not settings.registry.blobs:
+        return None
+    from firstline_gateway.registry.wiring import open_registry
+
+    return open_registry(
+        settings.registry,
+        readers,
+        gateway.writer,
+        gateway.identity.folder,
+        clock=gateway.clock,
+    )
 
 
 def open_gateway(settings: Settings) -> Gateway:
@@ -264,6 +336,8 @@ def open_gateway(settings: Settings) -> Gateway:
     gateway = Gateway(settings, repository, open_engine(settings, repository, options), load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
+    for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
+        log.warning("models.concurrency_of names a model that there is not; is it misspelt?", model=ascii(name))
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
         if had_authority:

@@ -8,9 +8,11 @@ from typing import Literal
 
 from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
 from firstline_core.telemetry import logs
+from firstline_core.types import Reason, Tier
 from firstline_gateway.metrics import GatewayMetrics
 
 _NAME = "firstline_gateway.requests"
+_ANSWERED = "answered"
 log = logs.logger(_NAME)
 _standard = logging.getLogger(_NAME)
 
@@ -36,6 +38,26 @@ class _Flood:
 
 
 _flood = _Flood()
+
+
+def answered_form(model: str, principal: str, rows: int) -> logs.LineForm:
+    """The line of answers over HTTP that differ in their `request_id` and `ms` alone; see `record`."""
+    return logs.LineForm(
+        _NAME,
+        _ANSWERED,
+        _facts("http", model, principal)
+        | {"rows": rows, "tier": Tier.CLOUD.value, "reason": Reason.REQUESTED.value, "outcome": "ok"},
+        {"request_id": "", "ms": 0.0},
+    )
+
+
+def _facts(transport: str, model: str, principal: str) -> dict[str, object]:
+    # A caller's text must not steer a terminal.
+    return {
+        "transport": transport,
+        "model": model if model.isprintable() else ascii(model),
+        "principal": principal,
+    }
 
 
 def is_written() -> bool:
@@ -68,15 +90,9 @@ def record(
             return
     elif not is_written():
         return
-    # A caller's text must not steer a terminal.
-    facts = {
-        "transport": transport,
-        "model": model if model.isprintable() else ascii(model),
-        "principal": principal,
-        "ms": round(seconds * 1000, 3),
-    }
+    facts = _facts(transport, model, principal) | {"ms": round(seconds * 1000, 3)}
     if error is None:
-        logs.line(_NAME, "answered", outcome="ok", **facts)
+        logs.line(_NAME, _ANSWERED, outcome="ok", **facts)
         return
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from firstline_core.routing import audit
@@ -19,23 +19,33 @@ _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class GatewayMetrics(RequestMetrics):
-    """The gateway's registry."""
+    """The gateway's registry.
+
+    Attributes:
+        before_reading: called first when somebody asks for the numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__("gateway")
-        self._batch_rows = self.histogram("batch_rows", "Rows that ran as one batch.", _BATCH_ROWS_BUCKETS)
+        self._batches: Counter[int] = Counter()  # by their rows
+        self.registry.register(_BatchCollector(self._batches))
         self._late = self.counter("late_total", "Requests that were let in and not answered by their deadline.")
         self._audits = self.counter(
             "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
         )
         self._skipped = self.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
 
+        self.before_reading: Callable[[], None] = lambda: None
         self._jobs = self.counter("jobs_total", "Jobs, by what became of them.", ("event",))
         self._deliveries = self.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
 
+    def render(self) -> tuple[bytes, str]:
+        self.before_reading()
+        return super().render()
+
     def batch(self, rows: int) -> None:
         """Counts one batch."""
-        self._batch_rows.observe(rows)
+        self._batches[rows] += 1
 
     def late(self) -> None:
         """Counts one request that was let in and whose deadline passed."""
@@ -74,6 +84,15 @@ class GatewayMetrics(RequestMetrics):
             counts=True,
         )
 
+    def expiries(self, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """Says where to read when signed metadata, and the devices' authority, end."""
+        self.readings(
+            "expiry_timestamp_seconds",
+            "When the signed metadata of a role, or the devices' certificate authority, ends (Unix time).",
+            ("role",),
+            read,
+        )
+
     def delivery(self, result: Literal["recorded", "repeated", "refused", "reused"]) -> None:
         """Counts a delivery: new, known, not to be kept now, or another's id."""
         self._deliveries.labels(result).inc()
@@ -97,6 +116,28 @@ class GatewayMetrics(RequestMetrics):
     def contracts(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
         """Says where to read the pools of audits, and what devices say of their own."""
         self.registry.register(_ContractCollector(read, alarms))
+
+
+class _BatchCollector(Collector):
+    """Batches by their rows, put into Prometheus' form when somebody asks: to count one there takes as long as it did.
+
+    Args:
+        batches: how many there were, by their rows.
+    """
+
+    def __init__(self, batches: Counter[int]) -> None:
+        self._batches = batches
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily("firstline_gateway_batch_rows", "Rows that ran as one batch.")
+        found = self._batches.copy()
+        counts = [(str(float(most)), _up_to(most, found)) for most in _BATCH_ROWS_BUCKETS]
+        family.add_metric((), [*counts, ("+Inf", found.total())], sum(rows * count for rows, count in found.items()))
+        return (family,)
+
+
+def _up_to(most: int, batches: Counter[int]) -> int:
+    return sum(count for rows, count in batches.items() if rows <= most)
 
 
 class _ContractCollector(Collector):

@@ -1,30 +1,23 @@
-"""The models served: the bundles of a folder, by name and version. Which are in memory, `residency.py` decides."""
+"""The models served, by name and version. `models_folder.py` reads them, `residency/` decides which are in memory."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.store import declared, open_bundle
-from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.select import PLATFORMS, RuntimeOptions
-from firstline_core.telemetry.logs import logger
+from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import ModelMetadata
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.executors.calibration import measure
 
-log = logger(__name__)
-
-
-# Measured with ONNX Runtime on networks of 4 to 170 MB: it keeps the weights of its file, and packs them once more for
-# the processor: 2.0 to 2.4 times the file. What runs take meanwhile comes on top.
+# ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
+# more. What runs take meanwhile comes on top.
 _RESIDENT_FACTOR = 2.5
 _RESIDENT_BASE_BYTES = 1 << 20
 
@@ -47,7 +40,7 @@ class ServedModel:
     @property
     def full(self) -> Model:
         """The full model; a bundle without one is not served."""
-        assert self.manifest.full is not None  # noqa: S101 (see `read_bundle`)
+        assert self.manifest.full is not None  # noqa: S101 (see `models_folder.read_bundle`)
         return self.manifest.full
 
     @property
@@ -136,6 +129,10 @@ class Repository:
             f"it serves: {', '.join(map(str, versions))}."
         )
 
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Those names that no model has, be it served or refused."""
+        return sorted(set(names).difference(key.name for key in (*self.models, *self.away)))
+
     def metadata(self, name: str, version: str) -> ModelMetadata:
         """What V2 says of a model.
 
@@ -151,53 +148,6 @@ class Repository:
             outputs=(served.manifest.output_spec,),
             labels=served.manifest.labels,
         )
-
-
-def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0) -> Repository:
-    """Opens every bundle in a folder and loads its full model; one that is no good is logged, the others are served.
-
-    Args:
-        directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
-        options: how the models run; None where they are only declared, because they run elsewhere, or load later.
-        budget_bytes: what all models may take, and 0 is no limit; of those that do not fit together newer versions come
-            first, one that does not fit by itself is refused.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
-    """
-    models: dict[ModelKey, ServedModel] = {}
-    refused: list[RefusedBundle] = []
-
-    def refuse(path: Path, error: FirstlineError, key: ModelKey | None) -> None:
-        log.error("bundle refused", path=str(path), error=error.message)
-        refused.append(RefusedBundle(path, error, key))
-
-    for path in find_bundles(directory):
-        try:
-            served = read_bundle(path, must_be_whole=options is not None)
-            check_size(served, budget_bytes)
-            if served.key in models:
-                raise _twice(path, models[served.key])
-        except FirstlineError as error:
-            refuse(path, error, _key_at(path))
-        else:
-            models[served.key] = served
-    taken_bytes = 0
-    for served in in_loading_order(models.values()):
-        taken_bytes += served.memory_bytes
-        if options is None or 0 < budget_bytes < taken_bytes:
-            taken_bytes -= served.memory_bytes
-            log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
-            continue
-        try:
-            models[served.key] = replace(served, loaded=load_full(served, options))
-        except FirstlineError as error:
-            taken_bytes -= served.memory_bytes
-            del models[served.key]
-            refuse(served.path, error, served.key)
-        else:
-            log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
-    return Repository(models, tuple(refused))
 
 
 def check_size(served: ServedModel, budget_bytes: int) -> None:
@@ -221,117 +171,3 @@ def in_loading_order(models: Iterable[ServedModel]) -> list[ServedModel]:
         ranked.append((of_name[served.key.name], served.key, served))
         of_name[served.key.name] += 1
     return [served for _, _, served in sorted(ranked, key=lambda each: each[:2])]
-
-
-def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
-    """A bundle of which nothing is loaded yet.
-
-    Args:
-        path: its folder.
-        must_be_whole: whether the full model's files have to be there.
-
-    Raises:
-        IntegrityError: the folder is no bundle, or a file is not what its manifest says.
-        ModelLoadError: it has no full model.
-    """
-    bundle = open_bundle(path)
-    manifest = bundle.manifest
-    if manifest.full is None:
-        raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-    if must_be_whole and (missing := bundle.missing(manifest.full)):
-        raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
-    return ServedModel(ModelKey(manifest.name, manifest.version), path, manifest, None, manifest.full.digest)
-
-
-def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
-    """The full model of a bundle that was read before; blocks.
-
-    Raises:
-        ModelLoadError: it does not load, or its files are others than when it was read.
-        IntegrityError: its files are damaged.
-    """
-    bundle = open_bundle(served.path)
-    full = bundle.manifest.full
-    if full is None or bundle.manifest != served.manifest:
-        raise ModelLoadError(
-            f"The bundle {served.path} has changed since it was read; have it read anew with POST "
-            f"/v2/repository/models/{served.key.name}/load."
-        )
-    loaded = load_model(bundle, full, options)
-    loaded.batch_s = measure(loaded, bundle.manifest.input, full)
-    return loaded
-
-
-def named(directory: Path, name: str, *, must_be_whole: bool) -> tuple[list[ServedModel], list[RefusedBundle]]:
-    """All versions of one bundle in a folder, and what should have been one; blocks.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
-    """
-    found: dict[ModelKey, ServedModel] = {}
-    refused: list[RefusedBundle] = []
-    for path in find_bundles(directory):
-        key = _key_at(path)
-        if (key.name if key is not None else None) != name and (key is not None or name not in path.parts[-2:]):
-            continue
-        try:
-            served = read_bundle(path, must_be_whole=must_be_whole)
-            if served.key in found:
-                raise _twice(path, found[served.key])
-        except FirstlineError as error:
-            refused.append(RefusedBundle(path, error, key))
-        else:
-            found[served.key] = served
-    return list(found.values()), refused
-
-
-def _key_at(path: Path) -> ModelKey | None:
-    found = declared(path)
-    return ModelKey(*found) if found is not None else None
-
-
-def _twice(path: Path, other: ServedModel) -> ConfigError:
-    return ConfigError(
-        f"{path} and {other.path} are both version {other.key.version} of '{other.key.name}'; remove one of them."
-    )
-
-
-def find_bundles(directory: Path) -> list[Path]:
-    """The folders with a manifest: `directory`, its subfolders and theirs, in order; hidden ones are passed over.
-
-    A subfolder that cannot be looked into is among them: as a bundle it is refused, by its name.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
-    """
-    try:
-        if (directory / MANIFEST_NAME).exists():
-            return [directory]
-        folders = _folders(directory)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"There is no models folder {directory}; create it, or name another with models.directory."
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"The models folder {directory} cannot be read: {error.strerror}.") from error
-    return [bundle for folder in folders for bundle in _bundles_in(folder)]
-
-
-def _bundles_in(folder: Path) -> list[Path]:
-    try:
-        if (folder / MANIFEST_NAME).exists():
-            return [folder]
-        return [inner for inner in _folders(folder) if _may_be_bundle(inner)]
-    except OSError:
-        return [folder]
-
-
-def _may_be_bundle(folder: Path) -> bool:
-    try:
-        return (folder / MANIFEST_NAME).exists()
-    except OSError:
-        return True
-
-
-def _folders(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))

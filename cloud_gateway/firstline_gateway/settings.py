@@ -199,9 +199,18 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most jobs that are kept, their answers included; one client's may take as much as is left free."""
     bytes_limit: Count = 1 << 30
     """The most bytes of inputs and answers of jobs that are kept (bytes); likewise."""
+    waiting_limit: Count = 1024
+    """The most callers that may wait for answers to jobs, by `Prefer: wait` or an event stream."""
     age_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """How long the answer to a job is kept, and how long a job that there is no room for may wait (seconds of
     service)."""
+
+
+class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    accept: Literal["automatic", "by_hand"] = "automatic"
+    """Whether a device that may connect belongs to the fleet at once, or after `firstline device accept`."""
+    mqtt: bool = True
+    """Where `mqtt.enabled` is, also follow devices there, and tell them what to run."""
 
 
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,6 +235,17 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def folder(self) -> Path:
         """The folder as this gateway sees it."""
         return Path(self.directory)
+
+
+class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    blobs: str = ""
+    """Where the files of bundles are kept that devices fetch: a folder, or s3://BUCKET/PREFIX; "" is no registry."""
+    s3_endpoint: str = ""
+    """The URL of an S3-compatible store; "" is AWS's own. Credentials: AWS's variables, or the role."""
+    s3_region: str = ""
+    """The store's region; "" is what AWS's variables say."""
+    blob_limit_bytes: Count = 1 << 32
+    """The largest file (bytes)."""
 
 
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -261,8 +281,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ray: Ray = Ray()
     mqtt: Mqtt = Mqtt()
     broker: Broker = Broker()
+    registry: Registry = Registry()
     store: Store = Store()
     jobs: Jobs = Jobs()
+    fleet: Fleet = Fleet()
     contracts: Contracts = Contracts()
     log: Log = Log()
 

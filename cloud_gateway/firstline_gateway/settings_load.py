@@ -61,6 +61,12 @@ def load(
             url=_store_url(base, found.store.url),
             password_file=_below(base, found.store.password_file),
         ),
+        registry=replace(
+            found.registry,
+            blobs=found.registry.blobs
+            if found.registry.blobs.startswith("s3://")
+            else _below(base, found.registry.blobs),
+        ),
         contracts=replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
         mqtt=replace(
             found.mqtt,

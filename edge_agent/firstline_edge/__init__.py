@@ -5,6 +5,7 @@ One request, from the outside in
     agent           the data plane, whichever way a request comes in
     turns           who begins next, while many come at once
     cascade         one request, read top to bottom
+    at_once         the same for the commonest request, which waits for nothing
     case            a request on its way, and how far it came
     rows            each is decided by itself; together they are the answer
     runner          asks this device's own model
@@ -35,6 +36,8 @@ What it rests on
     links/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
     identity/       this device's certificate, how it joined and renews, and what time it is
     outbox/         promises of corrections, on disk, and how they are kept
+    fleet/          one of a fleet: its twin, its counts, its brake
+    updater/        models from the fleet: tried, and kept or undone
     audits/         the contract in the field: checks of kept answers, alarms, drift
     budgets/        what may be spent, and what was
 

@@ -33,6 +33,10 @@ def main() -> int:
             from firstline_edge.cli.join import command
         elif arguments.command == "purge":
             from firstline_edge.cli.purge import command
+        elif arguments.command == "updates":
+            from firstline_edge.cli.updates import command
+        elif arguments.command == "rollback":
+            from firstline_edge.cli.rollback import command
         elif arguments.command == "audits":
             from firstline_edge.cli.audits import command
         else:

@@ -9,7 +9,6 @@ In process it is used as it is:
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -17,8 +16,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from firstline_core.at_once import in_task
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, NotReadyError, UnknownModelError
+from firstline_core.errors import FirstlineError, NotReadyError, RequestError, UnknownModelError
 from firstline_core.protocol import short
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
@@ -99,25 +99,27 @@ class EdgeAgent:
         """Answers one request; see `Cascade.infer` for what it raises. The error names the request's id."""
         if not self._ready:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
-        started_s = time.perf_counter()
+        started_s = self._clock.monotonic_s()
         trail = Trail()
         if (deadline_s := request.deadline_s) is None:
-            deadline_s = self._clock.monotonic_s() + self._default_timeout_s
+            deadline_s = started_s + self._default_timeout_s
         cascade = self.parts.cascade
         try:
-            if not self._turns.take_now(deadline_s):
+            if not self._turns.take_now(deadline_s, started_s):
+                await in_task()
                 await self._turns.take(deadline_s)
-            response = cascade.at_once(request, deadline_s, trail)
+            response = cascade.at_once(request, trail)
             if response is None:
+                await in_task()
                 request = replace(request, deadline_s=deadline_s)
                 response = await cascade.infer(request, trail)
         except FirstlineError as error:
             # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
             error.request_id = request.request_id
             held = self.parts.models.find(request.model, request.version)
-            self.parts.recorder.refused(request, held, error, trail, time.perf_counter() - started_s)
+            self.parts.recorder.refused(request, held, error, trail, self._clock.monotonic_s() - started_s)
             raise
-        seconds = time.perf_counter() - started_s
+        seconds = self._clock.monotonic_s() - started_s
         self.parts.recorder.answered(request, response, seconds, self._facts(request, trail))
         return response
 
@@ -189,6 +191,17 @@ class EdgeAgent:
     async def unload(self, model: str) -> None:
         await self.parts.reloading.unload(model)
 
+    async def roll_back(self, model: str) -> None:
+        """What ran before the fleet's latest update of a model runs again.
+
+        Raises:
+            RequestError: this device is none of a fleet, or there is nothing to go back to.
+        """
+        fleet = self.parts.fleet
+        if fleet is None or fleet.updater is None:
+            raise RequestError("This device takes no models from a fleet, so there is nothing to go back to.")
+        await fleet.updater.roll_back(model)
+
     def statistics(self) -> list[ModelStatistics]:
         return [self.parts.recorder.statistics(held.manifest.name, held.version) for held in self._held()]
 
@@ -230,8 +243,10 @@ class EdgeAgent:
 
     def _facts(self, request: InferRequest, trail: Trail) -> Mapping[str, Any]:
         """What the decision log says of an answer beside the answer: what it was held against, and what went wrong."""
-        held = self.parts.models.find(request.model, request.version)
-        facts = _NOT_HELD if held is None else self.parts.router.told(held)
+        facts = trail.told
+        if facts is None:
+            held = self.parts.models.find(request.model, request.version)
+            facts = _NOT_HELD if held is None else self.parts.router.told(held)
         if not trail.cause and not trail.denials and request.wait is not _FIRST:
             return facts
         known = {"cause": trail.cause, "wait": request.wait.value if request.wait is _FIRST else ""}

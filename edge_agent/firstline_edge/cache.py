@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from firstline_edge.disk_cache import DiskCache
 
 _FORMAT = 2
 _HEAD = struct.Struct("<Bff")  # format, score, value
+_NUMBERS = np.dtype("<f4")
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
@@ -44,20 +46,23 @@ class _Entry(Struct, frozen=True, eq=False):
     expires_s: float
     output: ModelOutput
     private: bool
+    size_bytes: int
 
 
 def encode(output: ModelOutput) -> bytes:
     """One byte of format, score and value (NaN where there is none), the probabilities; little-endian."""
-    score, value = (math.nan if number is None else number for number in (output.score, output.value))
-    return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype("<f4", copy=False).tobytes()
+    score = math.nan if output.score is None else output.score
+    value = math.nan if output.value is None else output.value
+    return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype(_NUMBERS, copy=False).tobytes()
 
 
 def decode(stored: bytes) -> ModelOutput | None:
     """What `encode` wrote; None for another format or a length that cannot be."""
     if len(stored) < _HEAD.size or stored[0] != _FORMAT or (len(stored) - _HEAD.size) % 4:
         return None
-    score, value = (None if math.isnan(number) else number for number in _HEAD.unpack_from(stored)[1:])
-    return ModelOutput(np.frombuffer(stored, dtype="<f4", offset=_HEAD.size), score, value)
+    _, score, value = _HEAD.unpack_from(stored)
+    probabilities = np.frombuffer(stored, _NUMBERS, offset=_HEAD.size)
+    return ModelOutput(probabilities, None if math.isnan(score) else score, None if math.isnan(value) else value)
 
 
 class ResultCache:
@@ -100,10 +105,9 @@ class ResultCache:
 
     def get(self, key: bytes) -> ModelOutput | None:
         """What is known under `key`, or None."""
-        now_s = self._clock.monotonic_s()
         entry = self._entries.get(key)
         if entry is not None:
-            if entry.expires_s > now_s:
+            if entry.expires_s > self._clock.monotonic_s():
                 self._entries.move_to_end(key)
                 return entry.output
             self._forget(key)
@@ -115,7 +119,7 @@ class ResultCache:
         value, left_s = stored
         found = decode(value)
         if found is not None:
-            self._remember(key, _Entry(now_s + left_s, found, private=False))
+            self._remember(key, found, left_s, private=False)
         return found
 
     def put(self, key: bytes, output: ModelOutput, *, private: bool = False) -> None:
@@ -127,9 +131,9 @@ class ResultCache:
             private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
         output = ModelOutput(output.probabilities.copy(), output.score, output.value)
-        self._remember(key, _Entry(self._clock.monotonic_s() + self._ttl_s, output, private))
+        self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
-            self._disk.put(key, encode(output))
+            self._disk.put(key, partial(encode, output))
 
     def expire(self) -> bool:
         """Removes from the disk a few of those that have lived their time; whether there may be more."""
@@ -150,21 +154,24 @@ class ResultCache:
         if self._disk is not None:
             self._disk.close()
 
-    def _remember(self, key: bytes, entry: _Entry) -> None:
+    def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
+        size_bytes = output.probabilities.nbytes + _OVERHEAD_BYTES
         self._forget(key)
-        self._entries[key] = entry
-        self._count(entry, 1)
+        if size_bytes > self._limit_bytes:
+            return
+        self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)
+        self._size_bytes += size_bytes
+        if not private:
+            self._told += 1
+            self._told_bytes += size_bytes
         while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._entries)))
 
     def _forget(self, key: bytes) -> None:
         entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._count(entry, -1)
-
-    def _count(self, entry: _Entry, sign: int) -> None:
-        size_bytes = sign * (entry.output.probabilities.nbytes + _OVERHEAD_BYTES)
-        self._size_bytes += size_bytes
+        if entry is None:
+            return
+        self._size_bytes -= entry.size_bytes
         if not entry.private:
-            self._told += sign
-            self._told_bytes += size_bytes
+            self._told -= 1
+            self._told_bytes -= entry.size_bytes

@@ -9,7 +9,11 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from firstline_edge.key_filter import KeyFilter
 
@@ -18,6 +22,8 @@ UNREADABLE = (sqlite3.DatabaseError,)
 """What a file raises that is no such database."""
 REFUSED = (sqlite3.Error, OSError)
 """What is raised where the disk does not do as it is told."""
+
+Value = TypeVar("Value")
 
 _VERSION = 2
 # What is put shares a commit with so many others, and waits no longer for them than the next one after so long.
@@ -47,20 +53,22 @@ _EXPIRED = (
 )
 
 
-class Database:
+class Database(Generic[Value]):
     """A bounded map on disk. The first put goes alone, to see what the disk does.
 
     Args:
         directory: exists.
         limit_bytes: of the file; the oldest entries make room.
+        write: makes of a value and its key what the file is to hold, once it is written.
 
     Raises:
         sqlite3.Error: the file is no such database, or the disk refuses.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, write: Callable[[Value, bytes], bytes]) -> None:
         self._limit_pages = limit_bytes // _PAGE_BYTES
-        self._waiting: dict[bytes, tuple[bytes, float]] = {}
+        self._write = write
+        self._waiting: dict[bytes, tuple[Value, float]] = {}
         self._group_limit = 1
         self._commit_at_s = 0.0
         self._filter = KeyFilter()
@@ -107,15 +115,15 @@ class Database:
             at_rest: whether the disk is to be left alone.
         """
         waiting = self._waiting.get(key)
-        if waiting is not None or at_rest:
-            return waiting
-        if not self._filter.passes(key):
+        if waiting is not None:
+            return self._write(waiting[0], key), waiting[1]
+        if at_rest or not self._filter.passes(key):
             return None
         found: tuple[object, float] | None = self._connection.execute(_FIND, (key,)).fetchone()
         return found
 
-    def put(self, key: bytes, value: bytes, expires_s: float, now_s: float, *, at_rest: bool = False) -> bool:
-        """Keeps a value; whether the disk has taken it now, and all that waited.
+    def put(self, key: bytes, value: Value, expires_s: float, now_s: float, *, at_rest: bool = False) -> bool:
+        """Keeps a value; whether the disk is to take it now, and all that waits: by `commit`.
 
         Args:
             key: replaces what is there.
@@ -129,10 +137,7 @@ class Database:
         if not self._waiting:
             self._commit_at_s = now_s + _GROUP_S
         self._waiting[key] = (value, expires_s)
-        full = not at_rest and (len(self._waiting) >= self._group_limit or now_s >= self._commit_at_s)
-        if full:
-            self.commit()
-        return full
+        return not at_rest and (len(self._waiting) >= self._group_limit or now_s >= self._commit_at_s)
 
     def commit(self) -> None:
         """Has the disk take what waits; what it refuses is forgotten."""
@@ -141,10 +146,15 @@ class Database:
         waiting, self._waiting = self._waiting, {}
         self._filter.add(waiting)
         self._group_limit = 1
+        rows = [(key, self._write(value, key), expires_s) for key, (value, expires_s) in waiting.items()]
+        # Newest first, for there may be more than the file has room for, where it was left alone for long.
+        pages = list(accumulate(2 + len(written) // _PAGE_BYTES for _, written, _ in reversed(rows)))
+        fit = bisect_right(pages, self._limit_pages)
+        rows = rows[len(rows) - fit :]
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._make_room(sum(2 + len(value) // _PAGE_BYTES for value, _ in waiting.values()), len(waiting))
-            self._connection.executemany(_PUT, ((key, *kept) for key, kept in waiting.items()))
+            self._make_room(pages[fit - 1] if fit else 0, len(rows))
+            self._connection.executemany(_PUT, rows)
         self._group_limit = _GROUP_PUTS
 
     def delete(self, key: bytes) -> None:

@@ -8,7 +8,8 @@
 
 `policy.before` looks at the request alone and says which evidence is worth reading, so it comes before the cache.
 A batch is decided row by row, and only escalated rows travel. The cache holds what models said of rows, never
-decisions: the policy decides anew on every hit. Nothing here knows a transport, a file format or a metric.
+decisions: the policy decides anew on every hit. `at_once.py` takes the same steps for the requests that need no
+others. Nothing here knows a transport, a file format or a metric.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from firstline_core.errors import (
     QueueFullError,
 )
 from firstline_core.routing import policy
-from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Tier, Wait
+from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
+from firstline_edge.at_once import AtOnce
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache import ResultCache
@@ -39,9 +41,9 @@ from firstline_edge.router import Router
 from firstline_edge.rows import Row
 from firstline_edge.runner import Runner
 
-_NO_ROWS, _ONE_ROW = ((), (0,)), (1,)
+_NO_ROWS = ((), (0,))
 # Looking a member up in its enumeration takes as long as reading a clock.
-_EDGE, _AUTO, _ANY, _FIRST = Tier.EDGE, Route.AUTO, Privacy.ANY, Wait.FIRST
+_EDGE, _FIRST = Tier.EDGE, Wait.FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ class Cascade:
         audits: sees what the policy judged, and what the full model then said.
         options: see there.
         clock: of deadlines.
+
+    Attributes:
+        at_once: the commonest answer, see `AtOnce.answer`; what it does not give, `infer` does.
     """
 
     def __init__(
@@ -98,6 +103,16 @@ class Cascade:
         self._options = options
         self._clock = clock
         self._runner = Runner(cache, hedging, spending, clock)
+        self.at_once = AtOnce(
+            models=models,
+            cache=cache,
+            router=router,
+            spending=spending,
+            audits=audits,
+            hedging=hedging,
+            limit_bytes=options.limit_bytes,
+            clock=clock,
+        ).answer
         self._judge = Judge(router, cache, spending, clock)
         self._provisional = ProvisionalAnswers(
             promises, self._runner, clock, linked=gateway.linked, reserve_s=options.reserve_s
@@ -106,47 +121,6 @@ class Cascade:
     async def close(self) -> None:
         """Ends the edge model's runs for callers who left."""
         await self._runner.close()
-
-    def at_once(self, request: InferRequest, deadline_s: float, trail: Trail) -> InferResponse | None:
-        """The commonest answer: of one row that the cache knows or a quick model runs, and the policy keeps.
-
-        These are the steps of `infer`, without what only other requests need; nothing is decided otherwise here.
-
-        Args:
-            request: any.
-            deadline_s: its own, or the device's default.
-            trail: how far it came: from there `infer` goes on.
-
-        Returns:
-            None where it takes more than that.
-
-        Raises:
-            InvalidTensorError: the bundle takes other inputs.
-        """
-        model = self._models.find(request.model, request.version)
-        if (
-            model is None
-            or (edge := model.edge) is None
-            or not self._router.stateless
-            or request.route is not _AUTO
-            or request.privacy is not _ANY
-            or len(request.inputs) != 1
-            or request.inputs[0].array.shape[:1] != _ONE_ROW
-            or request.size_bytes > self._options.limit_bytes
-        ):
-            return None
-        trail.turn_to(_EDGE, None)
-        case = Case.of(request, model, deadline_s, trail)
-        try:
-            slow = self._runner.ask_quickly(case, edge, case.rows)
-        except InferenceError:
-            slow, trail.failed = case.rows, True
-        trail.rows = case.rows
-        if slow or not self._judge.keeps(case, case.rows[0]):
-            return None
-        self._audits.judged(request, model, case.rows)
-        self._hedging.settle(request, None, (), trail.attempts)
-        return case.answer()
 
     async def infer(self, request: InferRequest, trail: Trail | None = None) -> InferResponse:
         """Answers one request.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
 
 from firstline_core.routing.account import Denial
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
@@ -12,8 +15,7 @@ from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row, respond
 
 
-@dataclass(slots=True, eq=False)
-class Trail:
+class Trail(Struct, eq=False):
     """How far a request came, for whoever must tell why it was refused.
 
     Args:
@@ -23,22 +25,23 @@ class Trail:
         denials: by row, why it was not worth its price.
         rows: of the request, where they were looked at already: as far as the cache and a quick model know them.
         failed: whether the model failed at that.
+        told: what the answer was held against, for the decision log; None where `Router.told` is to be asked.
     """
 
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = []
     tier: Tier | None = None
     reason: Reason | None = None
     cause: str = ""
-    denials: dict[int, Denial] = field(default_factory=dict)
+    denials: dict[int, Denial] = {}
     rows: list[Row] | None = None
     failed: bool = False
+    told: Mapping[str, Any] | None = None
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
         self.tier, self.reason = tier, reason
 
 
-@dataclass(slots=True, eq=False)
-class Case:
+class Case(Struct, eq=False):
     """A request for a bundle that this device holds.
 
     Args:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -31,6 +32,8 @@ _SLOW_S, _REST_TIMES = 0.01, 20
 
 
 _CHECKSUM = ChecksumSeal()
+
+Value = bytes | Callable[[], bytes]
 
 
 class DiskCache:
@@ -72,8 +75,7 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        cache = self._opened()
-        if cache is None:
+        if (cache := self._cache) is None and (cache := self._opened()) is None:
             return None
         began_s = self._clock.monotonic_s()
         try:
@@ -99,17 +101,21 @@ class DiskCache:
             self._delete(cache, key)
             return None
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Stores a value, at the latest when the cache is closed; the oldest entries make room."""
-        cache = self._opened()
-        if cache is None:
+    def put(self, key: bytes, value: Value) -> None:
+        """Stores a value, at the latest when the cache is closed; the oldest entries make room.
+
+        Args:
+            key: replaces what is there.
+            value: or what makes it, for when it is written.
+        """
+        if (cache := self._cache) is None and (cache := self._opened()) is None:
             return
         began_s = self._clock.monotonic_s()
+        if not cache.put(key, value, time.time() + self._ttl_s, began_s, at_rest=began_s < self._rests_until_s):
+            return
         try:
-            ends_s = time.time() + self._ttl_s
-            sealed = self._seal.close(value, key)
-            if cache.put(key, sealed, ends_s, began_s, at_rest=began_s < self._rests_until_s):
-                self.problem = ""
+            cache.commit()
+            self.problem = ""
         except REFUSED as error:
             self._failed(error)
         finally:
@@ -155,7 +161,10 @@ class DiskCache:
         self._retry_at_s = math.inf
         self._close()
 
-    def _delete(self, cache: Database, key: bytes) -> None:
+    def _sealed(self, value: Value, key: bytes) -> bytes:
+        return self._seal.close(value if isinstance(value, bytes) else value(), key)
+
+    def _delete(self, cache: Database[Value], key: bytes) -> None:
         try:
             cache.delete(key)
         except REFUSED as error:
@@ -179,7 +188,7 @@ class DiskCache:
             log.warning("cannot use the cache on disk", path=str(self._directory), error=str(error))
         self.problem = f"The disk refuses the result cache: {error}. Free space, or correct who may write there."
 
-    def _opened(self) -> Database | None:
+    def _opened(self) -> Database[Value] | None:
         """The database, opened again where that failed a while ago; None while it cannot be."""
         if self._cache is None and self._clock.monotonic_s() >= self._retry_at_s:
             self._cache = self._open()
@@ -187,7 +196,7 @@ class DiskCache:
                 log.info("the cache on disk can be used again", path=str(self._directory))
         return self._cache
 
-    def _open(self, damaged: str = "") -> Database | None:
+    def _open(self, damaged: str = "") -> Database[Value] | None:
         try:
             if damaged:
                 self._set_aside(damaged)
@@ -200,10 +209,10 @@ class DiskCache:
         self.problem = ""
         return cache
 
-    def _open_whole(self) -> Database:
+    def _open_whole(self) -> Database[Value]:
         cache = None
         try:
-            cache = Database(self._directory, self._limit_bytes)
+            cache = Database(self._directory, self._limit_bytes, self._sealed)
             cache.check()  # a database that can be opened may still not be writable or whole
             return cache
         except UNREADABLE as error:
@@ -213,7 +222,7 @@ class DiskCache:
                 raise
             self._set_aside(str(error))
             make_folder(self._directory)
-            return Database(self._directory, self._limit_bytes)
+            return Database(self._directory, self._limit_bytes, self._sealed)
 
     def _set_aside(self, why: str) -> None:
         aside = set_aside(self._directory)

@@ -165,10 +165,7 @@ class Hedging:
             return
         joined = hedge is not None and hedge.joined
         if request.route is _AUTO and request.privacy is _ANY and [tried for tried in attempts if tried.tier is _EDGE]:
-            rate = self._rates.get(request.model)
-            if rate is None:
-                rate = self._rates[request.model] = DecayedShare()
-            rate.add(hit=bool(escalated) or joined)
+            self._learn(request.model, hit=bool(escalated) or joined)
         if hedge is None:
             return
         if joined or any(row.content in hedge.contents for row in escalated):
@@ -178,12 +175,23 @@ class Hedging:
             self.call_off(hedge)
             attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
+    def kept(self, name: str) -> None:
+        """The edge model of this name ran for a request that might have been hedged, and its answer was kept."""
+        if self._options is not None:
+            self._learn(name, hit=False)
+
     def call_off(self, hedge: Hedge | None) -> None:
         """The request is over, however it ended: cancels its hedge, unless that was needed."""
         if hedge is not None and not hedge.settled:
             hedge.settled = True
             self.unneeded += 1
             hedge.call.cancel()
+
+    def _learn(self, name: str, *, hit: bool) -> None:
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = DecayedShare()
+        rate.add(hit=hit)
 
     def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
         self._calls.discard(call)

@@ -41,15 +41,6 @@ class Judge:
         """
         return [row for row in case.rows if not self._settled(case, row, decision)]
 
-    def keeps(self, case: Case, row: Row) -> bool:
-        """Answers the row with what the small model says of it, where the policy keeps that; only then it is judged."""
-        edge = case.model.edge
-        verdict = self._router.verdict(case.model, row)
-        if verdict.tier is not _EDGE or edge is None:
-            return False
-        self._keep(case.model, edge, row, verdict)
-        return True
-
     def _settled(self, case: Case, row: Row, decision: Decision | None) -> bool:
         """Answers the row, unless the full model has to be asked."""
         model, edge = case.model, case.model.edge

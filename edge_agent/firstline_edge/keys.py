@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,16 +23,21 @@ def content_digests(tensor: Tensor) -> list[bytes]:
 
     Every field is preceded by its length: no two different rows spell the same bytes.
     """
-    array = tensor.array
-    head = _head(tensor.name, tensor.datatype, array.shape[1:])
-    if array.dtype.hasobject:
-        return [_digest(head, _fields(*array[position : position + 1].flat)) for position in range(len(array))]
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    if len(array) == 1:
-        return [_digest(head, array)]
+    if len(tensor.array) == 1:
+        return [content_digest(tensor)]
     # A slice, unlike an index, is an array whatever the number of axes.
-    return [_digest(head, array[position : position + 1]) for position in range(len(array))]
+    rows = [tensor.array[position : position + 1] for position in range(len(tensor.array))]
+    return [content_digest(Tensor(tensor.name, row)) for row in rows]
+
+
+def content_digest(row: Tensor) -> bytes:
+    """As `content_digests`, of a tensor of one row."""
+    array = row.array
+    dtype = array.dtype
+    head = _head(row.name, dtype, array.shape)
+    if dtype.hasobject:
+        return _digest(head, _fields(*array.flat))
+    return _digest(head, array if array.flags.c_contiguous else np.ascontiguousarray(array))
 
 
 def result_key(answering_digest: str, content: bytes) -> bytes:
@@ -58,9 +63,10 @@ def flight_key(model: str, version: str, full_digest: str, content: bytes) -> by
 
 
 @functools.lru_cache(maxsize=64)
-def _head(name: str, datatype: str, row_shape: tuple[int, ...]) -> _Hash:
-    """What all rows of an input begin with, hashed: to be copied, and gone on with."""
-    return hashlib.sha256(_fields(name.encode(), datatype.encode(), str(row_shape).encode()))
+def _head(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Hash:
+    """What all rows of an input begin with, hashed: to be copied, and gone on with. `shape` is that of one row."""
+    datatype = Tensor(name, np.empty(0, dtype)).datatype
+    return hashlib.sha256(_fields(name.encode(), datatype.encode(), str(shape[1:]).encode()))
 
 
 def _digest(head: _Hash, content: object) -> bytes:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.pipeline import LoadedModel, Probabilities
-from firstline_core.bundle.scorer import Scorer
+from firstline_core.bundle.scorer import RowScorer, Scorer
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InvalidTensorError
 from firstline_core.protocol.tensors import shown
@@ -25,6 +26,7 @@ from firstline_edge.workers import Workers
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
+_NONE: Mapping[str, HeldModel] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -33,10 +35,16 @@ class Pace:
 
     factor: float = 1.0
 
-    def ran(self, *, late: bool) -> None:
-        """A run ended, later or sooner than expected by this pace."""
-        step = _PACE_STEP if late else 1 / _PACE_STEP
-        self.factor = min(_PACE_LIMIT, max(1.0, self.factor * step))
+    def ran(self, took_s: float, measured_s: float) -> None:
+        """A run ended: later or sooner than this pace has it?
+
+        Not than the pace had it when the run was asked for: of five hundred that wait, all asked for at the first
+        one's pace, each would be late for the same reason, and the pace no longer one of anything.
+        """
+        if took_s > self.factor * measured_s:
+            self.factor = min(_PACE_LIMIT, self.factor * _PACE_STEP)
+        elif self.factor > 1.0:
+            self.factor = max(1.0, self.factor / _PACE_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,11 @@ class EdgeModel:
         uncertified: why there is none, as part of a sentence; "" where there is one.
         value: the bundle's learned value of asking the full model; None where it has none.
         bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
+        row_score: as `score`, quicker for one row; None where nothing is.
         pace: of its runs since.
+
+    Attributes:
+        key: how its results' keys end, see `keys.result_key`.
     """
 
     loaded: LoadedModel
@@ -67,41 +79,64 @@ class EdgeModel:
     uncertified: str = "its bundle carries no certificate for it"
     value: Logistic | None = None
     bounded_score: bool = True
+    row_score: RowScorer | None = None
     pace: Pace = field(default_factory=Pace, compare=False)
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.digest.encode())
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
-        """What so many of the request's rows will take; infinite where nothing was measured.
+        """What so many of the request's rows will take at today's pace; infinite where nothing was measured."""
+        return self.pace.factor * self.measured_ms(request, rows)
 
-        Decoding grows with the bytes.
-        """
-        share = request.size_bytes / request.rows / (self.sample_bytes or 1)
-        return self.row_ms * self.pace.factor * rows * (share if share > 1 else 1.0)
+    def measured_ms(self, request: InferRequest, rows: int) -> float:
+        """What they would take as at load. Decoding grows with the bytes."""
+        return rows * self.row_measured_ms(request.size_bytes / request.rows)
+
+    def row_measured_ms(self, size_bytes: float) -> float:
+        """The same of one row of so many bytes."""
+        share = size_bytes / (self.sample_bytes or 1)
+        return self.row_ms * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
         """Whether the request takes less than handing it to a thread is worth."""
-        return self.expected_ms(request, request.rows) < _INLINE_MS
+        return is_quick(self.expected_ms(request, request.rows))
 
-    def run(self, tensor: Tensor, expected_s: float = math.inf) -> list[ModelOutput]:
+    def run(self, tensor: Tensor, measured_s: float = math.inf) -> list[ModelOutput]:
         """What the model says of each row.
 
         Args:
             tensor: the rows.
-            expected_s: see `expected_ms`; whether it took longer is noted.
+            measured_s: see `measured_ms`; the pace follows how much longer it took.
 
         Raises:
             InvalidTensorError: a row that is not what the bundle takes; the message names it.
             InferenceError: the runtime failed.
         """
+        if len(tensor.array) == 1:
+            return [self.run_row(tensor, measured_s)]
         started_s = time.perf_counter()
         probabilities, logits = self.loaded.predict_with_logits(tensor)
         scores = self.score(probabilities, logits)
-        self.pace.ran(late=time.perf_counter() - started_s > expected_s)
-        if len(probabilities) == 1:
-            return [ModelOutput(probabilities[0], float(scores[0]), self._values(probabilities)[0])]
+        self.pace.ran(time.perf_counter() - started_s, measured_s)
         return [
             ModelOutput(row, score, value)
             for row, score, value in zip(probabilities, scores.tolist(), self._values(probabilities), strict=True)
         ]
+
+    def run_row(self, tensor: Tensor, measured_s: float = math.inf) -> ModelOutput:
+        """As `run`, for a tensor of one row."""
+        started_s = time.perf_counter()
+        if self.row_score is not None:
+            probabilities = self.loaded.predict(tensor)
+            score = self.row_score(probabilities[0])
+        else:
+            probabilities, logits = self.loaded.predict_with_logits(tensor)
+            score = float(self.score(probabilities, logits)[0])
+        self.pace.ran(time.perf_counter() - started_s, measured_s)
+        valueless = self.value is None and self.bounded_score
+        return ModelOutput(probabilities[0], score, None if valueless else self._values(probabilities)[0])
 
     def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
         """What asking the full model is worth, as learned; else None, for the score tells it, if that can."""
@@ -114,7 +149,7 @@ class EdgeModel:
         return supposed
 
     async def run_in_thread(
-        self, tensor: Tensor, deadline_s: float = math.inf, expected_s: float = 0.0
+        self, tensor: Tensor, deadline_s: float = math.inf, measured_s: float = 0.0
     ) -> list[ModelOutput]:
         """As `run`, off the event loop; not at all where the deadline comes before its turn. See `Workers.run`.
 
@@ -122,7 +157,12 @@ class EdgeModel:
             QueueFullError: too many runs wait already.
             DeadlineExceededError: its turn came too late.
         """
-        return await self.workers.run(partial(self.run, expected_s=expected_s), tensor, deadline_s, expected_s)
+        return await self.workers.run(partial(self.run, measured_s=measured_s), tensor, deadline_s, measured_s)
+
+
+def is_quick(expected_ms: float) -> bool:
+    """Whether a run takes less than handing it to a thread is worth."""
+    return expected_ms < _INLINE_MS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,19 +173,20 @@ class HeldModel:
         bundle: opened and checked.
         edge: None where no variant runs here; `problem` says why.
         problem: one sentence, or "".
+
+    Attributes:
+        manifest, version: the bundle's, at hand for every request.
     """
 
     bundle: Bundle
     edge: EdgeModel | None
     problem: str = ""
+    manifest: Manifest = field(init=False)
+    version: str = field(init=False)
 
-    @property
-    def manifest(self) -> Manifest:
-        return self.bundle.manifest
-
-    @property
-    def version(self) -> str:
-        return str(self.manifest.version)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "manifest", self.bundle.manifest)
+        object.__setattr__(self, "version", str(self.manifest.version))
 
     def group(self, output: ModelOutput | None) -> str | None:
         """The predicted class, where the certificate promises by class; None where all answers are held alike."""
@@ -160,7 +201,7 @@ class HeldModel:
         Raises:
             InvalidTensorError: another input, or an output that there is not.
         """
-        wanted = self.bundle.manifest.input.name
+        wanted = self.manifest.input.name
         if len(request.inputs) != 1 or request.inputs[0].name != wanted:
             given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
             raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
@@ -201,8 +242,10 @@ class Models:
 
     def __init__(self, held: Iterable[HeldModel], problems: Iterable[Problem] = ()) -> None:
         self._held: dict[str, dict[str, HeldModel]] = {}
+        self._current: dict[str, HeldModel] = {}
         for model in sorted(held, key=lambda model: model.manifest.version):
             self._held.setdefault(model.manifest.name, {})[model.version] = model
+            self._current[model.manifest.name] = model
         self.problems = tuple(problems)
         self.away: dict[tuple[str, int], str] = {}
 
@@ -211,24 +254,25 @@ class Models:
         name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
         before = versions.get(model.version)
         versions[model.version] = model
-        self._held[name] = dict(sorted(versions.items(), key=lambda each: int(each[0])))
+        self._hold(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
         self.away.pop((name, model.manifest.version), None)
         return before
 
     def take(self, model: HeldModel, why: str) -> None:
         """Holds a model no more; requests under way keep it until they are answered."""
         name = model.manifest.name
-        self._held[name] = {version: held for version, held in self._held[name].items() if held is not model}
-        if not self._held[name]:
-            del self._held[name]
+        self._hold(name, {version: held for version, held in self._held[name].items() if held is not model})
         self.away[name, model.manifest.version] = why
 
     def find(self, name: str, version: str = "") -> HeldModel | None:
         """The model, or None where this device does not hold it in that version ("" is the current one)."""
-        versions = self._held.get(name, {})
-        if version:
-            return versions.get(version)
-        return next(reversed(versions.values()), None)
+        return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
+
+    def _hold(self, name: str, versions: dict[str, HeldModel]) -> None:
+        if versions:
+            self._held[name], self._current[name] = versions, versions[next(reversed(versions))]
+        else:
+            del self._held[name], self._current[name]
 
     @property
     def all(self) -> tuple[HeldModel, ...]:

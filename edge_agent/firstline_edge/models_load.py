@@ -17,7 +17,8 @@ from firstline_core.bundle.certificate import certificate_problem, valid_certifi
 from firstline_core.bundle.loading import load_edge, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.scorer import row_scorer
+from firstline_core.bundle.store import declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
@@ -32,7 +33,11 @@ _MEASURED_RUNS = 5
 
 
 def open_models(
-    directories: Sequence[Path], options: RuntimeOptions, workers: Workers, copies: BundleCopies | None = None
+    directories: Sequence[Path],
+    options: RuntimeOptions,
+    workers: Workers,
+    copies: BundleCopies | None = None,
+    installed: Sequence[HeldModel] = (),
 ) -> Models:
     """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
 
@@ -41,8 +46,10 @@ def open_models(
         options: for the runtimes.
         workers: where longer runs go.
         copies: keeps one of each bundle that works, and has it for when its files are damaged.
+        installed: held in place of bundles of the same name.
     """
-    held: list[HeldModel] = []
+    held: list[HeldModel] = list(installed)
+    theirs = {model.manifest.name for model in installed}
     problems: list[Problem] = []
     paths = bundle_paths(directories)
     if copies is not None:
@@ -50,6 +57,8 @@ def open_models(
         paths += [path for path in copies.sources(directories) if path not in there]
         copies.prune(paths)
     for path in paths:
+        if theirs and (said := declared(path)) is not None and said[0] in theirs:
+            continue
         try:
             held.append(hold(path, options, workers))
             if copies is not None and held[-1].edge is not None:
@@ -122,6 +131,7 @@ def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
         certificate=valid_certificate(bundle.manifest, loaded.model),
         uncertified=certificate_problem(bundle.manifest, loaded.model),
         value=bundle.manifest.policy.value,
+        row_score=row_scorer(bundle.manifest.policy.score, len(bundle.manifest.labels)),
         bounded_score=bundle.manifest.policy.score.kind not in ("energy", "graph"),
     )
     log.info(

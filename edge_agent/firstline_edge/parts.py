@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from firstline_core.clock import Clock
 from firstline_core.contract_notes import ContractNotice
@@ -20,7 +21,7 @@ from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
 from firstline_edge import report, rows
-from firstline_edge.audits.room import AuditRoom
+from firstline_edge.audits.wiring import AuditRoom
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import open_spending
 from firstline_edge.bundle_copies import BundleCopies
@@ -29,8 +30,8 @@ from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import Hedging
-from firstline_edge.identity.room import IdentityRoom
-from firstline_edge.links.chain import LinkChain, free
+from firstline_edge.identity.wiring import IdentityRoom
+from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models import Models
 from firstline_edge.models_load import hold, open_models
@@ -47,6 +48,9 @@ from firstline_edge.state import StateDirectory
 from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
 from firstline_edge.workers import Workers
 
+if TYPE_CHECKING:
+    from firstline_edge.fleet.wiring import FleetRoom
+
 _SWEEP_S = 3600.0
 _SWEEP_PAUSE_S = 0.05  # requests go on meanwhile
 
@@ -60,6 +64,7 @@ class Parts:
         endings: who waits for a promise to end.
         spending: None where nothing has a price.
         identity: of a device that may have joined a gateway.
+        fleet: None where this device is none of a fleet.
     """
 
     state: StateDirectory
@@ -78,6 +83,7 @@ class Parts:
     hedging: Hedging
     cascade: Cascade
     reloading: Reloading
+    fleet: FleetRoom | None
 
 
 @asynccontextmanager
@@ -98,7 +104,9 @@ async def open_parts(
         workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
         directories = [Path(folder) for folder in settings.models.directories]
-        models = open_models(directories, options, workers, copies)
+        fleet = _open_fleet(settings, state, clock)
+        installed = fleet.hold_installed(partial(hold, options=options, workers=workers)) if fleet is not None else []
+        models = open_models(directories, options, workers, copies, installed)
         opened.callback(models.close)
         opened.callback(workers.close)  # before the models, which its last runs use
         cache = make_cache(settings, state, clock)
@@ -126,7 +134,7 @@ async def open_parts(
         )
         if spending is not None:
             opened.callback(spending.save)
-        toll = free if spending is None else spending.paid
+        toll = _toll(spending, fleet)
         identity = IdentityRoom(settings, clock)
         birth = partial(report.birth_of, models, audits.standings)
         links = await open_links(settings, birth, limits, clock, toll, credentials=identity.credentials)
@@ -191,14 +199,39 @@ async def open_parts(
                 partial(hold, options=options, workers=workers),
                 copies,
             ),
+            fleet=fleet,
         )
         works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock)]
         works += [audits.run(auditor, links), identity.run()]
         works += [spending.keep()] if spending is not None else []
+        works += _joined(fleet, parts, opened)
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))
         report.add_gauges(metrics, parts)
         yield parts
+
+
+def _open_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> FleetRoom | None:
+    if not settings.fleet.enabled:
+        return None
+    from firstline_edge.fleet.wiring import FleetRoom  # httpx, which takes time and memory to import
+
+    return FleetRoom(settings, state, clock)
+
+
+def _toll(spending: Spending | None, fleet: FleetRoom | None) -> Toll:
+    """What stands at the gate of the links: the fleet's brake, then the budgets."""
+    toll = free if spending is None else spending.paid
+    return toll if fleet is None else fleet.pedal.before(toll)
+
+
+def _joined(fleet: FleetRoom | None, parts: Parts, opened: AsyncExitStack) -> list[Coroutine[Any, Any, None]]:
+    """The fleet's work, once it has its place among the parts."""
+    if fleet is None:
+        return []
+    opened.push_async_callback(fleet.close)
+    fleet.join(parts)
+    return [fleet.run()]
 
 
 async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> None:

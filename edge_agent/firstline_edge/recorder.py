@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -32,11 +32,12 @@ log = logger(_NAME)
 
 # So long, or until so many wait, is what a killed process forgets.
 _DELAY_S, _TOGETHER = 0.05, 32
+_TURNS = (1, _TOGETHER)
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class _Answered(NamedTuple):
+class _Answered(Struct, frozen=True, eq=False):
     """An answer whose lines are yet to be written."""
 
     request: InferRequest
@@ -69,6 +70,22 @@ class _Answered(NamedTuple):
             )
 
 
+class Listener(Protocol):
+    """Who counts along, a moment after the answer went out; hears of no local_only request."""
+
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+        """An answer went out, so long after the request came."""
+        ...
+
+    def refused(self, request: InferRequest, held: HeldModel, seconds: float) -> None:
+        """A request for a model of this device got an error instead."""
+        ...
+
+    def audited(self, finding: Finding) -> None:
+        """An audit has ended."""
+        ...
+
+
 class Recorder:
     """Tells each answer once, to everyone who may know.
 
@@ -76,6 +93,9 @@ class Recorder:
         decisions_path: the decision log.
         decisions_limit_bytes: of each of its two files.
         log_requests: one log line for each answer.
+
+    Attributes:
+        listener: counts along; None where nobody does.
     """
 
     def __init__(
@@ -94,6 +114,7 @@ class Recorder:
         self._counted = Counted()
         self._waiting: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
+        self.listener: Listener | None = None
         self._audits = metrics.counter(
             "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
         )
@@ -115,7 +136,9 @@ class Recorder:
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
-        self._later(_Answered(request, response, self._clock.wall_s(), seconds, facts))
+        self._waiting.append(_Answered(request, response, self._clock.wall_s(), seconds, facts))
+        if len(self._waiting) in _TURNS:
+            self._take_turn()
 
     def refused(
         self, request: InferRequest, held: HeldModel | None, error: FirstlineError, trail: Trail, seconds: float
@@ -126,6 +149,8 @@ class Recorder:
         self._metrics.error(error)
         if held is not None:
             self._counted.refused(held, seconds)
+            if self.listener is not None:
+                self.listener.refused(request, held, seconds)
         known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -167,6 +192,8 @@ class Recorder:
         """An audit has ended."""
         audit = finding.audit
         self._audits.labels(finding.outcome).inc()
+        if self.listener is not None:
+            self.listener.audited(finding)
         told = {"cause": finding.cause} if finding.cause else {}
         self._later(
             {
@@ -213,6 +240,8 @@ class Recorder:
             if isinstance(line, _Answered):
                 self._metrics.observe(line.response, line.seconds)
                 self._counted.answered(line.request, line.response, line.seconds, line.at_s)
+                if self.listener is not None:
+                    self.listener.answered(line.request, line.response, line.seconds)
                 if says:
                     line.say()
         try:
@@ -225,8 +254,13 @@ class Recorder:
             self._disk_refuses = False
 
     def _later(self, line: _Answered | dict[str, object]) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
         self._waiting.append(line)
-        if len(self._waiting) >= _TOGETHER:
+        if len(self._waiting) in _TURNS:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """The first of those that wait sets the time, the last ends it."""
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
+        else:
             self.flush()

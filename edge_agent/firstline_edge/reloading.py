@@ -35,6 +35,9 @@ class Reloading:
         directories: bundles, or folders of bundles.
         hold: opens, loads and measures one bundle; blocks.
         copies: keeps one of each bundle that works.
+
+    Attributes:
+        instead: folders of bundles that answer in place of those of the same name in `directories`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Reloading:
         self._hold = hold
         self._copies = copies
         self._turn = asyncio.Lock()
+        self.instead: dict[str, Path] = {}
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that lie in the folders no more are held no more."""
@@ -98,8 +102,37 @@ class Reloading:
                 log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
             await asyncio.to_thread(_give_back)
 
-    def _named(self, name: str) -> list[tuple[Path, int]]:
+    async def exchange(self, name: str, held: HeldModel | None, instead: Path | None) -> None:
+        """Has one bundle answer for a name, and nothing else of that name; requests under way keep what they have.
+
+        Args:
+            name: of the model.
+            held: answers from now on; None where nothing is to.
+            instead: its folder, where that is none of `directories`.
+        """
+        async with self._turn:
+            known = [model for model in self._models.all if model.manifest.name == name and model is not held]
+            if instead is None:
+                self.instead.pop(name, None)
+            else:
+                self.instead[name] = instead
+            if held is not None:
+                self._exchange(held)
+            for model in known:
+                if held is None or model.version != held.version:
+                    self._let_go(model, f"the fleet runs {'another version' if held is None else held.version}")
+            del known
+            await asyncio.to_thread(_give_back)
+
+    def place(self, name: str) -> Path | None:
+        """Where the newest bundle of a name lies in `directories`; None where there is none."""
         found = [(path, declared(path)) for path in bundle_paths(self._directories)]
+        ours = [(said[1], path) for path, said in found if said is not None and said[0] == name]
+        return max(ours)[1] if ours else None
+
+    def _named(self, name: str) -> list[tuple[Path, int]]:
+        paths = [self.instead[name]] if name in self.instead else bundle_paths(self._directories)
+        found = [(path, declared(path)) for path in paths]
         return [(path, said[1]) for path, said in found if said is not None and said[0] == name]
 
     def _opened(self, path: Path) -> HeldModel:

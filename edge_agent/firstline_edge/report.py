@@ -50,6 +50,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "policy": agent.settings.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
+        "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
 

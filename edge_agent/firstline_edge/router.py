@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policy
-from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
+from firstline_core.routing.policies import CERTIFIED, Line, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.standing import Standings
@@ -19,12 +19,13 @@ from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
 
 
-class _Terms(NamedTuple):
+class Terms(NamedTuple):
     """What answers of a model, or those of one predicted class, are held against.
 
     Attributes:
         manifest, standing: for which this was worked out.
-        threshold: from which an answer is kept.
+        threshold: the bundle's, as the device and an alarm raised it.
+        line: from which score on an answer is kept, by the device's policy; None where the score alone does not tell.
         covered: whether a certificate covers those that are kept for their score.
         told: the same for people, see `Router.told`.
     """
@@ -32,12 +33,11 @@ class _Terms(NamedTuple):
     manifest: Manifest
     standing: Standing
     threshold: float
+    line: Line | None
     covered: bool
     told: Mapping[str, Any]
 
 
-# Of these policies a row may be asked twice: the answer is the same, and leaves no trace.
-_STATELESS = ("certified", "value", "threshold", "edge_only", "cloud_only")
 _CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
 _TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
 
@@ -50,9 +50,6 @@ class Router:
         chosen: the policy that decides.
         clock: for policies that look at the time.
         standings: of the certificates in the field; None where nothing is known of that.
-
-    Attributes:
-        stateless: whether the policy's verdict on a row depends on nothing that came before.
     """
 
     def __init__(
@@ -65,9 +62,8 @@ class Router:
     ) -> None:
         self._min_threshold = min_threshold
         self.policy = chosen
-        self.stateless = chosen.kind in _STATELESS
         self._clock = clock
-        self._terms: dict[tuple[str, str | None], _Terms] = {}  # by the evidence's digest, and by group
+        self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
         self._standings = standings
 
@@ -78,7 +74,7 @@ class Router:
             model: that answered.
             group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
         """
-        return self._terms_of(model, group).threshold
+        return self.terms(model, group).threshold
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
         """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
@@ -105,7 +101,7 @@ class Router:
         """Whether a valid certificate covers an edge answer that this verdict keeps."""
         if verdict.reason is not _CONFIDENT.reason:
             return False
-        return self._terms_of(model, model.group(row.edge)).covered
+        return self.terms(model, model.group(row.edge)).covered
 
     def uncertified(self, model: HeldModel) -> str:
         """Why answers of this model are not certified, as part of a sentence; "" where they are."""
@@ -118,7 +114,7 @@ class Router:
 
     def told(self, model: HeldModel) -> Mapping[str, Any]:
         """What this model's answers are held against, for the decision log: JSON-able."""
-        return self._terms_of(model, None).told
+        return self.terms(model).told
 
     def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
@@ -130,9 +126,13 @@ class Router:
         kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
         return not kept_before or self._standings.grants(model)
 
-    def _terms_of(self, model: HeldModel, group: str | None) -> _Terms:
-        """Worked out once, until an alarm changes how the certificate stands, or another bundle comes."""
-        standing, manifest = self._standing(model), model.bundle.manifest
+    def terms(self, model: HeldModel, group: str | None = None) -> Terms:
+        """What answers of a model, or of one group, are held against now.
+
+        Worked out once, until an alarm changes how the certificate stands, or another bundle comes.
+        """
+        standing = CLEAR if self._standings is None else self._standings.of(model)
+        manifest = model.manifest
         at = (model.edge.digest if model.edge is not None else "", group)
         known = self._terms.get(at)
         if known is None or known.standing is not standing or known.manifest is not manifest:
@@ -146,18 +146,18 @@ class Router:
                 and not standing.alarmed
                 and policy.covered(_CONFIDENT, threshold, certificate, group)
             )
-            told = {
+            told: Mapping[str, Any] = {
                 "threshold": threshold if math.isfinite(threshold) else None,
                 "by": certificate.by if certificate is not None else "",
                 "certificate": certificate and certificate.promise,
                 "uncertified": self.uncertified(model),
             }
-            known = self._terms[at] = _Terms(manifest, standing, threshold, covered, told)
+            if group is not None:  # people are told of the model as a whole
+                told = self.terms(model).told
+            line = self.policy.line(threshold)
+            known = self._terms[at] = Terms(manifest, standing, threshold, line, covered, told)
         return known
 
     def _without_alarm(self, model: HeldModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None
         return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
-
-    def _standing(self, model: HeldModel) -> Standing:
-        return CLEAR if self._standings is None else self._standings.of(model)

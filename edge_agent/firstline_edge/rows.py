@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import ProtocolError
@@ -33,8 +33,7 @@ from firstline_edge.escalation import checked
 _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
 
 
-@dataclass(slots=True, eq=False)
-class Row:
+class Row(Struct, eq=False):
     """What is known of one row while its request is under way.
 
     Args:

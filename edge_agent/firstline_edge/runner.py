@@ -79,7 +79,7 @@ class Runner:
         try:
             whole = len(missing) == len(case.rows)
             tensor = case.tensor if whole else case.tensor.take([row.position for row in missing])
-            outputs = edge.run(tensor, edge.expected_ms(case.request, len(missing)) / 1000)
+            outputs = edge.run(tensor, edge.measured_ms(case.request, len(missing)) / 1000)
         except FirstlineError as error:
             case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise
@@ -135,8 +135,8 @@ class Runner:
 
         async def compute(seats: Sequence[int]) -> list[ModelOutput]:
             tensor = case.tensor.take([rows[seat].position for seat in seats])
-            expected_s = edge.expected_ms(case.request, len(seats)) / 1000
-            return await edge.run_in_thread(tensor, case.deadline_s, expected_s)
+            measured_s = edge.measured_ms(case.request, len(seats)) / 1000
+            return await edge.run_in_thread(tensor, case.deadline_s, measured_s)
 
         async def run(until_s: float) -> list[ModelOutput]:
             return await within(self._clock, until_s, self._flights.run(row_keys, compute), _LATE)

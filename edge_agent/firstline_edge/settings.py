@@ -259,6 +259,25 @@ class AuditSection(Section, frozen=True, kw_only=True):
     """Size of each of the two files of answers whose truth is known, from which `edge-agent audits` prints."""
 
 
+class FleetSection(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    """Run what the gateway's fleet desires of this device, and tell it what runs and how well; see docs/fleet.md."""
+    poll_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
+    """Without a broker: seconds between two questions for what is desired."""
+    telemetry_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 300.0
+    """Seconds between two reports of counts, at most."""
+    root_file: str = ""
+    """The root metadata (root.json) that says whose signatures count; without it no model comes from the fleet."""
+    download_bytes_per_s: Amount = 0.0
+    """How fast models may come, on average, so that the line is left to requests; 0 is as fast as they can."""
+    download_jitter_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """A download begins up to so many seconds later than it could, lest a fleet asks together."""
+    trial_tries: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Starts of the agent that the trial of a new model may take; then what ran before runs again."""
+    trial_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    """Seconds that a new model answers requests before it stays."""
+
+
 class LogSection(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important lines that are written."""
@@ -289,6 +308,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     retries: RetriesSection = RetriesSection()
     outbox: OutboxSection = OutboxSection()
     audit: AuditSection = AuditSection()
+    fleet: FleetSection = FleetSection()
     log: LogSection = LogSection()
 
     @property

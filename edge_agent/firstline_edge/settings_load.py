@@ -85,6 +85,7 @@ def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
         agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
         api=replace(settings.api, token_file=anchored(settings.api.token_file), socket=anchored(settings.api.socket)),
         encryption=replace(settings.encryption, key_file=key_file),
+        fleet=replace(settings.fleet, root_file=anchored(settings.fleet.root_file)),
         models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
         links=tuple(
             replace(

@@ -63,6 +63,14 @@ class StateDirectory:
         return self.path / "bundles"
 
     @property
+    def fleet_path(self) -> Path:
+        return fleet_path(self.path)
+
+    @property
+    def updates_path(self) -> Path:
+        return updates_path(self.path)
+
+    @property
     def standing_path(self) -> Path:
         return standing_path(self.path)
 
@@ -111,6 +119,16 @@ def outbox_path(state_dir: Path) -> Path:
 def cache_path(state_dir: Path) -> Path:
     """What models said of inputs."""
     return state_dir / "cache"
+
+
+def fleet_path(state_dir: Path) -> Path:
+    """What the fleet desires of this device, and what it is to remember for it."""
+    return state_dir / "fleet"
+
+
+def updates_path(state_dir: Path) -> Path:
+    """Models from the fleet, and how their updates stand."""
+    return state_dir / "models"
 
 
 def standing_path(state_dir: Path) -> Path:

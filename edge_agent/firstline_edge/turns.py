@@ -47,12 +47,14 @@ class Turns:
         """Seconds that the line is expected to take."""
         return len(self._line) * self._turn_s
 
-    def take_now(self, deadline_s: float) -> bool:
+    def take_now(self, deadline_s: float, now_s: float) -> bool:
         """Whether it is this request's turn already: nobody waits, and the slice has room. Else it is to `take` one."""
-        now_s = self._clock.monotonic_s()
         if self._line or deadline_s <= now_s or (self._begun and now_s >= self._began_s + _SLICE_S):
             return False
-        self._begin(now_s)
+        if self._begun:
+            self._begun += 1
+        else:
+            self._begin(now_s)
         return True
 
     async def take(self, deadline_s: float) -> None:
@@ -61,9 +63,10 @@ class Turns:
         Raises:
             QueueFullError: it cannot be in time, or too many wait.
         """
-        if self.take_now(deadline_s):
+        now_s = self._clock.monotonic_s()
+        if self.take_now(deadline_s, now_s):
             return
-        if deadline_s <= self._clock.monotonic_s() + _HOPE * self.wait_s:
+        if deadline_s <= now_s + _HOPE * self.wait_s:
             raise self._full("its deadline passes before its turn")
         if len(self._line) >= self._limit:
             raise self._full("no more may wait (api.waiting_limit)")

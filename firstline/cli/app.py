@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import bundle, certify, detections, device, evaluate, job
+from firstline.cli import audit, bundle, certify, detections, device, evaluate, fleet, job, keys, model, rollout
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -39,6 +39,11 @@ app = typer.Typer(
 app.add_typer(bundle.app, name="bundle")
 app.add_typer(device.app, name="device")
 app.add_typer(job.app, name="job")
+app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
+app.add_typer(rollout.app, name="rollout")
+app.add_typer(fleet.app, name="fleet")
+app.add_typer(audit.app, name="audit")
 app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
 app.command("detections")(detections.detections_command)

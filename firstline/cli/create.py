@@ -69,6 +69,10 @@ def create(
     against: Annotated[
         Against, typer.Option(help="With --calibrate: what the temperature takes as the truth.")
     ] = "labels",
+    golden: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Encoded image whose answers every device must repeat; may be repeated."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -136,6 +140,7 @@ def create(
         out,
         force=force,
         choose_policy=choose if calibrate_on is not None else None,
+        golden=golden or (),
         warn=warnings.append,
     )
     for sentence in warnings:

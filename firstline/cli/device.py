@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from firstline.cli import fleet_device
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.cli.when import date
 from firstline.fleet import open_fleet
 from firstline_core.errors import ConfigError
 from firstline_core.names import Name
@@ -23,7 +24,8 @@ _KEY_VARIABLE = "FIRSTLINE_TOKEN"
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
 
-app = typer.Typer(help="Invite devices to a gateway, list and revoke them.", no_args_is_help=True)
+app = typer.Typer(help="Invite devices to a gateway, look at them, tag them, send them away.", no_args_is_help=True)
+fleet_device.add_to(app)
 
 GatewayOption = Annotated[str, typer.Option(metavar="URL", help="The gateway, such as https://gateway.example.com.")]
 KeyFileOption = Annotated[
@@ -60,7 +62,7 @@ def enroll(
     if out is not None:
         _write(out, made)
         typer.echo(
-            f"{len(made)} join token{'s' * (len(made) != 1)} in {out}, until {_date(made[0].expires_s)}", err=True
+            f"{len(made)} join token{'s' * (len(made) != 1)} in {out}, until {date(made[0].expires_s)}", err=True
         )
     elif output is Output.JSON:
         print_json(made)
@@ -86,8 +88,8 @@ def list_devices(
         made.add_row(
             device.device,
             _state(device),
-            _date(device.enrolled_s),
-            "-" if device.revoked_s is not None else _date(device.certificate_expires_s),
+            date(device.enrolled_s),
+            "-" if device.revoked_s is not None else date(device.certificate_expires_s),
         )
     print_table(made)
 
@@ -166,7 +168,7 @@ def _write(out: Path, made: Sequence[Invitation]) -> None:
             with os.fdopen(_private(out), "w", newline="") as stream:
                 writer = csv.writer(stream)
                 writer.writerow(("name", "token", "expires"))
-                writer.writerows((one.device, one.token, _date(one.expires_s)) for one in made)
+                writer.writerows((one.device, one.token, date(one.expires_s)) for one in made)
             return
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for one in made:
@@ -184,10 +186,6 @@ def _private(path: Path) -> int:
 
 
 def _state(device: DeviceState) -> str:
-    revoked = f"revoked {_date(device.revoked_s)}" if device.revoked_s is not None else ""
-    invited = f"invited until {_date(device.invited_until_s)}" if device.invited_until_s is not None else ""
+    revoked = f"revoked {date(device.revoked_s)}" if device.revoked_s is not None else ""
+    invited = f"invited until {date(device.invited_until_s)}" if device.invited_until_s is not None else ""
     return ", ".join(filter(None, (revoked, invited))) or "joined"
-
-
-def _date(wall_s: float | None) -> str:
-    return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M")

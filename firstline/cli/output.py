@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,16 @@ import msgspec
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from firstline.workbench.inspect import Summary
@@ -95,17 +104,34 @@ def warn(sentence: str) -> None:
     typer.echo(f"Warning: {sentence}", err=True)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def size(count_bytes: int) -> str:
+    """A number of bytes as people read it."""
+    value, unit = float(count_bytes), "bytes"
+    for larger in ("KB", "MB", "GB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """A bar on stderr for what takes longer than two seconds; none where nobody looks.
 
     Yields:
         Told how much is done, of how much.
     """
+    return _bar(what, MofNCompleteColumn())
+
+
+def bytes_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    """The same, of bytes."""
+    return _bar(what, DownloadColumn(), TransferSpeedColumn())
+
+
+@contextmanager
+def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
-    )
+    bar = Progress(TextColumn(what), BarColumn(), *columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(what, total=None)
     started = False
     start_s = time.monotonic()

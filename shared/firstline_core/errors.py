@@ -5,6 +5,8 @@
     │   ├── InvalidTensorError        a tensor, image or body that does not say what it must
     │   ├── UnknownModelError         no such model or version here
     │   ├── UnknownAnswerError        no answer under this id for this principal
+    │   ├── NotFoundError             nothing of that name among what the fleet's API keeps
+    │   ├── ConflictError             somebody else was first, or it is in use: look again, then repeat
     │   ├── ModelMismatchError        the tiers do not run the same bundle
     │   ├── ReusedRequestIdError      a delivery under the id of another
     │   ├── PayloadTooLargeError      over a limit that the message names
@@ -26,7 +28,14 @@
     │   ├── ModelLoadError
     │   └── InferenceError
     ├── UpdateError               a bundle that must not be used
-    │   └── IntegrityError            bytes differ from the manifest's sha256
+    │   ├── IntegrityError            bytes differ from the manifest's sha256, or are no metadata at all
+    │   ├── SignatureError            metadata that those who may sign it have not signed
+    │   ├── MetadataRollbackError     metadata older than what this device has seen
+    │   ├── MetadataExpiredError      metadata that nobody has renewed: somebody may be holding newer back
+    │   ├── MetadataMismatchError     metadata that is genuine, but of different moments
+    │   ├── IncompatibleTargetError   a bundle of which this device can run no variant
+    │   ├── SelfTestError             a bundle that does not answer here as it did where it was made
+    │   └── NoRoomError               a bundle for which this device's disk has no room
     └── ConfigError               a setting that makes no sense, with file and line
 
 Adapters translate foreign exceptions once, with `raise ... from`. Only a process's outermost loops catch
@@ -73,6 +82,14 @@ class UnknownModelError(RequestError):
 
 class UnknownAnswerError(RequestError):
     code = "unknown_answer"
+
+
+class NotFoundError(RequestError):
+    code = "not_found"
+
+
+class ConflictError(RequestError):
+    code = "conflict"
 
 
 class ModelMismatchError(RequestError):
@@ -163,6 +180,34 @@ class UpdateError(FirstlineError):
 
 class IntegrityError(UpdateError):
     code = "integrity"
+
+
+class SignatureError(UpdateError):
+    code = "signature"
+
+
+class MetadataRollbackError(UpdateError):
+    code = "metadata_rollback"
+
+
+class MetadataExpiredError(UpdateError):
+    code = "metadata_expired"
+
+
+class MetadataMismatchError(UpdateError):
+    code = "metadata_mismatch"
+
+
+class IncompatibleTargetError(UpdateError):
+    code = "incompatible_target"
+
+
+class SelfTestError(UpdateError):
+    code = "self_test_failed"
+
+
+class NoRoomError(UpdateError):
+    code = "no_room"
 
 
 class ConfigError(FirstlineError):

@@ -1,7 +1,6 @@
 """The manifests in cloud_gateway/kubernetes are as Kubernetes wants them, and fit each other, image and settings."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from support.needs import program
 
 from firstline_gateway import gateway
 from firstline_gateway.settings import Settings
@@ -62,9 +62,7 @@ def test_every_manifest_is_put_together() -> None:
 
 
 def test_kustomize_makes_what_kubernetes_describes() -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
+    kubectl = program("kubectl", "`make kubectl`")
     done = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     made = list(yaml.safe_load_all(done.stdout))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pools import CIFAR10, Pool
 from routing import alarm, contract, dead_link, on_budget, on_time, plots, purse, replay, value
+from routing.arrivals import Traffic
 from routing.population import Population
 from routing.shifts import blurred, noisy, relabelled
 from routing.table import show
-from routing.traffic import Traffic
 from support.images import encode
 
 from firstline_core.routing.confidence import score

@@ -28,7 +28,7 @@ from firstline_edge.cli.join import join_gateway
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.identity import rejoining
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.room import IdentityRoom
+from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.links.base import LinkState
 from firstline_edge.settings_load import load
 

@@ -200,7 +200,8 @@ async def test_streams_are_counted_and_given_back(tmp_path: Path, scans: Scans) 
     async with device(tmp_path, free_port(), api__streams_limit=1) as house:
         path = events_of((await house.promised(scans.corrected))["request_id"])
         async with house.http.stream("GET", path) as response:
-            await anext(told(response))
+            events = told(response)  # held: its end would be the connection's
+            await anext(events)
             for refused in (
                 await house.http.get(path),
                 await house.http.post(SHORT, content=scans.confirmed, headers=STREAM),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from support.gateway import DIGITS
 from support.line import Line, line
+from support.needs import program
 
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model
@@ -21,17 +21,18 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
-COMMANDS = [
-    pytest.param([sys.executable, str(EXAMPLES / "infer.py")], id="python"),
-    pytest.param(
-        [NODE or "", str(EXAMPLES / "infer.mjs")],
-        id="javascript",
-        marks=needs_node,
-    ),
-]
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    return program("node", "`make node`")
+
+
+@pytest.fixture(params=["python", "javascript"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "python":
+        return [sys.executable, str(EXAMPLES / "infer.py")]
+    return [request.getfixturevalue("node"), str(EXAMPLES / "infer.mjs")]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,6 @@ def run(command: list[str], *arguments: object, token: str = "") -> subprocess.C
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["agent", "gateway"])
 def test_a_file_in_and_a_label_out(running: Line, scan: Path, command: list[str], name: str) -> None:
     bundle = open_bundle(DIGITS)
@@ -85,8 +85,7 @@ def test_a_file_in_and_a_label_out(running: Line, scan: Path, command: list[str]
     assert done.stdout == f"{label} ({score:.3f}), {told}\n"
 
 
-@needs_node
-def test_each_answer_as_it_comes(running: Line, tmp_path: Path) -> None:
+def test_each_answer_as_it_comes(running: Line, tmp_path: Path, node: str) -> None:
     bundle, options = open_bundle(DIGITS), RuntimeOptions()
     assert bundle.manifest.full is not None
     contents = [content for content, _ in open_dataset(DIGITS.parent / "heldout", 60).read()]
@@ -99,7 +98,7 @@ def test_each_answer_as_it_comes(running: Line, tmp_path: Path) -> None:
     def said(probabilities: np.ndarray) -> str:
         return f"{bundle.manifest.labels[int(probabilities.argmax())]} ({probabilities.max():.3f})"
 
-    command = [NODE or "", str(EXAMPLES / "stream.mjs")]
+    command = [node, str(EXAMPLES / "stream.mjs")]
     done = run(command, running.agent.url, file)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{said(first[row])}, edge: provisional\n{said(last[row])}, cloud: final\n"
@@ -107,7 +106,6 @@ def test_each_answer_as_it_comes(running: Line, tmp_path: Path) -> None:
     assert refused.returncode == 1 and "Row 0 of input 'image'" in refused.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 def test_a_refusal_is_told(running: Line, command: list[str]) -> None:
     done = run(command, running.agent.url, EXAMPLES / "infer.py")
     assert done.returncode == 1
@@ -115,7 +113,6 @@ def test_a_refusal_is_told(running: Line, command: list[str]) -> None:
     assert "Row 0 of input 'image'" in done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 def test_without_arguments_it_is_a_sentence(command: list[str]) -> None:
     done = run(command)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

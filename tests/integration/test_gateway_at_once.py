@@ -20,7 +20,7 @@ from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.repository import load_repository
+from firstline_gateway.models_folder import load_repository
 from firstline_gateway.settings import Store
 from firstline_gateway.settings_load import load
 

@@ -226,6 +226,17 @@ def test_check_says_what_would_be_served(config: Path) -> None:
     assert called("check", "--config", config).stdout.startswith("no bundle in ")
 
 
+def test_a_bound_on_a_model_that_there_is_not_is_told(config: Path) -> None:
+    config.write_text(f"{config.read_text()}[models]\nconcurrency_of = {{ digits = 1, digit = 1 }}\n")
+    checked = called("check", "--config", config)
+    assert (checked.returncode, checked.stdout.count("concurrency_of")) == (0, 1)
+    assert "models.concurrency_of names 'digit', and there is no such model; is it misspelt?" in checked.stdout
+    with running(config) as (_, process):
+        process.terminate()
+        logged = [json.loads(line) for line in process.communicate(timeout=20)[1].splitlines()]
+    assert [line["model"] for line in logged if "concurrency_of" in line["event"]] == ["'digit'"]
+
+
 def test_status_of_nothing_is_a_sentence() -> None:
     status = called("status", "http://127.0.0.1:9")
     assert status.returncode == 1

@@ -257,6 +257,20 @@ async def test_a_trusted_proxys_word_is_taken(tmp_path: Path) -> None:
         assert (await client.get("/v2", headers=headers)).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/v2/models/digits/infer", RENEW_PATH])
+async def test_a_trailer_is_no_word_of_a_proxy(path: str, tmp_path: Path) -> None:
+    """A proxy strips its header from what clients send, and may hand their trailers on."""
+    async with behind_a_proxy(tmp_path, "127.0.0.0/8") as (at, client):
+        said = (await by_proxy(at, client))["X-Client-Cert"]
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(f"{head}2\r\n{{}}\r\n0\r\nX-Client-Cert: {said}\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            reply = await reader.read()
+        writer.close()
+        assert reply.startswith(b"HTTP/1.1 401 "), reply
+
+
 async def test_nobody_elses_word_is_taken(tmp_path: Path) -> None:
     async with behind_a_proxy(tmp_path, "192.0.2.7") as (at, client):
         headers = await by_proxy(at, client)

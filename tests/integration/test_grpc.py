@@ -29,7 +29,7 @@ from firstline_edge.api.access import access_of
 from firstline_edge.api.bodies import BodyBudget
 from firstline_gateway import server
 from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.repository import load_repository
+from firstline_gateway.models_folder import load_repository
 from firstline_gateway.settings_load import load
 
 
@@ -150,6 +150,43 @@ async def test_a_gateway_that_drains_says_so_and_when_to_come_back(tmp_path: Pat
         status, _, trailers = await refusal(call("ModelInfer", digits_message()))
         assert (status, trailers["firstline-code"]) == ("UNAVAILABLE", "not_ready")
         assert trailers["grpc-retry-pushback-ms"] == "1000"
+
+
+async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> None:
+    settings = load(None, overrides=overrides(tmp_path, execution__queue_requests=1, execution__max_batch_rows=1))
+    executor = GatedExecutor()
+    gateway = Gateway(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+    keys = [create_key(settings.store, name, "application") for name in ("flood", "shop")]
+    async with (
+        listening(gateway) as port,
+        calling(port, key=keys[0]) as flood,
+        calling(port, key=keys[1]) as shop,
+    ):
+        # All of its refusals that are read, and so many seconds of them: the test has no hurry.
+        gateway.unread._wait_s = lambda: 1e9
+        with patch("firstline_gateway.api.unread._LONGEST_S", 60.0):
+            first = asyncio.ensure_future(flood("ModelInfer", digits_message()))
+            while not executor.held:  # noqa: ASYNC110 (it has no event for it)
+                await asyncio.sleep(0.001)
+            waiting = [asyncio.ensure_future(flood("ModelInfer", digits_message())) for _ in range(2)]
+            read, unread = 0, ""
+            while not unread and read < 200:
+                _, sentence, trailers = await refusal(flood("ModelInfer", digits_message()))
+                read += "was not read" not in sentence
+                unread = sentence if "was not read" in sentence else ""
+            assert read > 1
+            assert (trailers["firstline-code"], trailers["grpc-retry-pushback-ms"]) == ("queue_full", "1000")
+            # Whatever it sends: what is no message at all is not looked at.
+            status, sentence, _ = await refusal(flood("ModelInfer", b"\xff" * 50_000))
+            assert (status, sentence) == ("UNAVAILABLE", unread)
+            # Nobody else is refused by it.
+            status, sentence, _ = await refusal(shop("ModelInfer", b"\xff" * 50_000))
+            assert (status, "was not read" in sentence) == ("INVALID_ARGUMENT", False)
+        while not all(each.done() for each in (first, *waiting)):
+            if executor.held:
+                executor.release()
+            await asyncio.sleep(0.001)
+        await asyncio.gather(first, *waiting, return_exceptions=True)
 
 
 def shown_by(device: Device | None, believed_pem: str) -> grpc.ChannelCredentials:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import select, update
-from support.databases import POSTGRESQL, PostgreSql, find_postgresql, sqlite_store
+from support.databases import POSTGRESQL, PostgreSql, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, serving
 from support.keys import bearer, create_key
 
+from firstline.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
-from firstline_core.errors import EngineUnavailableError, StoreUnavailableError
+from firstline_core.errors import DeadlineExceededError, EngineUnavailableError, StoreUnavailableError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
-from firstline_gateway.repository import load_repository
+from firstline_gateway.models_folder import load_repository
 from firstline_gateway.settings_load import load
 
 INFER = "/v2/models/digits/infer"
@@ -283,12 +284,99 @@ async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other
         await let_go(executor, client, jobs)
 
 
-@pytest.fixture
-def postgresql() -> Iterator[PostgreSql]:
-    if find_postgresql() is None:
-        pytest.skip("PostgreSQL is not installed: `make postgres`")
-    with PostgreSql() as server:
-        yield server
+async def test_who_asks_may_wait_and_is_answered_when_the_job_ends(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{(job := await submit(client))}"
+        for preference, applied in (("wait=0", None), ("wait=soon", None), ("wait=-1", None), ("wait=1", "wait=1")):
+            reply = await client.get(address, headers={"Prefer": preference})
+            assert (reply.status_code, reply.headers.get("Preference-Applied")) == (202, applied), preference
+        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "handling=strict, wait=99999"}))
+        await until(lambda: bool(gateway.jobs.endings._waiting) and executor.held > 0)
+        executor.release()
+        reply = await waiting
+        assert (reply.status_code, reply.headers["Preference-Applied"]) == (200, "wait=60")
+        assert reply.json()["request_id"] == job
+        assert not gateway.jobs.endings._waiting
+        unknown = await client.get("/firstline/v1/answers/nobody", headers={"Prefer": "wait=60"})
+        assert unknown.status_code == 404
+
+
+async def test_a_job_that_is_deleted_keeps_nobody_waiting(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}"
+        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
+        await until(lambda: bool(gateway.jobs.endings._waiting) and executor.held > 0)
+        assert (await client.delete(address)).status_code == 200
+        assert (await waiting).status_code == 404
+        executor.release()
+
+
+async def test_what_comes_of_a_job_is_told_as_an_event(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{(job := await submit(client))}/events"
+        async with client.stream("GET", address, params={"form": "v2"}) as stream:
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            await until(lambda: executor.held > 0)
+            executor.release()
+            said = "".join([piece async for piece in pieces])
+        first, data = said.removesuffix("\n\n").split("\n")
+        assert first == "id: 2"
+        assert json.loads(data.removeprefix("data: "))["parameters"]["request_id"] == job
+        assert not gateway.jobs.endings._waiting
+        assert (await client.get(address)).text.startswith('id: 2\ndata: {"request_id"')
+        assert (await client.get(address, headers={"Last-Event-ID": "2"})).status_code == 204
+        assert (await client.get(address, headers={"Last-Event-ID": "3"})).status_code == 400
+        assert (await client.get(address, params={"form": "other"})).status_code == 400
+        assert (await client.get("/firstline/v1/answers/nobody/events")).status_code == 404
+
+
+async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        good = await submit(client, ROW)
+        late = await submit(client, ROW | {"parameters": {"timeout": 1}})
+        async with AsyncClient(str(client.base_url)) as firstline:
+            (only,) = [told async for told in firstline.events(good)]
+            assert only.answer is not None and only.answer.request_id == good
+            with pytest.raises(DeadlineExceededError):
+                [told async for told in firstline.events(late, patience_s=60)]
+            assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
+        assert not gateway.jobs.endings._waiting
+
+
+async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path, jobs__waiting_limit=2), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}"
+
+        async def streamed() -> str:
+            async with client.stream("GET", f"{address}/events") as stream:
+                return "".join([piece async for piece in stream.aiter_text()])
+
+        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
+        streaming = asyncio.create_task(streamed())
+        await until(lambda: gateway.jobs.endings._count == 2)
+        for path, headers in ((address, {"Prefer": "wait=60"}), (f"{address}/events", {})):
+            refused = await client.get(path, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
+            assert "jobs.waiting_limit" in refused.json()["error"]
+        assert (await client.get(address)).status_code == 202
+        await gateway.drain(5)
+        assert (await waiting).status_code == 202
+        assert await streaming == ":\n\n"
+        assert (await client.get(address, headers={"Prefer": "wait=60"})).status_code == 202
+
+
+async def test_a_job_whose_outputs_are_classes_is_told_in_words_too(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (_, client):
+        classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
+        reply = await fetch(client, await submit(client, classes), form="short")
+        assert reply.status_code == 200
+        assert len(reply.json()["outputs"]["probabilities"][0]) == 2
 
 
 async def test_replicas_share_jobs_and_take_over_from_one_that_died(
@@ -303,8 +391,9 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
         jobs = [await submit(client) for _ in range(20)]
         dying._job_runner._tasks[1].cancel()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
+            ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
+            assert ended.status_code == 200
             assert (await fetch(other, job)).status_code == 200
-            assert (await fetch(client, job)).status_code == 200
         while held.running or dying.plane._in_flight:
             if held.held:
                 held.release()

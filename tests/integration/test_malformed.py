@@ -216,6 +216,7 @@ def test_a_head_near_the_limit_is_read_with_the_body_that_comes_along(tier: Tier
         ("DELETE", MODEL, 405),
         ("OPTIONS", V2, 405),
         ("POST", "/v2/health/live", 405),
+        ("GET", "/openapiXjson", 404),
         ("GET", "/v2/models/nobody", 404),
         ("GET", "/v2/models/digits/versions/99", 404),
         ("GET", "/v2/models/digits/versions/-1", 404),
@@ -235,6 +236,15 @@ def test_addresses_that_are_none(tier: Tier, method: str, path: str, status: int
     answer = asked(tier, method, path)
     assert answer.status == status
     answer.refused()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("GET", V2, "POST"), ("DELETE", MODEL, "GET"), ("POST", "/v2/health/live", "GET")]
+)
+def test_a_method_that_is_not_allowed_is_told_which_are(tier: Tier, method: str, path: str, allowed: str) -> None:
+    answer = asked(tier, method, path)
+    assert answer.status == 405
+    assert allowed in answer.headers["allow"].split(", ")
 
 
 @pytest.mark.parametrize("name", ["%FF", "a%0Ab", "x" * 5000, "%00", "%1B[31mred"])

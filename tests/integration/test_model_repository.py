@@ -183,8 +183,8 @@ async def test_fifty_models_share_one_gateway_and_a_budget_of_ten(tmp_path: Path
         async def ask(name: str) -> None:
             nonlocal most
             assert await asking.probabilities(name) == first[name]
-            most = max(most, len(gateway.residency.resident))
-            assert gateway.residency.used_bytes <= 11 << 20
+            most = max(most, len(gateway.residency.memory.resident))
+            assert gateway.residency.memory.used_bytes <= 11 << 20
 
         names = [f"m{(number * 7) % 50:02}" for number in range(200)]
         for start in range(0, 200, 8):

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
-import shutil
 import signal
 import socket
 import statistics
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
 from support.broker import Broker
 
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.protocol import mqtt
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication, matches
+from firstline_gateway.identity import ca
 
 pytestmark = pytest.mark.mosquitto
 
@@ -55,12 +59,17 @@ def collect(into: list[Message]) -> Callable[[Message], Any]:
 
 
 def make_certificate(key: Path, certificate: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    """A broker's own, signed by itself."""
+    made = ca.new_key()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        name, name, made.public_key(), x509.random_serial_number(), now - timedelta(days=1), now + timedelta(days=1)
     )
-    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    signed = builder.add_extension(address, critical=False).sign(made, hashes.SHA256())
+    key.write_bytes(ca.key_pem(made))
+    certificate.write_text(ca.pem_of(signed))
 
 
 async def test_what_a_packet_cannot_carry_is_refused_in_a_sentence(mosquitto: Broker) -> None:
@@ -68,7 +77,7 @@ async def test_what_a_packet_cannot_carry_is_refused_in_a_sentence(mosquitto: Br
         with pytest.raises(errors.ProtocolError, match="'a' cannot be published"):
             await client.publish(Publication("a", b"", expiry_s=2**32))
         assert client._connection is not None
-        assert not client._connection._paho._out_messages
+        assert not client._connection._paho._client._out_messages
         await client.publish(Publication("a", b"", expiry_s=2**32 - 1))
 
 
@@ -153,7 +162,8 @@ async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goe
         publishing = asyncio.create_task(client.publish(Publication("a", b"")))
         connection = client._connection
         assert connection is not None
-        await until(lambda: len(connection._waiting) == 1 and not connection._paho.want_write())  # it is written
+        library = connection._paho._client
+        await until(lambda: len(connection._waiting) == 1 and not library.want_write())  # it is written
         mosquitto.kill()
         with pytest.raises(errors.LinkDownError, match="lost"):
             await asyncio.wait_for(publishing, 5)
@@ -377,7 +387,7 @@ async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto
             pass
         async with connected(settings(mosquitto), will=will) as client:
             assert client._connection is not None
-            client._connection._socket.raw.shutdown(socket.SHUT_RDWR)
+            client._connection._paho.socket.raw.shutdown(socket.SHUT_RDWR)
             await until(lambda: len(got) == 1)
     assert got[0].payload == b"offline"
 

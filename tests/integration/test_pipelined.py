@@ -17,7 +17,8 @@ from support.gateway import DIGITS, GatedExecutor, serving
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api.http_protocol import HttpProtocol
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.repository import Repository, load_repository
+from firstline_gateway.models_folder import load_repository
+from firstline_gateway.repository import Repository
 from firstline_gateway.settings_load import load
 
 BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from httpx import ASGITransport, AsyncClient
+from httpx import AsyncClient
 from msgspec.structs import replace
+from support.agent import serving_agent
 from support.broker import HOST
 from support.gateway import DIGITS
 from support.images import encode
@@ -24,9 +25,6 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.access import access_of
-from firstline_edge.api.app import create_app
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
@@ -134,18 +132,16 @@ async def test_an_answer_is_given_to_nobody_but_who_asked(tmp_path: Path) -> Non
         "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
     }
     settings = load(None, environ={}, overrides=overrides)
-    async with EdgeAgent(settings) as agent:
-        app = ASGITransport(create_app(agent, access_of(settings.api)))
-        async with AsyncClient(transport=app, base_url="http://agent") as client:
-            asked = await client.post(
-                "/firstline/v1/models/digits/infer",
-                params={"route": "cloud"},
-                content=encode(np.full((8, 8), 77, np.uint8)),
-                headers=bearer("x" * 24),
-            )
-            assert asked.json()["status"] == "provisional", asked.text
-            path = f"/firstline/v1/answers/{asked.json()['request_id']}"
-            for events in ("", "/events"):
-                assert (await client.get(path + events, headers=bearer("y" * 24))).status_code == 404
-                assert (await client.get(path + events)).status_code == 401
-            assert (await client.get(path, headers=bearer("x" * 24))).status_code == 200
+    async with serving_agent(settings) as (_, url), AsyncClient(base_url=url) as client:
+        asked = await client.post(
+            "/firstline/v1/models/digits/infer",
+            params={"route": "cloud"},
+            content=encode(np.full((8, 8), 77, np.uint8)),
+            headers=bearer("x" * 24),
+        )
+        assert asked.json()["status"] == "provisional", asked.text
+        path = f"/firstline/v1/answers/{asked.json()['request_id']}"
+        for events in ("", "/events"):
+            assert (await client.get(path + events, headers=bearer("y" * 24))).status_code == 404
+            assert (await client.get(path + events)).status_code == 401
+        assert (await client.get(path, headers=bearer("x" * 24))).status_code == 200

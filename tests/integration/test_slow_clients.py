@@ -14,12 +14,12 @@ from support.agent import edge_settings, serving_agent
 from support.gateway import DIGITS, GatedExecutor, serving
 
 from firstline_core.errors import QueueFullError
-from firstline_core.protocol import http_head
+from firstline_core.protocol import http_body, http_bounds
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.api import bodies, door, http_protocol
+from firstline_gateway.api import bodies, door
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.repository import load_repository
+from firstline_gateway.models_folder import load_repository
 from firstline_gateway.settings_load import load
 
 TIMEOUT_S = 0.2
@@ -28,7 +28,7 @@ V2 = "/v2/models/digits/infer"
 
 @pytest.fixture(autouse=True)
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", TIMEOUT_S)
 
 
 def gated() -> tuple[Gateway, GatedExecutor]:
@@ -105,8 +105,8 @@ async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
 
 
 async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "GRACE_S", TIMEOUT_S)
-    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
     gateway, executor = gated()
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
@@ -119,6 +119,16 @@ async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monke
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 504")
     assert gateway.bodies._taken_bytes == 0
+
+
+async def test_a_body_that_trickles_into_a_device_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
+    async with serving_agent(edge_settings(tmp_path)) as (_, url), connected(url) as (reader, writer):
+        writer.write(f"POST {V2} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999\r\n\r\na".encode())
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 504")
 
 
 def test_one_client_may_not_take_all_room_for_bodies() -> None:
@@ -141,7 +151,7 @@ def test_one_client_may_not_take_all_room_for_bodies() -> None:
 
 
 async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "WRITE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(http_bounds, "WRITE_TIMEOUT_S", TIMEOUT_S)
     gateway, _ = gated()
     async with serving(gateway) as url:
         with socket.socket() as found:
@@ -163,8 +173,8 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monke
 
 async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever reaches the port could hold as many connections as he likes, for as long as he likes."""
-    monkeypatch.setattr(bodies, "GRACE_S", TIMEOUT_S)
-    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
     async with serving(gated()[0]) as url, connected(url) as (reader, writer):
         writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
         async with asyncio.timeout(5):
@@ -186,7 +196,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 async def test_a_refusal_from_the_head_that_ends_the_connection_ends_it_at_once(
     head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 20.0)
     gateway, _ = gated()
     monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
     async with serving(gateway) as url, connected(url) as (reader, writer):
@@ -214,7 +224,7 @@ async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeyp
 
 
 async def test_newcomers_beyond_the_limit_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_head, "HEAD_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 20.0)
     monkeypatch.setattr(door, "NEWCOMERS_LIMIT", 3)
     async with serving(gated()[0]) as url, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connected(url))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from support.databases import PostgreSql
 from support.deliveries import counted, delivery, post, read, same
+from support.disk import SmallDisk, small_disk
 from support.faulty_disk import quick_folder, run_on
 from support.gateway import DIGITS, serving
 from support.identities import csr
@@ -117,38 +116,23 @@ async def test_a_database_that_says_nothing_keeps_nobody_waiting(postgresql: Pos
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = (
-        os.geteuid() == 0
-        and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True).returncode
-        == 0
-    )
-    if not mounted:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", size_mib=8) as found:
+        yield found
 
 
-async def test_a_disk_may_be_full_and_have_room_again(small_disk: Path) -> None:
-    async with line(f"sqlite:///{small_disk / 'gateway.db'}") as (gateway, client):
+async def test_a_disk_may_be_full_and_have_room_again(disk: SmallDisk) -> None:
+    async with line(f"sqlite:///{disk.path / 'gateway.db'}") as (gateway, client):
         before = delivery(0)
         first = read(await post(client, before))
-        with (small_disk / "filler").open("wb", buffering=0) as filler:
-            try:
-                while True:
-                    filler.write(b"x" * 4096)
-            except OSError:
-                pass
+        disk.fill()
         # A write-ahead log that was longer once has a little room left in it.
         for seed in range(1, 300):
             if (await post(client, delivery(seed))).status_code == 503:
                 break
         await refused_but_serving(gateway, client, 1000)
         assert counted(gateway, "refused") >= 2
-        (small_disk / "filler").unlink()
+        disk.free()
         await recovers(gateway, client, 1000)
         assert same(first, read(await post(client, before)))
 

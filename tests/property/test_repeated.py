@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_a_head_is_known_from_the_second_time_on() -> None:
         body, length = bodies({"id": f"q{number}", "parameters": {"timeout": 10 + number}}, [1.0, 2.0], "binary")
         request = oip.decode_request("m", body, length, now_s=1.0)
         assert (request.id, request.deadline_s) == (f"q{number}", pytest.approx(1.0 + (10 + number) / 1e6))
+    assert len(repeated.PLANS._plans) == 1
+
+
+@pytest.mark.parametrize("form", ["binary", "json"])
+def test_to_know_a_head_keeps_no_body(form: str) -> None:
+    repeated.PLANS = repeated.Plans()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            body, length = bodies({}, [1.0] * 100_000, form)
+            oip.decode_request("m", body, length)
+        del body
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
     assert len(repeated.PLANS._plans) == 1
 
 

@@ -28,7 +28,8 @@ from firstline_core.errors import (
 )
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.residency import Place, Residency
+from firstline_gateway.residency.memory import Place
+from firstline_gateway.residency.residency import Residency
 
 NAMES = [f"m{number}" for number in range(6)]
 SIZE_BYTES = 1 << 20
@@ -121,13 +122,13 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), together=st.integers(1, 4))
     def ask(self, name: str, together: int) -> None:
         key, residency = ModelKey(name, 1), self.room.residency
-        loads, was_there = self.room.loads, key in residency.resident
+        loads, was_there = self.room.loads, key in residency.memory.resident
         served_now = key in self.room.repository.models
 
         async def all_ask() -> list[Any]:
             asked = [asyncio.ensure_future(residency.brought(key, 1e9)) for _ in range(together)]
             if self.full and not was_there and served_now:  # nobody gives way: the deadline does
-                while not residency._places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
+                while not residency.memory.places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
                     await asyncio.sleep(0.0005)
                 for task in asked:
                     task.cancel()
@@ -141,7 +142,7 @@ class Machine(RuleBasedStateMachine):
                 self.held.append(each)
             elif not served_now:
                 assert isinstance(each, UnknownModelError)
-            elif name in self.room.failing or residency._places[key].problem:
+            elif name in self.room.failing or residency.memory.places[key].problem:
                 assert isinstance(each, NotReadyError | asyncio.CancelledError)
             else:
                 assert isinstance(each, asyncio.CancelledError)
@@ -152,7 +153,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: Any) -> None:
         place = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.room.residency.release(place)
+        self.room.residency.memory.release(place)
 
     @rule(name=st.sampled_from(NAMES), breaks=st.booleans())
     def break_or_mend(self, name: str, breaks: bool) -> None:
@@ -169,21 +170,21 @@ class Machine(RuleBasedStateMachine):
             return  # it would wait for them
         key, before = ModelKey(name, 1), self.room.engine.held.get(ModelKey(name, 1))
         try:
-            self.run(self.room.residency.load(name))
+            self.run(self.room.residency.orders.load(name))
         except FirstlineError:
             assert name in self.room.failing or self.full
             assert self.room.engine.held.get(key) is before
         else:
             assert self.room.engine.held[key].digest == self.room.on_disk[name]
-            assert self.room.residency.hold(key) is not None
-            self.room.residency._places[key].holders -= 1
+            assert self.room.residency.memory.hold(key) is not None
+            self.room.residency.memory.places[key].holders -= 1
 
     @rule(name=st.sampled_from(NAMES))
     def unload(self, name: str) -> None:
         if any(place.served.key.name == name for place in self.held):
             return
         try:
-            self.run(self.room.residency.unload(name))
+            self.run(self.room.residency.orders.unload(name))
         except UnknownModelError:
             assert ModelKey(name, 1) in self.room.repository.away
         assert ModelKey(name, 1) not in self.room.engine.held
@@ -191,8 +192,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def memory_is_what_it_says(self) -> None:
         residency = self.room.residency
-        assert set(residency.resident) == set(self.room.engine.held)
-        assert residency.used_bytes <= BUDGET * SIZE_BYTES
+        assert set(residency.memory.resident) == set(self.room.engine.held)
+        assert residency.memory.used_bytes <= BUDGET * SIZE_BYTES
         for place in self.held:
             assert place.served.key in self.room.engine.held
 
@@ -217,27 +218,27 @@ async def test_one_load_for_all_who_wait(room: Room) -> None:
     room.gate.set()
     await settled(*asked)
     assert room.loads == 1
-    assert room.residency._places[ModelKey("m0", 1)].holders == 20
+    assert room.residency.memory.places[ModelKey("m0", 1)].holders == 20
 
 
 async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Room) -> None:
     residency = room.residency
     places = [await residency.brought(ModelKey(name, 1), None) for name in ("m0", "m1", "m2")]
-    residency.release(places[1])
-    residency.release(places[0])
-    held = residency.hold(ModelKey("m1", 1))  # used after m0
+    residency.memory.release(places[1])
+    residency.memory.release(places[0])
+    held = residency.memory.hold(ModelKey("m1", 1))  # used after m0
     assert held is not None
-    residency.release(held)
+    residency.memory.release(held)
     await residency.brought(ModelKey("m3", 1), None)
-    assert {key.name for key in residency.resident} == {"m1", "m2", "m3"}
+    assert {key.name for key in residency.memory.resident} == {"m1", "m2", "m3"}
     waiting = [asyncio.create_task(residency.brought(ModelKey(name, 1), 5.0)) for name in ("m4", "m5")]
     await settled(waiting[0])  # m1 was idle
-    assert {key.name for key in residency.resident} == {"m2", "m3", "m4"}
+    assert {key.name for key in residency.memory.resident} == {"m2", "m3", "m4"}
     await room.clock.advance(6)
     with pytest.raises(NotReadyError, match="not loaded in the time") as refused:
         await waiting[1]
     assert refused.value.retry_after_s
-    residency.release(places[2])
+    residency.memory.release(places[2])
     await residency.brought(ModelKey("m0", 1), None)  # nobody who left keeps others from their turn
 
 
@@ -246,18 +247,18 @@ async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room
         await room.residency.brought(ModelKey(name, 1), None)
     waiting = asyncio.create_task(room.residency.brought(ModelKey("m3", 1), None))
     await asyncio.sleep(0.01)
-    await room.residency.unload("m3")
+    await room.residency.orders.unload("m3")
     with pytest.raises(UnknownModelError, match="unloaded"):
         await waiting
 
 
 async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
     place = await room.residency.brought(ModelKey("m0", 1), None)
-    unloading = asyncio.create_task(room.residency.unload("m0"))
+    unloading = asyncio.create_task(room.residency.orders.unload("m0"))
     await asyncio.sleep(0.01)
     assert ModelKey("m0", 1) in room.engine.held
     assert not unloading.done()
-    room.residency.release(place)
+    room.residency.memory.release(place)
     await settled(unloading)
     assert ModelKey("m0", 1) not in room.engine.held
 
@@ -265,27 +266,27 @@ async def test_an_unload_waits_for_requests_in_flight(room: Room) -> None:
 async def test_an_unload_after_a_load_that_is_under_way_has_the_last_word(room: Room) -> None:
     key = ModelKey("m0", 1)
     room.gate.clear()
-    loading = asyncio.create_task(room.residency.load("m0"))
+    loading = asyncio.create_task(room.residency.orders.load("m0"))
     await asyncio.sleep(0.01)
-    unloading = asyncio.create_task(room.residency.unload("m0"))
+    unloading = asyncio.create_task(room.residency.orders.unload("m0"))
     await asyncio.sleep(0.01)
     room.gate.set()
     await settled(loading, unloading)
     assert key not in room.engine.held
-    assert not room.residency.resident
+    assert not room.residency.memory.resident
     assert room.repository.away[key].startswith("unloaded")
-    await room.residency.load("m0")
-    assert room.residency.resident == [key]
+    await room.residency.orders.load("m0")
+    assert room.residency.memory.resident == [key]
 
 
 async def test_an_unload_is_carried_out_though_its_caller_leaves(room: Room) -> None:
     key = ModelKey("m0", 1)
     place = await room.residency.brought(key, None)
-    unloading = asyncio.create_task(room.residency.unload("m0"))
+    unloading = asyncio.create_task(room.residency.orders.unload("m0"))
     await asyncio.sleep(0.01)
     unloading.cancel()
     await settled(unloading)
-    room.residency.release(place)
+    room.residency.memory.release(place)
     async with asyncio.timeout(5):
         while not room.repository.away[key].startswith("unloaded"):  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
@@ -296,7 +297,7 @@ async def test_an_exchange_that_the_engine_refuses_leaves_what_was_served(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = ModelKey("m0", 1)
-    room.residency.release(await room.residency.brought(key, None))
+    room.residency.memory.release(await room.residency.brought(key, None))
 
     async def refuse(_: ServedModel) -> None:
         raise EngineUnavailableError("It is away.")
@@ -304,14 +305,14 @@ async def test_an_exchange_that_the_engine_refuses_leaves_what_was_served(
     with monkeypatch.context() as outage:
         outage.setattr(room.engine, "put", refuse)
         with pytest.raises(RequestError, match="It is away"):
-            await room.residency.load("m0")
-    assert room.residency.hold(key) is not None
+            await room.residency.orders.load("m0")
+    assert room.residency.memory.hold(key) is not None
     assert room.loads == 2
 
 
 async def test_a_model_larger_than_the_budget_is_never_loaded() -> None:
     room = Room(budget=0)
-    room.residency._budget_bytes = SIZE_BYTES - 1
+    room.residency.memory._budget_bytes = SIZE_BYTES - 1
     with pytest.raises(NotReadyError, match=r"more than models\.memory_budget_mb"):
         await room.residency.brought(ModelKey("m0", 1), None)
     assert room.loads == 0
@@ -337,5 +338,5 @@ async def test_what_fits_is_loaded_in_the_background() -> None:
     async with asyncio.timeout(5):
         while not room.residency.complete:  # noqa: ASYNC110 (a thread works)
             await asyncio.sleep(0.001)
-    assert len(room.residency.resident) == BUDGET
+    assert len(room.residency.memory.resident) == BUDGET
     assert all(room.residency.ready(key) for key in room.repository.models)

@@ -11,7 +11,7 @@ from typing import Any
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server
 from firstline_edge.api.access import access_of
-from firstline_edge.api.app import create_app
+from firstline_edge.api.app import App
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.settings_load import load
 
@@ -29,18 +29,12 @@ def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
 @contextlib.asynccontextmanager
 async def serving_agent(settings: EdgeSettings) -> AsyncIterator[tuple[EdgeAgent, str]]:
     """Serves as the process does, without its signals; yields the agent and its URL."""
-    up = asyncio.Event()
     with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
-        async with EdgeAgent(settings) as agent:
-            app = create_app(agent, access_of(settings.api))
-            running = server.Server(app, up.set)
-            task = asyncio.create_task(running.serve(sockets=[listener]))
-            await up.wait()
-            try:
-                yield agent, server.url_of(listener)
-            finally:
-                running.stop()
-                await task
+        async with (
+            EdgeAgent(settings) as agent,
+            server.serving(App(agent, access_of(settings.api)), [listener]),
+        ):
+            yield agent, server.url_of(listener)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 
 class SmallDisk:
-    """One mebibyte, to be filled and freed."""
+    """A file system of a few mebibytes, to be filled and freed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,11 +33,11 @@ class SmallDisk:
 
 
 @contextlib.contextmanager
-def small_disk(path: Path) -> Iterator[SmallDisk]:
+def small_disk(path: Path, size_mib: int = 1) -> Iterator[SmallDisk]:
     """Mounts one at `path`; skips the test where that is not allowed."""
     path.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(path)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("mounting a file system is not allowed here")

@@ -32,7 +32,7 @@ from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache import ModelOutput, ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.case import Trail
 from firstline_edge.complaints import Complaints
@@ -156,6 +156,9 @@ class NoAudits:
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
+    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
+        pass
+
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
@@ -263,12 +266,11 @@ class Scene:
     def hold_also(self, name: str) -> None:
         """Another bundle, with the same edge model."""
         other = HeldModel(Bundle(Path(), msgspec.structs.replace(self.held.manifest, name=name)), self.held.edge)
-        self.models._held[name] = {other.version: other}
+        self.models.put(other)
 
     async def infer(self, *values: float, **fields: Any) -> InferResponse:
         asked, trail = request(*values, **fields), Trail()
-        deadline_s = self.clock.monotonic_s() + 60 if asked.deadline_s is None else asked.deadline_s
-        return self.cascade.at_once(asked, deadline_s, trail) or await self.cascade.infer(asked, trail)
+        return self.cascade.at_once(asked, trail) or await self.cascade.infer(asked, trail)
 
     @property
     def sent_rows(self) -> list[list[float]]:

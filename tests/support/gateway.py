@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,17 +35,15 @@ def doubled(tensor: Tensor) -> Probabilities:
     return (tensor.array * 2).astype(np.float32)
 
 
-class GatedExecutor:
-    """Holds every batch until the test lets it go; a row's answer is its double, and a negative row fails alone."""
+class NothingToLoad:
+    """What an executor owes beside its runs (`executors.base.Executor`), where models need no file."""
+
+    away = ""
+    """Why it runs nothing at the moment."""
 
     def __init__(self, slots: int = 1) -> None:
         self._slots = slots
-        self.batches: list[tuple[ModelKey, list[list[float]]]] = []
-        self._gates: list[asyncio.Future[BaseException | None]] = []
         self.running = 0
-        self.most_running = 0
-        self.closed = False
-        self.away = ""
 
     @property
     def slots(self) -> int:
@@ -53,6 +51,32 @@ class GatedExecutor:
 
     def report(self) -> EngineReport:
         return EngineReport()
+
+    async def start(self) -> None:
+        pass
+
+    async def put(self, served: ServedModel) -> None:
+        pass
+
+    async def drop(self, key: ModelKey) -> None:
+        pass
+
+    def trouble(self, key: ModelKey) -> str:
+        return self.away
+
+    async def close(self, timeout_s: float) -> bool:
+        return not self.running
+
+
+class GatedExecutor(NothingToLoad):
+    """Holds every batch until the test lets it go; a row's answer is its double, and a negative row fails alone."""
+
+    def __init__(self, slots: int = 1) -> None:
+        super().__init__(slots)
+        self.batches: list[tuple[ModelKey, list[list[float]]]] = []
+        self._gates: list[asyncio.Future[BaseException | None]] = []
+        self.most_running = 0
+        self.closed = False
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.batches.append((key, [tensor.array[:, 0].tolist() for tensor in inputs]))
@@ -78,28 +102,17 @@ class GatedExecutor:
         """Lets one held batch end, or fail."""
         self._gates.pop(position).set_result(error)
 
-    async def start(self) -> None:
-        pass
-
-    def trouble(self, key: ModelKey) -> str:
-        return self.away
-
-    async def put(self, served: ServedModel) -> None:
-        pass
-
-    async def drop(self, key: ModelKey) -> None:
-        pass
-
     async def close(self, timeout_s: float) -> bool:
         self.closed = True
-        return not self.running
+        return await super().close(timeout_s)
 
 
 class Doubler:
     """A model that needs no file: prepares what is 0 or more, doubles it, and counts the rows of each run."""
 
-    def __init__(self, fails_above: float = float("inf")) -> None:
+    def __init__(self, fails_above: float = float("inf"), batch_s: Mapping[int, float] | None = None) -> None:
         self.runs: list[int] = []
+        self.batch_s = batch_s or {}
         self._fails_above = fails_above
 
     def prepare(self, tensor: Tensor) -> Array:

@@ -16,7 +16,7 @@ from firstline_gateway.store.database import open_database
 _SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("infer",), "operator": SCOPES}
 
 
-def create_key(store: Store, name: str, kind: str = "application") -> str:
+def create_key(store: Store, name: str, kind: str = "application", requests_per_s: float | None = None) -> str:
     """The text of a new key of a device, an application, or an operator, who may do everything."""
     with _writing(store) as connection:
         return keys.create_key(
@@ -25,6 +25,7 @@ def create_key(store: Store, name: str, kind: str = "application") -> str:
             _SCOPES[kind],
             now_s=time.time(),
             kind="device" if kind == "device" else "application",
+            requests_per_s=requests_per_s,
         )
 
 

@@ -6,36 +6,28 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from support.gateway import doubled, request_of
+from support.gateway import NothingToLoad, doubled, request_of
 
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
 NOTE = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
 
 
-class TimedExecutor:
+class TimedExecutor(NothingToLoad):
     """Takes a fixed time and some for each row, by model."""
 
     def __init__(self, clock: Clock, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1) -> None:
+        super().__init__(slots)
         self._clock = clock
         self._seconds = seconds
-        self._slots = slots
         self.slowness = 1.0
         self.rows: list[int] = []
-
-    @property
-    def slots(self) -> int:
-        return self._slots
-
-    def report(self) -> EngineReport:
-        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         fixed_s, row_s = self._seconds[key]
@@ -43,21 +35,6 @@ class TimedExecutor:
         self.rows.append(rows)
         await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
         return [doubled(tensor) for tensor in inputs]
-
-    async def start(self) -> None:
-        pass
-
-    async def put(self, served: ServedModel) -> None:
-        pass
-
-    async def drop(self, key: ModelKey) -> None:
-        pass
-
-    def trouble(self, key: ModelKey) -> str:
-        return ""
-
-    async def close(self, timeout_s: float) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, identity, jobs, openapi, store
+from firstline_gateway.api.fleet import audit, blobs, devices, registry, rollouts, twins
 from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -38,6 +39,14 @@ def create_app(gateway: Gateway) -> FastAPI:
         identity.fleet,
         store.router,
         jobs.router,
+        blobs.reading,
+        blobs.writing,
+        registry.reading,
+        registry.keeping,
+        twins.router,
+        devices.router,
+        rollouts.router,
+        audit.router,
     ):
         app.include_router(router)
     errors.install(app, gateway.metrics.error)

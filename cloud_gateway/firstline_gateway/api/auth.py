@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_principal
 from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.known import ApiKey
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
 from firstline_gateway.identity.scopes import SCOPES
 
@@ -33,6 +34,7 @@ class Caller:
 
 _ANYBODY = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
 _CALLERS_KNOWN = 4096
+_BEARER = "Bearer "
 _DEVICE_SCOPES = frozenset({"infer"})
 
 
@@ -74,7 +76,7 @@ async def caller_of(identity: Identity, presented: Presented | None, authorizati
             "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
         )
     key = await identity.gatekeeper.key(text.strip())
-    return _caller_with(key.name, key.kind, key.scopes)
+    return caller_by(key)
 
 
 @lru_cache(_CALLERS_KNOWN)
@@ -86,10 +88,21 @@ def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
 
 def known_caller(identity: Identity, authorization: str) -> Caller | None:
     """The caller with an API key, where that is known without asking; None where `caller_of` has to find out."""
-    if not authorization.startswith("Bearer ") or not identity.required:
+    text = key_text(authorization)
+    if not text or not identity.required:
         return None
-    key = identity.gatekeeper.known_key(authorization[len("Bearer ") :])
-    return None if key is None else _caller_with(key.name, key.kind, key.scopes)
+    key = identity.gatekeeper.known_key(text)
+    return None if key is None else caller_by(key)
+
+
+def key_text(authorization: str) -> str:
+    """The API key in a header as clients write it; "" where `caller_of` has to look at it."""
+    return authorization[len(_BEARER) :] if authorization.startswith(_BEARER) else ""
+
+
+def caller_by(key: ApiKey | None) -> Caller:
+    """Whom a key stands for that was let in; None where authentication is off."""
+    return _ANYBODY if key is None else _caller_with(key.name, key.kind, key.scopes)
 
 
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:

@@ -1,16 +1,12 @@
-"""What request bodies may take of memory and time: a slow client or a huge body costs only itself."""
+"""What request bodies may take of the memory together; of time, and each alone, see `http_body`."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import Iterator
 
-from firstline_core.errors import QueueFullError, RemoteTimeoutError
+from firstline_core.errors import QueueFullError
 
-# A body may take so long, and longer by what came of it: the slowest mobile links carry more.
-GRACE_S = 20.0
-LEAST_BYTES_PER_S = 1024
 _RETRY_S = 1.0
 
 
@@ -75,23 +71,3 @@ class Share:
         """So many bytes more; see `BodyBudget.take`."""
         self._budget.take(self._principal, size_bytes)
         self.size_bytes += size_bytes
-
-
-async def in_time(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """A body's chunks.
-
-    Raises:
-        RemoteTimeoutError: they come too slowly.
-    """
-    received_bytes = 0
-    start_s = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(start_s + GRACE_S) as patience:
-            async for chunk in chunks:
-                received_bytes += len(chunk)
-                patience.reschedule(start_s + GRACE_S + received_bytes / LEAST_BYTES_PER_S)
-                yield chunk
-    except TimeoutError as error:
-        raise RemoteTimeoutError(
-            f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
-        ) from error

@@ -13,7 +13,6 @@ from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import authenticate, authorize
-from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 
@@ -118,7 +117,7 @@ async def model_config(request: Request, model: str, version: str = "") -> Respo
 @metadata.post("/v2/repository/index", summary='Triton\'s list of models; the body is empty, or {"ready": true}.')
 async def repository_index(request: Request) -> Response:
     gateway = gateway_of(request)
-    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
     return response_of(extensions.index_reply(gateway.plane, body, _SMALL))
 
 
@@ -128,7 +127,7 @@ async def repository_index(request: Request) -> Response:
 )
 async def load_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)
-    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
     return response_of(await extensions.load_reply(gateway.plane, model, body, _SMALL))
 
 
@@ -138,7 +137,7 @@ async def load_model(request: Request, model: str) -> Response:
 )
 async def unload_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)
-    body = await http_body.read_body(in_time(request.stream()), request.headers, _SMALL)
+    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
     return response_of(await extensions.unload_reply(gateway.plane, model, body, _SMALL))
 
 

@@ -1,4 +1,7 @@
-"""Every failure leaves as `{"error": sentence, "code": code}`: ours, the framework's, and the unforeseen."""
+"""Every failure leaves in JSON: ours, the framework's, and the unforeseen.
+
+That is `{"error": sentence, "code": code}`, as V2 has it; and below /fleet/ what RFC 9457 has.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +20,7 @@ from firstline_core.errors import FirstlineError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.fleet.problems import PREFIX, problem, problem_of
 
 log = logger(__name__)
 
@@ -42,12 +47,13 @@ def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
     """
     app.add_exception_handler(FirstlineError, _ours)
     app.add_exception_handler(HTTPException, _frameworks)
+    app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_middleware(LastResort, on_error=on_error)
 
 
-async def _ours(_request: Request, error: Exception) -> Response:
+async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
-    return response_of(error_reply(error))
+    return problem_of(error) if request.url.path.startswith(PREFIX) else response_of(error_reply(error))
 
 
 async def _frameworks(request: Request, error: Exception) -> Response:
@@ -58,8 +64,19 @@ async def _frameworks(request: Request, error: Exception) -> Response:
         404: f"There is nothing at {path}; GET /openapi.json lists the addresses.",
         405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
     }.get(error.status_code, HTTPStatus(error.status_code).description)
+    if request.url.path.startswith(PREFIX):
+        response = problem(error.status_code, sentence, RequestError.code)
+        response.headers.update(error.headers or {})
+        return response
     reply = json_reply({"error": sentence, "code": RequestError.code}, error.status_code)
     return Response(reply.body, status_code=reply.status, headers={**reply.headers, **(error.headers or {})})
+
+
+async def _not_valid(request: Request, error: Exception) -> Response:
+    """A parameter of the address that is not what the route takes."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    return await _ours(request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]})."))
 
 
 class LastResort:

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, HTTPConnection
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from firstline_core.errors import FirstlineError, NotReadyError
-from firstline_core.ids import new_request_id
-from firstline_core.protocol.http import Reply, error_reply
-from firstline_core.telemetry.logs import logger
+from firstline_core.at_once import at_once
+from firstline_core.errors import NotReadyError
+from firstline_core.protocol.http import error_reply
 from firstline_gateway.api import infer
 from firstline_gateway.api.auth import presented_by
+from firstline_gateway.api.cycle import Cycle
 from firstline_gateway.api.heads import Head
-from firstline_gateway.at_once import at_once
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
@@ -33,11 +30,9 @@ if TYPE_CHECKING:
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-log = logger(__name__)
 
-
-class Exchange:
-    """Answers one request. Belongs to its connection, `protocol`, which feeds it and starts it.
+class Exchange(Cycle):
+    """Answers one request, which its connection, `protocol`, feeds and starts.
 
     Args:
         protocol: the connection.
@@ -47,18 +42,11 @@ class Exchange:
         waits: whether the client waits for a word before it sends the body (`Expect: 100-continue`).
     """
 
-    __slots__ = (
-        "_begun", "_chunks", "_size_bytes", "_waiting", "_waits", "disconnected", "gateway", "head", "keep_alive",
-        "more_body", "protocol", "response_complete", "response_started", "task",
-    )  # fmt: skip
+    __slots__ = ("_begun", "_chunks", "_size_bytes", "_waiting", "_waits", "more_body", "task")
 
     def __init__(self, protocol: HttpProtocol, gateway: Gateway, head: Head, *, keep_alive: bool, waits: bool) -> None:
-        self.protocol = protocol
-        self.gateway = gateway
-        self.head = head
-        self.keep_alive = keep_alive
+        super().__init__(protocol, gateway, head, keep_alive=keep_alive)
         self.more_body = True
-        self.response_started = self.response_complete = self.disconnected = False
         self.task: asyncio.Task[None] | None = None
         self._begun = False
         self._waits = waits
@@ -99,7 +87,6 @@ class Exchange:
         await rest
 
     def lost(self) -> None:
-        """The connection ended: nobody waits for the answer any more."""
         self.disconnected = True
         self._wake()
         if self.task is not None and self._begun:
@@ -172,36 +159,12 @@ class Exchange:
         except asyncio.CancelledError:
             # The client has left; or the server ends, and cancels what outlives it. Nobody awaits its tasks.
             reply = error_reply(NotReadyError("This gateway is shutting down; send the request again."))
-        except Exception:  # the outermost loop of a request
-            request_id = new_request_id()
-            log.exception("request failed unexpectedly", request_id=request_id, path=ascii(self.head.url))
-            error = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
-            self.gateway.metrics.error(error)
-            reply = error_reply(error)
-        self._send(reply)
-
-    def _send(self, reply: Reply) -> None:
-        protocol = self.protocol
-        if not self.disconnected:
-            self.response_started = True
-            if self._waits and self.more_body:
-                self.keep_alive = False  # nobody knows whether the body that was not asked for still comes
-            if reply.headers.get("Connection") == "close":
-                self.keep_alive = False
-            elif not self.keep_alive:
-                reply.headers["Connection"] = "close"
-            head = (STATUS_LINE[reply.status], protocol.default_lines, _lines(*reply.headers.items()), len(reply.body))
-            protocol.transport.write(b"%b%b%bcontent-length: %d\r\n\r\n%b" % (*head, reply.body))
-        self.response_complete = True
+        except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
+            reply = self.unforeseen(error)
+        if self._waits and self.more_body:
+            self.keep_alive = False  # nobody knows whether the body that was not asked for still comes
         if self.task is not None:
-            protocol.tasks.discard(self.task)
+            self.protocol.tasks.discard(self.task)
         # The connection keeps this until its next request, which may be never: not with a body, nor its tensors.
         self._chunks, self.task = [], None
-        if not self.disconnected and not self.keep_alive:
-            protocol.transport.close()
-        protocol.on_response_complete()
-
-
-@lru_cache(1024)
-def _lines(*headers: tuple[str, str]) -> bytes:
-    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1")
+        self.send(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -13,6 +14,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, Context, Door, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
+from firstline_gateway.api.unread import REFUSED, Unread
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented, presented_by
@@ -37,8 +39,16 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
         with gateway.bodies.share(principal) as mine:
             yield mine.take
 
+    def unread(context: Context) -> FirstlineError | None:
+        loop = asyncio.get_running_loop()
+        gateway.unread.watch(loop)
+        return REFUSED if gateway.unread.refuses(_shown(gateway.unread, context), loop.time()) else None
+
+    def no_room(context: Context) -> None:
+        gateway.unread.told(_shown(gateway.unread, context), asyncio.get_running_loop().time())
+
     settings, tls = gateway.settings, gateway.identity.tls
-    door = Door(partial(_authorize, gateway.identity), share, note)
+    door = Door(partial(_authorize, gateway.identity), share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(gateway.plane, door, clock=gateway.clock),
@@ -67,6 +77,18 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
     caller = await caller_of(identity, presented, metadata.get("authorization", ""))
     check_scope(caller, _SCOPES[scope])
     return Caller(caller.principal, caller.trust_request_id)
+
+
+def _shown(unread: Unread, context: Context) -> int:
+    """The mark of a call's caller: the same as that of their requests over HTTP."""
+    serial = ""
+    for certificate in context.auth_context().get("x509_pem_cert", ()):
+        serial = _presented(certificate).serial
+    metadata = [
+        (key.encode(), value.encode() if isinstance(value, str) else value)
+        for key, value in context.invocation_metadata() or ()
+    ]
+    return unread.shown(serial, metadata)
 
 
 @lru_cache(1024)

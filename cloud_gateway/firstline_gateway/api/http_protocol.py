@@ -17,20 +17,27 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from firstline_core.protocol.http_bounds import (
+    HEAD_LIMIT_BYTES,
+    PIPELINE_LIMIT,
+    TOO_MANY_AHEAD,
+    HeadTimer,
+    IdleTimer,
+    StallTimer,
+)
 from firstline_core.protocol.http_errors import Lowered, closing_response
-from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES, HeadTimer
+from firstline_core.protocol.http_upgrade import AfterHead, feed, framing
+from firstline_core.protocol.repeated_head import repeatable
+from firstline_gateway.api.cycle import Cycle
 from firstline_gateway.api.door import Newcomers
 from firstline_gateway.api.exchange import Exchange
-from firstline_gateway.api.heads import Head, repeatable
+from firstline_gateway.api.fast_path import FastPath
+from firstline_gateway.api.heads import Head
 from firstline_gateway.api.infer import address_of
 from firstline_gateway.api.unread import refusal
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented, read_presented
 
-# Requests on one connection that wait for the answer of the one before; clients that send ahead at all send a few.
-PIPELINE_LIMIT = 16
-# How long an answer waits for a client that does not read it.
-WRITE_TIMEOUT_S = 30.0
 # How long, when the process ends, a TLS connection that has its answer may take to say goodbye; many clients never do.
 _GOODBYE_S = 0.5
 _REFUSAL = refusal()
@@ -44,25 +51,28 @@ class HttpProtocol(HttpToolsProtocol):
     _read_bytes = 0  # since the last body, by packets: also what the parser has not made a header of yet
     _head_bytes = 0  # of this message's head and trailer, by headers: not the body that came in the same packet
     _head_timer: HeadTimer
-    _stalled: asyncio.TimerHandle | None = None
+    _stall: StallTimer
+    _refusal = b""  # for after the answers that are due; what comes counts for nothing any more
     _in_message = False  # the parser has begun one, and not ended it
     _fed = b""  # to the parser now
     _in_fed = False  # it had begun, or has begun since, a message in that
     _first = b""  # what the present message was the first of; b"" where it began elsewhere
     _body_left = 0  # of a body that is not parsed
-    _idle_timer: asyncio.TimerHandle | None = None
-    _idle_since_s: float | None = None  # None while a request comes or is answered
+    _idle: IdleTimer
     _refused = False  # this request, unread
     _refused_whole = False  # that was all that came
-    _answering: RequestResponseCycle | Exchange | None = None  # `cycle` is the last that was begun
+    _answering: RequestResponseCycle | Cycle | None = None  # `cycle` is the last that was begun
     _head: Head | None = None  # of the last request for inference
     _default_headers: list[tuple[bytes, bytes]] | None = None
     _default_lines = b""
     presented: Presented | None = None
 
-    def __init__(self, *arguments: Any, gateway: Gateway, newcomers: Newcomers, **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, gateway: Gateway, fast_path: FastPath, newcomers: Newcomers, **named: Any
+    ) -> None:
         super().__init__(*arguments, **named)
         self._gateway = gateway
+        self._fast_path = fast_path
         self._sessions = gateway.identity.gatekeeper.sessions
         self._unread = gateway.unread
         self._newcomers = newcomers
@@ -79,7 +89,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.presented = read_presented(certificate)
             self._sessions.add(self.presented.serial, self)
         self._head_timer = HeadTimer(self.loop, self.timeout_keep_alive_handler)
-        self._rest()  # a connection that never asks is idle too
+        self._idle = IdleTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._stall = StallTimer(self.loop, transport.abort)
+        self._idle.rest()  # a connection that never asks is idle too
 
     @property
     def default_lines(self) -> bytes:
@@ -92,14 +104,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._newcomers.leave(self)
         self._head_timer.cancel()
-        if self._stalled is not None:
-            self._stalled.cancel()
+        self._stall.cancel()
         if self.presented is not None:
             self._sessions.remove(self.presented.serial, self)
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self._idle.cancel()
         for cycle in {self._answering, self.cycle}:
-            if isinstance(cycle, Exchange):
+            if isinstance(cycle, Cycle):
                 if not cycle.response_complete:
                     cycle.lost()
             elif cycle is not None:
@@ -111,31 +121,15 @@ class HttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+        self._stall.stalled()
 
     def resume_writing(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
+        self._stall.cancel()
         super().resume_writing()
 
     def _unset_keepalive_if_required(self) -> None:
-        """Where uvicorn would end its timer for idle connections, and make another with each answer, ours runs on."""
-        self._idle_since_s = None
-
-    def _rest(self) -> None:
-        self._idle_since_s = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
-
-    def _look_if_idle(self) -> None:
-        self._idle_timer = None
-        if self._idle_since_s is None:  # the next answer begins anew
-            return
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if left_s > 0:
-            self._idle_timer = self.loop.call_later(left_s, self._look_if_idle)
-        else:
-            self.timeout_keep_alive_handler()
+        """Where uvicorn would end its own timer for idle connections."""
+        self._idle.busy()
 
     def timeout_keep_alive_handler(self) -> None:
         """Ends an idle connection; one whose client has not read its answer would otherwise stay half closed."""
@@ -151,19 +145,31 @@ class HttpProtocol(HttpToolsProtocol):
             self.loop.call_later(_GOODBYE_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         if self._is_repeated(data):
             return
         self._fed, self._in_fed = data, self._in_message
         self._read_bytes += len(data)
         self._refused_whole = False
-        super().data_received(data)
+        self._idle.busy()
+        try:
+            feed(self.parser, data, self._go_on)
+        except httptools.HttpParserError:
+            self._refuse_bytes()
         self._fed = self._first = b""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal:
             return
         if self._read_bytes > HEAD_LIMIT_BYTES:
             self._refuse_length()
         else:
             self._heard()
+
+    def _go_on(self) -> tuple[httptools.HttpRequestParser, bytes]:
+        rest = framing(self.headers, keep_alive=self.parser.should_keep_alive())
+        self.parser = httptools.HttpRequestParser(AfterHead(self))
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return self.parser, rest
 
     def _heard(self) -> None:
         working = self.cycle is not None and not self.cycle.response_complete
@@ -188,19 +194,25 @@ class HttpProtocol(HttpToolsProtocol):
                 return False  # the parser finds the end of what is not read
             self.transport.write(_REFUSAL)
             self._head_timer.cancel()
-            self._rest()
+            self._idle.rest()
             return True
-        self._idle_since_s = None
+        self._idle.busy()
         self._newcomers.leave(self)
-        exchange = Exchange(self, self._gateway, head, keep_alive=True, waits=False)
-        self.cycle = exchange  # type: ignore[assignment]  # see `_begin`
         if len(data) == len(head.raw) + head.body_bytes:
-            self._heard()
-            exchange.feed(data[len(head.raw) :])
+            self._head_timer.cancel()
+            body = data[len(head.raw) :]
+            fast = self._fast_path.begin(self, head, body)
+            if fast is not None:
+                self.cycle = self._answering = fast  # type: ignore[assignment]  # see `_begin`
+                return True
+            exchange = Exchange(self, self._gateway, head, keep_alive=True, waits=False)
+            self.cycle = self._answering = exchange  # type: ignore[assignment]  # see `_begin`
+            exchange.feed(body)
             exchange.feed_end()
-            self._answering = exchange
             exchange.begin()
         else:
+            exchange = Exchange(self, self._gateway, head, keep_alive=True, waits=False)
+            self.cycle = exchange  # type: ignore[assignment]  # see `_begin`
             self._body_left = head.body_bytes
             self._start_asgi_task(exchange, None)
             self._feed(data[len(head.raw) :])
@@ -239,7 +251,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:  # a trailer is no header (RFC 9110, section 6.5.1): proxies strip what it may not say there
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -267,6 +280,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.feed(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # its body comes yet, see `http_upgrade`
         self._in_message = False
         if not self._refused:
             if not isinstance(self.cycle, Exchange):
@@ -279,7 +294,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._refused_whole = True
         self._head_timer.cancel()
-        self._rest()
+        self._idle.rest()
 
     def on_response_complete(self) -> None:
         """What uvicorn does after an answer, but for its timer."""
@@ -290,8 +305,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             # From the task of the one before, whose context is not its own.
             self._context.run(self._start_asgi_task, *self.pipeline.pop())
+        elif self._refusal:
+            self._end_refusing()
         else:
-            self._rest()
+            self._idle.rest()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle | Exchange, app: Any) -> None:
         self._answering = cycle
@@ -301,14 +318,14 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls where the parser gives up."""
+    def _refuse_bytes(self) -> None:
+        """The parser gave up."""
         if len(self.pipeline) > PIPELINE_LIMIT:
-            self.transport.close()  # the answers before it are still to come, so this has no place for one
+            self._refuse(400, TOO_MANY_AHEAD)
         elif self._head_bytes > HEAD_LIMIT_BYTES:
             self._refuse_length()
         else:
-            self._close_with(400, "This is no valid HTTP/1.1 request; check its request line, headers and chunks.")
+            self._refuse(400, "This is no valid HTTP/1.1 request; check its request line, headers and chunks.")
 
     def end(self) -> None:
         """Closes the connection at once: its certificate was revoked."""
@@ -387,10 +404,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse_length(self) -> None:
         part = "request line and headers are" if self._in_head else "chunk's extension or the trailer is"
-        self._close_with(431, f"The {part} larger than {HEAD_LIMIT_BYTES} bytes; send fewer.")
+        self._refuse(431, f"The {part} larger than {HEAD_LIMIT_BYTES} bytes; send fewer.")
 
-    def _close_with(self, status: int, sentence: str) -> None:
+    def _refuse(self, status: int, sentence: str) -> None:
+        """What comes is no request: the connection ends, after the answers to those that were."""
+        self._refusal = closing_response(status, sentence)
+        self._head_timer.cancel()
+        if self._in_message and not self._in_head and self.pipeline:
+            self.pipeline.popleft()  # its body went wrong, or it was one too many
+        elif self._in_message and not self._in_head:
+            self._end_refusing()  # so did that of the one in its turn, which would wait for the rest
+            return
+        if self._answering is None or self._answering.response_complete:
+            self._end_refusing()
+
+    def _end_refusing(self) -> None:
         # Where an answer is half out, only the end of the connection can tell the client.
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            self.transport.write(closing_response(status, sentence))
+        if self._answering is None or not self._answering.response_started or self._answering.response_complete:
+            self.transport.write(self._refusal)
         self.transport.close()

@@ -20,10 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
 from firstline_core.protocol import short
 from firstline_core.protocol.http import Reply, error_reply, read_request, response_reply
-from firstline_core.protocol.http_body import body_form, check_size, elsewhere, is_soon_read, within
+from firstline_core.protocol.http_body import body_form, check_size, elsewhere, in_time, is_soon_read, within
 from firstline_core.protocol.short import short_reply
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
-from firstline_gateway.api.bodies import in_time
 from firstline_gateway.api.errors import LastResort, send_reply
 from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.gateway import Gateway
@@ -129,13 +128,11 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
         reply = Reply(_CLIENT_LEFT, {}, b"")
     except FirstlineError as refused:
         error = refused
-        reply = error_reply(refused)
-        if isinstance(refused, QueueFullError) and incoming.shown is not None:
-            gateway.unread.told(incoming.shown, asyncio.get_running_loop().time())
+        reply = refusal(gateway, incoming.shown, refused)
     finally:
         if held_bytes:
             gateway.bodies.give_back(principal, held_bytes)
-    if gateway.plane.draining or (error is not None and not gateway.plane.ready()):
+    if gateway.plane.draining:
         reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
     record(
         gateway.metrics,
@@ -148,7 +145,18 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
     return reply
 
 
-async def _v2(gateway: Gateway, asked: _Asked) -> Reply:
+def refusal(gateway: Gateway, shown: int | None, error: FirstlineError) -> Reply:
+    """What a request is told that gets no answer; `shown` is the mark of what its caller showed."""
+    reply = error_reply(error)
+    if isinstance(error, QueueFullError) and shown is not None:
+        gateway.unread.told(shown, asyncio.get_running_loop().time())
+    if not gateway.plane.ready():
+        reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
+    return reply
+
+
+async def v2(gateway: Gateway, asked: _Asked) -> Reply:
+    """V2's infer."""
     plane, caller = gateway.plane, asked.caller
     form = body_form(asked.incoming.headers)
     read = partial(
@@ -191,8 +199,8 @@ async def _short(gateway: Gateway, asked: _Asked) -> Reply:
 
 
 _ENDPOINTS: dict[str, Endpoint] = {
-    "/v2/models/{model}/infer": _v2,
-    "/v2/models/{model}/versions/{version}/infer": _v2,
+    "/v2/models/{model}/infer": v2,
+    "/v2/models/{model}/versions/{version}/infer": v2,
     "/firstline/v1/models/{model}/infer": _short,
 }
 _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.items()]

@@ -1,21 +1,27 @@
-"""Jobs over HTTP: handed in with `Prefer: respond-async` (RFC 7240), fetched by the id that came back."""
+"""Jobs over HTTP: handed in with `Prefer: respond-async` (RFC 7240), fetched by the id that came back.
+
+Who fetches asks now and then, waits a while (`Prefer: wait=SECONDS`), or takes the answer as a server-sent event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from msgspec.structs import replace
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from firstline_core.errors import RequestError, UnknownModelError
+from firstline_core.errors import FirstlineError, RequestError, UnknownModelError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import http, short
+from firstline_core.protocol import events, http, short
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.oip import decode_response
+from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import authorize
@@ -24,14 +30,35 @@ from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
 
+WAIT_LIMIT_S = 60
+"""No caller is kept waiting for one reply for longer: whatever stands between would give up."""
+HEARTBEAT_S = 15.0
+
 _PREFER = "respond-async"
 _COME_BACK_S = "1"
+_FORM = {
+    "name": "form",
+    "in": "query",
+    "schema": {"enum": ["short", "v2"]},
+    "description": "In words, or as tensors.",
+}
+_WAIT = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"type": "string", "pattern": "^wait=[0-9]+$"},
+    "description": f"wait=SECONDS: how long to wait for the answer (RFC 7240), at most {WAIT_LIMIT_S}.",
+}
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "schema": {"enum": ["0", "1", "2"]},
+    "description": "The id of the last event that was seen: after 2 nothing follows, 204.",
+}
 
 
 def is_asynchronous(headers: Mapping[str, str]) -> bool:
     """Whether the caller would rather not wait; `headers` by lowered names."""
-    wishes = headers.get("prefer", "").split(",")
-    return any(wish.partition(";")[0].strip().lower() == _PREFER for wish in wishes)
+    return _PREFER in _preferences(headers.get("prefer", ""))
 
 
 async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
@@ -64,31 +91,60 @@ router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencie
 @router.get(
     "/{request_id}",
     summary="What came of a job; 202 while it waits or runs. Readable by who handed it in.",
-    openapi_extra={
-        "parameters": [
-            {
-                "name": "form",
-                "in": "query",
-                "schema": {"enum": ["short", "v2"]},
-                "description": "In words, or as tensors.",
-            }
-        ]
-    },
+    openapi_extra={"parameters": [_FORM, _WAIT]},
 )
 async def fetch(request: Request, request_id: str) -> Response:
-    gateway = gateway_of(request)
-    form = request.query_params.get("form", "short")
-    if form not in ("short", "v2"):
-        raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
-    job = await gateway.jobs.find(request_id, request.state.principal)
-    if job.status == RUNNING:
-        reply = http.json_reply(_pending(job.job_id, job.model), 202)
-        reply.headers["Retry-After"] = _COME_BACK_S
-        return response_of(reply)
-    encoded = Encoded(job.content, job.header)
-    if job.status == 200 and form == "short":
-        return response_of(_in_words(gateway, job))
-    return response_of(Reply(job.status, http.headers_for(encoded), job.content))
+    gateway, form, wait_s = gateway_of(request), _form(request), _wait_s(request)
+    if not wait_s:
+        return response_of(_told(gateway, await gateway.jobs.find(request_id, request.state.principal), form))
+    reply = _told(gateway, await gateway.jobs.ended(request_id, request.state.principal, wait_s), form)
+    reply.headers["Preference-Applied"] = f"wait={wait_s}"
+    return response_of(reply)
+
+
+@router.get(
+    "/{request_id}/events",
+    summary="What came of a job, as a server-sent event when it has ended. Readable by who handed it in.",
+    response_class=StreamingResponse,
+    responses={200: {"content": {events.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
+    openapi_extra={"parameters": [_FORM, _LAST_EVENT_ID]},
+)
+async def follow(request: Request, request_id: str) -> Response:
+    gateway, form, principal = gateway_of(request), _form(request), request.state.principal
+    seen = events.last_event_id(request.headers)
+    with ExitStack() as held:
+        ending = held.enter_context(gateway.jobs.endings.watched(request_id))
+        job = await gateway.jobs.find(request_id, principal)
+        if seen == events.LAST_ID:
+            return Response(status_code=204)  # tells a browser's EventSource not to come back
+
+        async def said() -> AsyncIterator[bytes]:
+            last = job
+            while last.status == RUNNING:
+                yield events.HEARTBEAT  # the first has the head go out
+                await asyncio.wait([ending], timeout=HEARTBEAT_S)
+                if ending.done():
+                    try:
+                        last = await gateway.jobs.find(request_id, principal)
+                    except FirstlineError:  # deleted meanwhile, or the store is away: whoever asks again is told
+                        return
+                    if last.status == RUNNING:  # this gateway ends
+                        return
+            yield events.event(events.LAST_ID, _in_json(gateway, last, form))
+
+        return _Held(said(), held.pop_all())
+
+
+class _Held(StreamingResponse):
+    """An event stream that gives back what it holds, however it ends."""
+
+    def __init__(self, said: AsyncIterator[bytes], held: ExitStack) -> None:
+        super().__init__(said, headers=events.EVENT_HEADERS, media_type=events.EVENT_STREAM_TYPE)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
 
 
 @router.delete("/{request_id}", summary="Forget a job, and its answer; one that has not begun is not run.")
@@ -97,13 +153,56 @@ async def forget(request: Request, request_id: str) -> Response:
     return response_of(http.json_reply({"request_id": request_id, "deleted": True}))
 
 
-def _in_words(gateway: Gateway, job: Job) -> Reply:
+def _preferences(said: str) -> dict[str, str]:
+    """What a Prefer header says, by lowered names; the first of a name counts (RFC 7240, section 2)."""
+    found: dict[str, str] = {}
+    for wish in said.split(","):
+        name, _, value = wish.partition(";")[0].partition("=")
+        found.setdefault(name.strip().lower(), value.strip().strip('"'))
+    return found
+
+
+def _wait_s(request: Request) -> int:
+    """How long the caller would wait; 0 where it does not say so in a way that is understood."""
+    value = _preferences(",".join(request.headers.getlist("prefer"))).get("wait", "")
+    return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
+
+
+def _form(request: Request) -> str:
+    form = request.query_params.get("form", "short")
+    if form not in ("short", "v2"):
+        raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
+    return form
+
+
+def _told(gateway: Gateway, job: Job, form: str) -> Reply:
+    """What a caller is told of a job."""
+    if job.status == RUNNING:
+        reply = http.json_reply(_pending(job.job_id, job.model), 202)
+        reply.headers["Retry-After"] = _COME_BACK_S
+        return reply
+    if job.status == 200 and form == "short":
+        return http.json_reply(_in_words(gateway, job))
+    return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
+
+
+def _in_json(gateway: Gateway, job: Job, form: str) -> bytes:
+    """The last word of a job that has ended, as the data of an event."""
+    if job.status != 200:
+        return job.content
+    if form == "short":
+        return http.json_reply(_in_words(gateway, job)).body
+    response = decode_response(job.content, job.header)
+    return encode_response(InferRequest(response.model, (), job.job_id), response).body
+
+
+def _in_words(gateway: Gateway, job: Job) -> dict[str, object]:
     response = decode_response(job.content, job.header)
     try:
         labels = gateway.plane.metadata(response.model, response.version).labels
     except UnknownModelError:  # unloaded since
         labels = ()
-    return http.json_reply(short.reply_from(response, labels))
+    return short.reply_from(response, labels)
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from firstline_core.at_once import in_task
 from firstline_core.clock import Clock
 from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.at_once import in_task
 from firstline_gateway.deliveries import records
 from firstline_gateway.deliveries.records import DeliveryKey, Record
 from firstline_gateway.metrics import GatewayMetrics

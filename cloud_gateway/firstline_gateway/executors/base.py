@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -68,7 +69,9 @@ class Executor(Protocol):
         """How its servers are; nothing where it has none."""
         ...
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    def run(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> Awaitable[list[Outcome]]:
         """Runs the inputs of several requests as one batch, processing included.
 
         Args:
@@ -115,4 +118,30 @@ class InProcess(Protocol):
 
     def measured(self, key: ModelKey) -> Mapping[int, float]:
         """Seconds that batches of a model took when it was loaded, by their rows; nothing where it was not measured."""
+        ...
+
+
+class Offer:
+    """A batch that a thread begins by itself as soon as it is free, unless it is taken back before.
+
+    Attributes:
+        begun_s: when a thread began it, on the engine's clock; None where none has.
+        ran: its outcomes.
+    """
+
+    def __init__(self) -> None:
+        self.begun_s: float | None = None
+        self.ran: Future[list[Outcome]] = Future()
+
+    def withdraw(self) -> bool:
+        """Takes it back; False where a thread has begun it."""
+        return self.ran.cancel()
+
+
+@runtime_checkable
+class TakesAhead(Protocol):
+    """An engine whose threads can be given a batch before one of them is free."""
+
+    def offer(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Offer:
+        """Has it run, as `Executor.run`, by the first thread that is free."""
         ...

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from threading import Lock
 from time import perf_counter
 
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import EngineReport, ModelKey, Offer, Outcome, Probabilities
+from firstline_gateway.executors.live_times import LiveTimes
 from firstline_gateway.executors.rows import run_batch
 from firstline_gateway.repository import ServedModel
 
@@ -46,6 +50,8 @@ class LocalExecutor:
         self._clock = clock
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
         self._apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
+        self._learning = Lock()
+        self._live = {key: LiveTimes(model.batch_s) for key, model in models.items()}
         self._running: dict[Future[list[Outcome]], ModelKey] = {}
 
     @property
@@ -61,11 +67,36 @@ class LocalExecutor:
     def report(self) -> EngineReport:
         return EngineReport(apart=self._apart)
 
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        running = self._threads.submit(self.run_now, key, inputs, deadlines_s)
+    def run(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> asyncio.Future[list[Outcome]]:
+        # No coroutine: a task begins and ends on turns of the loop of its own, for which a thread would idle.
+        return asyncio.wrap_future(self._submit(key, partial(self._run_timed, key, inputs, deadlines_s)))
+
+    def offer(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Offer:
+        offer = Offer()
+
+        def begin() -> list[Outcome]:
+            offer.begun_s = self._clock.monotonic_s()
+            return self._run_timed(key, inputs, deadlines_s)
+
+        offer.ran = self._submit(key, begin)
+        return offer
+
+    def _submit(self, key: ModelKey, work: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+        running = self._threads.submit(work)
         self._running[running] = key
         running.add_done_callback(self._running.pop)
-        return await asyncio.wrap_future(running)
+        return running
+
+    def _run_timed(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        live, started_s = self._live[key], self._clock.monotonic_s()
+        outcomes = self.run_now(key, inputs, deadlines_s)
+        seconds = self._clock.monotonic_s() - started_s
+        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # to fail is no measure of the work
+            with self._learning:
+                live.observe(sum(len(tensor.array) for tensor in inputs), seconds)
+        return outcomes
 
     def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         model = _Timed(self._models[key])
@@ -77,12 +108,13 @@ class LocalExecutor:
         return outcomes
 
     def measured(self, key: ModelKey) -> Mapping[int, float]:
-        return self._models[key].batch_s
+        return self._live[key].measured
 
     async def put(self, served: ServedModel) -> None:
         assert served.loaded is not None  # noqa: S101 (see `Executor.put`)
         before = self._models.get(served.key)
         self._models[served.key] = served.loaded
+        self._live[served.key] = LiveTimes(served.loaded.batch_s)
         if before is not None:
             before.close()
 
@@ -90,6 +122,7 @@ class LocalExecutor:
         running = [future for future, used in tuple(self._running.items()) if used == key]
         if running:  # of clients that have left
             await asyncio.wait([asyncio.wrap_future(future) for future in running])
+        self._live.pop(key, None)
         model = self._models.pop(key, None)
         if model is not None:
             model.close()

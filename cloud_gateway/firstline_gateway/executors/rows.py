@@ -5,6 +5,7 @@ A pure function of model and inputs, so that every engine, near or far, runs the
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, zip_longest
@@ -48,8 +49,9 @@ def run_batch(
     Returns:
         One outcome for each request, in the order of `inputs`.
     """
-    if inputs and _are_alike(inputs) and not _any_passed(deadlines_s, clock):
-        alike = _run_alike(model, inputs, max_rows, lambda: _any_passed(deadlines_s, clock))
+    until_s = min([each for each in deadlines_s if each is not None], default=math.inf)
+    if inputs and _are_alike(inputs) and (until_s == math.inf or clock.monotonic_s() < until_s):
+        alike = _run_alike(model, inputs, max_rows, until_s, clock)
         if alike is not None:
             return alike
     prepared = prepare_batch(model.prepare, inputs, deadlines_s, clock)
@@ -65,27 +67,28 @@ def _are_alike(inputs: Sequence[Tensor]) -> bool:
     shape, dtype = array.shape[1:], array.dtype
     if dtype.hasobject or not array.ndim:
         return False
-    return all(each.array.shape[1:] == shape and each.array.dtype == dtype and each.name == name for each in inputs)
-
-
-def _any_passed(deadlines_s: Sequence[float | None], clock: Clock) -> bool:
-    given_s = [each for each in deadlines_s if each is not None]
-    return bool(given_s) and min(given_s) <= clock.monotonic_s()
+    for each in inputs[1:]:
+        if each.array.shape[1:] != shape or each.array.dtype != dtype or each.name != name:
+            return False
+    return True
 
 
 def _run_alike(
-    model: Predictor, inputs: Sequence[Tensor], max_rows: int, any_passed: Callable[[], bool]
+    model: Predictor, inputs: Sequence[Tensor], max_rows: int, until_s: float, clock: Clock
 ) -> list[Outcome] | None:
     """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
     sizes = [len(tensor.array) for tensor in inputs]
     try:
         together = np.concatenate([tensor.array for tensor in inputs]) if len(inputs) > 1 else inputs[0].array
         rows = model.prepare(Tensor(inputs[0].name, together))
-        if not all(sizes) or len(rows) != sum(sizes) or any_passed():
+        late = until_s < math.inf and until_s <= clock.monotonic_s()
+        if not all(sizes) or len(rows) != sum(sizes) or late:
             return None
         results = _run_rows(model, rows, max_rows)
     except (FirstlineError, MemoryError):
         return None
+    if len(sizes) == 1:
+        return [results]
     ends = accumulate(sizes)
     return [results[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 

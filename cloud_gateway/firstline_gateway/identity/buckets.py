@@ -26,10 +26,14 @@ class Buckets:
         Returns:
             0 where there was one; otherwise the seconds until there is, and nothing was taken.
         """
-        level = self._level(key, now_s, per_s, burst)
+        level, when_s = self._levels.get(key, (burst, now_s))
+        level = min(burst, level + (now_s - when_s) * per_s)
         if level < 1:
             return (1 - level) / per_s
-        self._put(key, level - 1, now_s)
+        self._levels[key] = level - 1, now_s
+        self._levels.move_to_end(key)
+        if len(self._levels) > _KEYS_LIMIT:
+            self._levels.popitem(last=False)
         return 0.0
 
     def give_back(self, key: str) -> None:
@@ -37,13 +41,3 @@ class Buckets:
         if key in self._levels:
             level, when_s = self._levels[key]
             self._levels[key] = level + 1, when_s
-
-    def _level(self, key: str, now_s: float, per_s: float, burst: float) -> float:
-        level, when_s = self._levels.get(key, (burst, now_s))
-        return min(burst, level + (now_s - when_s) * per_s)
-
-    def _put(self, key: str, level: float, now_s: float) -> None:
-        self._levels[key] = level, now_s
-        self._levels.move_to_end(key)
-        if len(self._levels) > _KEYS_LIMIT:
-            self._levels.popitem(last=False)

@@ -84,24 +84,33 @@ class Gatekeeper:
                 await asyncio.gather(task, return_exceptions=True)
 
     def known_key(self, text: str) -> ApiKey | None:
-        """The API key with this text, where nothing has to be asked or looked up to let it in.
+        """The API key with this text, where nothing has to be asked or looked up to let it in; takes one use of it.
 
-        It was valid since the last time that anything was revoked, has not expired and is not used too often.
+        It is one of `lately`, and not used too often.
         """
+        found = self.lately(text)
+        return None if found is None or self.wait_s(found) else found
+
+    def lately(self, text: str) -> ApiKey | None:
+        """The API key with this text, where it was valid since anything last changed, and has not expired."""
         if self._lately_version != self.known.version:
             self._lately.clear()
             self._lately_version = self.known.version
         found = self._lately.get(text)
         if found is None or (found.expires_s is not None and found.expires_s <= self._clock.wall_s()):
             return None
-        return None if self._wait_s(found) else found
+        return found
 
-    def _wait_s(self, key: ApiKey) -> float:
+    def wait_s(self, key: ApiKey) -> float:
         """Takes one use of a key: 0.0, or how long there is none and nothing was taken."""
         if key.requests_per_s is None:
             return 0.0
         rate = key.requests_per_s
         return self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
+
+    def give_back(self, key: ApiKey) -> None:
+        """The use that `wait_s` took was none."""
+        self._buckets.give_back(key.sha256)
 
     async def key(self, text: str) -> ApiKey:
         """The API key with this text.
@@ -125,7 +134,7 @@ class Gatekeeper:
                 f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "
                 "one."
             )
-        wait_s = self._wait_s(found)
+        wait_s = self.wait_s(found)
         if wait_s:
             raise RateLimitedError(
                 f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from firstline_core.at_once import in_task
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, PayloadTooLargeError, StoreUnavailableError, UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
-from firstline_gateway.at_once import in_task
 from firstline_gateway.jobs import records
+from firstline_gateway.jobs.endings import Ending, Endings
 from firstline_gateway.jobs.records import RUNNING, Job, Room
 from firstline_gateway.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
@@ -38,6 +40,7 @@ class Jobs:
         settings: how many are kept, and for how long.
         clock: what deadlines are on.
         service: by which jobs age.
+        endings: who waits for one to end.
         on_new: told that there is one more.
     """
 
@@ -49,6 +52,7 @@ class Jobs:
         *,
         clock: Clock,
         service: ServiceClock,
+        endings: Endings,
         on_new: Callable[[], None] = lambda: None,
     ) -> None:
         self._readers = readers
@@ -56,6 +60,7 @@ class Jobs:
         self._settings = settings
         self._clock = clock
         self._service = service
+        self.endings = endings
         self.on_new = on_new
 
     async def submit(self, request: InferRequest) -> None:
@@ -119,6 +124,24 @@ class Jobs:
         """
         if not await self._write(lambda connection: records.remove(connection, job_id, principal)):
             raise _unknown(job_id)
+        self.endings.tell(job_id)
+
+    async def ended(self, job_id: str, principal: str, within_s: float) -> Job:
+        """As `find`, once the job has ended, or after so many seconds.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        with self.endings.watched(job_id) as ending:
+            job = await self.find(job_id, principal)
+            if job.status != RUNNING:
+                return job
+            timer = self._clock.call_at(self._clock.monotonic_s() + within_s, partial(_end, ending))
+            try:
+                await ending
+            finally:
+                timer.cancel()
+        return await self.find(job_id, principal)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
         await in_task()
@@ -130,6 +153,11 @@ class Jobs:
 
     def _silent(self) -> StoreUnavailableError:
         return silent(self._readers.database)
+
+
+def _end(ending: Ending) -> None:
+    if not ending.done():
+        ending.set_result(None)
 
 
 def _unknown(job_id: str) -> UnknownAnswerError:

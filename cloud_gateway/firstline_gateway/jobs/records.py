@@ -5,15 +5,17 @@ A job's content is sealed, as deliveries' answers are: SQLite does not see that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select, update
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
+from firstline_gateway.jobs import kept
 from firstline_gateway.jobs.tables import JOBS
 
 RUNNING = 0
@@ -75,9 +77,7 @@ def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFul
         Why it is not kept. Raised, it would undo what is written in the same transaction for others.
     """
     size_bytes = len(job.content)
-    counted = select(func.count(), func.coalesce(func.sum(_C.size_bytes), 0))
-    jobs, taken = connection.execute(counted.select_from(JOBS)).one()
-    mine, mine_bytes = connection.execute(counted.where(_C.principal == job.principal)).one()
+    jobs, taken, mine, mine_bytes = kept.amounts(connection, job.principal)
     if mine >= room.jobs - jobs or mine_bytes + size_bytes > room.size_bytes - taken - size_bytes:
         return QueueFullError(
             f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here; {room.jobs - jobs} more, with "
@@ -103,6 +103,7 @@ def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFul
             attempts=0,
         )
     )
+    kept.change(connection, job.principal, 1, size_bytes)
     return None
 
 
@@ -214,6 +215,11 @@ def end(connection: Connection, job_id: str, ended: Ended, service_s: float) -> 
         False where it had ended before, or was deleted.
     """
     status, content, header = ended
+    asked = connection.execute(
+        select(_C.principal, _C.size_bytes).where(_C.job_id == job_id, _C.status == RUNNING)
+    ).first()
+    if asked is None:
+        return False
     changed = connection.execute(
         update(JOBS)
         .where(_C.job_id == job_id, _C.status == RUNNING)
@@ -227,18 +233,31 @@ def end(connection: Connection, job_id: str, ended: Ended, service_s: float) -> 
             lease_service_s=0.0,
         )
     )
-    return changed.rowcount > 0
+    if not changed.rowcount:
+        return False
+    kept.change(connection, asked.principal, 0, len(content) - asked.size_bytes)
+    return True
 
 
 def remove(connection: Connection, job_id: str, principal: str) -> bool:
     """Forgets a principal's job, whether or not it has ended; False where there was none."""
-    gone = connection.execute(delete(JOBS).where(_C.job_id == job_id, _C.principal == principal))
-    return gone.rowcount > 0
+    return _forgotten(connection, _C.job_id == job_id, _C.principal == principal)
 
 
 def forget(connection: Connection, before_s: float) -> None:
     """Forgets the jobs that ended before a time of service."""
-    connection.execute(delete(JOBS).where(_C.status != RUNNING, _C.service_s < before_s))
+    _forgotten(connection, _C.status != RUNNING, _C.service_s < before_s)
+
+
+def _forgotten(connection: Connection, *which: ColumnElement[bool]) -> bool:
+    """Deletes jobs; whether there were any."""
+    gone = connection.execute(delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
+    jobs, sizes = Counter(principal for principal, _ in gone), Counter[str]()
+    for principal, size_bytes in gone:
+        sizes[principal] += size_bytes
+    for principal, count in jobs.items():
+        kept.change(connection, principal, -count, -sizes[principal])
+    return bool(gone)
 
 
 _COLUMNS = (

@@ -26,7 +26,8 @@ from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.dataplane import GatewayDataPlane
-from firstline_gateway.jobs import records
+from firstline_gateway.jobs import kept, records
+from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import Ended, Job
 from firstline_gateway.metrics import GatewayMetrics
 from firstline_gateway.settings import Jobs as JobSettings
@@ -54,6 +55,7 @@ class JobRunner:
         readers: of the store.
         writer: writes to it.
         settings: how many run at the same moment, and how long answers are kept.
+        endings: told of each that has ended.
         metrics: gains what became of each.
         clock: its monotonic time.
         service: by which leases run out.
@@ -66,6 +68,7 @@ class JobRunner:
         writer: GroupWriter,
         settings: JobSettings,
         *,
+        endings: Endings,
         metrics: GatewayMetrics,
         clock: Clock,
         service: ServiceClock,
@@ -74,6 +77,7 @@ class JobRunner:
         self._readers = readers
         self._writer = writer
         self._settings = settings
+        self._endings = endings
         self._metrics = metrics
         self._clock = clock
         self._service = service
@@ -225,17 +229,22 @@ class JobRunner:
         if await self._write(lambda connection: records.end(connection, job_id, ended, service_s)):
             self._metrics.job("answered" if ended.status == 200 else "failed")
             log.info("job ended", request_id=job_id, status=ended.status)
+        self._endings.tell(job_id)
 
     async def _keep(self) -> None:
-        """Renews the leases, and forgets what is old."""
+        """Counts what is kept, then renews the leases, and forgets what is old."""
+        counted = False
         while True:
-            await self._clock.sleep(_RENEW_S)
             try:
+                if not counted:
+                    await self._write(kept.recount)
+                    counted = True
                 await self._write(partial(self._renewed, list(self._running)))
             except CapacityError:
                 pass  # the store, which says so, once
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("jobs could not be kept")
+            await self._clock.sleep(_RENEW_S)
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()

@@ -1,4 +1,4 @@
-"""The jobs: what was asked, who works on it, and what came of it."""
+"""The jobs: what was asked, who works on it, and what came of it. And how much is kept of whom."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ JOBS = Table(
     Column("attempts", Integer, nullable=False),
     UniqueConstraint("job_id"),
     Index(None, "status", "priority", "sequence"),
-    Index(None, "principal", "size_bytes"),  # what is taken is counted in it alone
     Index(None, "service_s"),
 )
+
+KEPT = Table(
+    "jobs_kept",
+    METADATA,
+    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("jobs", Integer, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+"""What is kept is the sum of these: each change adds a row, so that replicas wait for no row of each other's."""

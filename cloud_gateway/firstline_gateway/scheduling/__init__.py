@@ -6,6 +6,7 @@ A request, from its coming to its answer
     margin          time kept free for what no prediction knows of
     waiting         what was let in, in the order in which it is to run
     batches         what runs next: which first, and which others with it
+    ahead           the next one, given to the threads before one is free
     batch_times     how long batches of a model take, learned
     inline          small models: what came in one turn of the event loop runs at its end, without a queue
     batcher         comings and goings: lets in, starts batches, hands out answers

@@ -22,10 +22,11 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities, TakesAhead
 from firstline_gateway.scheduling.admission import Admission, Bounds
+from firstline_gateway.scheduling.ahead import Ahead
 from firstline_gateway.scheduling.batches import choose
-from firstline_gateway.scheduling.inline import INLINE_S, Inline, expired, settle
+from firstline_gateway.scheduling.inline import INLINE_S, Answered, Inline, expired, settle
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
@@ -78,7 +79,7 @@ class Batcher:
         self._on_ran = on_ran
         self._queue = Queue()
         self._admission = Admission(self._queue, lambda: executor.slots, bounds)
-        self._running: dict[asyncio.Task[list[Outcome]], _Running] = {}
+        self._running: dict[asyncio.Future[list[Outcome]], _Running] = {}
         self._measured: Callable[[ModelKey], Mapping[int, float]] = (
             executor.measured if isinstance(executor, InProcess) else lambda key: {}
         )
@@ -92,6 +93,19 @@ class Batcher:
                 on_ran=on_ran,
             )
             if isinstance(executor, InProcess)
+            else None
+        )
+
+        self._ahead = (
+            Ahead(
+                executor,
+                self._queue,
+                lambda key: self._admission.times[key],
+                clock=clock,
+                max_rows=bounds.batch_rows,
+                is_bound=lambda key: 0 < concurrency(key) < executor.slots,
+            )
+            if isinstance(executor, TakesAhead)
             else None
         )
 
@@ -127,10 +141,9 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise expired()
-        if self._inline is not None and not (self._running and self._is_full(key)):
-            answered = self._inline.enter(key, request, now_s)
-            if answered is not None:
-                return await answered
+        answered: asyncio.Future[Probabilities] = asyncio.get_running_loop().create_future()
+        if self.enter(key, request, now_s, answered):
+            return await answered
         self._expect(key)
         idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
@@ -146,14 +159,24 @@ class Batcher:
         finally:
             if item.expiry is not None:
                 item.expiry.cancel()
-            self._queue.remove(item)
+            self._remove(item)
+
+    def enter(self, key: ModelKey, request: InferRequest, now_s: float, answered: Answered) -> bool:
+        """Runs a request of a small model by the end of this turn of the loop, and tells `answered`.
+
+        Returns:
+            False where it has to queue: nothing has happened then.
+        """
+        if self._inline is None or (self._running and self._is_full(key)):
+            return False
+        return self._inline.enter(key, request, now_s, answered)
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
         if self._inline is not None:
             self._inline.abandon(error)
         for item in tuple(self._queue):
-            self._queue.remove(item)
+            self._remove(item)
             settle(item.answered, error)
         for running in self._running.values():
             for item in running.batch:
@@ -165,8 +188,13 @@ class Batcher:
         if not times.known and (measured := self._measured(key)).get(1, 0.0) > INLINE_S:
             times.expect(measured)
 
-    def _expire(self, item: Waiting) -> None:
+    def _remove(self, item: Waiting) -> None:
         self._queue.remove(item)
+        if self._ahead is not None:
+            self._ahead.withdraw(item)
+
+    def _expire(self, item: Waiting) -> None:
+        self._remove(item)
         if not item.answered.done():
             if item.level != AUDIT_LEVEL:
                 self._on_late()
@@ -177,6 +205,23 @@ class Batcher:
         return sum(running.left_s(now_s) for running in self._running.values())
 
     def _start_batches(self) -> None:
+        if self._ahead is not None and len(self._running) < self._executor.slots:
+            self._adopt(self._ahead)
+        self._fill()
+        if self._ahead is not None and len(self._running) >= self._executor.slots:
+            self._ahead.look(self._busy_s(self._clock.monotonic_s()))
+
+    def _adopt(self, ahead: Ahead) -> None:
+        """Counts among the running what a thread has begun by itself."""
+        begun = ahead.begun()
+        if begun is None:
+            return
+        item, offer = begun
+        self._queue.remove(item)
+        started_s = self._clock.monotonic_s() if offer.begun_s is None else offer.begun_s
+        self._follow([item], asyncio.wrap_future(offer.ran), started_s)
+
+    def _fill(self) -> None:
         while self._queue and len(self._running) < self._executor.slots:
             now_s = self._clock.monotonic_s()
             batch, hopeless = choose(
@@ -201,34 +246,37 @@ class Batcher:
         return 0 < most <= self._running_of[key]
 
     def _start(self, batch: list[Waiting], now_s: float) -> None:
+        inputs = [item.request.inputs[0] for item in batch]
+        deadlines_s = [item.request.deadline_s for item in batch]
+        self._follow(batch, asyncio.ensure_future(self._executor.run(batch[0].key, inputs, deadlines_s)), now_s)
+
+    def _follow(self, batch: list[Waiting], running: asyncio.Future[list[Outcome]], now_s: float) -> None:
+        """Sees to what comes of a batch that runs since `now_s`."""
         key = batch[0].key
         rows = sum(item.request.rows for item in batch)
         self._on_batch(rows)
-        inputs = [item.request.inputs[0] for item in batch]
-        deadlines_s = [item.request.deadline_s for item in batch]
-        task = asyncio.create_task(self._executor.run(key, inputs, deadlines_s))
         self._running_of[key] += 1
-        self._running[task] = _Running(batch, now_s, self._admission.times[key].seconds(rows))
-        task.add_done_callback(self._finish)
+        self._running[running] = _Running(batch, now_s, self._admission.times[key].seconds(rows))
+        running.add_done_callback(self._finish)
 
-    def _finish(self, task: asyncio.Task[list[Outcome]]) -> None:
-        ended = self._running.pop(task)
+    def _finish(self, ran: asyncio.Future[list[Outcome]]) -> None:
+        ended = self._running.pop(ran)
         self._running_of[ended.batch[0].key] -= 1
         now_s = self._clock.monotonic_s()
-        if not task.cancelled() and task.exception() is None:  # to fail is no measure of the work
+        if not ran.cancelled() and ran.exception() is None:  # to fail is no measure of the work
             self._admission.times[ended.batch[0].key].observe(ended.rows, now_s - ended.started_s, now_s)
         # The session must not idle while answers are handed out.
         self._start_batches()
-        if task.cancelled():
+        if ran.cancelled():
             for item in ended.batch:
                 item.answered.cancel()
             return
-        error = task.exception()
+        error = ran.exception()
         if error is not None:
             for item in ended.batch:
                 settle(item.answered, error)
             return
         waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.batch]
         self._on_ran(ended.batch[0].key, ended.rows, now_s - ended.started_s, waits_s)
-        for item, outcome in zip(ended.batch, task.result(), strict=True):
+        for item, outcome in zip(ended.batch, ran.result(), strict=True):
             settle(item.answered, outcome)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, FirstlineError
@@ -34,11 +34,22 @@ _SLOW_S = 0.1
 log = logger(__name__)
 
 
+class Answered(Protocol):
+    """Who waits for a request's outcome; a future is one, and so is what answers without one (`api/fast_path.py`)."""
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        ...
+
+    def set_result(self, result: Probabilities, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class Passenger(NamedTuple):
-    """One request that waits for the end of this turn, and what becomes of it."""
+    """One request that waits for the end of this turn, and who is told what becomes of it."""
 
     request: InferRequest
-    answered: asyncio.Future[Probabilities]
+    answered: Answered
     came_s: float
 
 
@@ -92,42 +103,40 @@ class Inline:
     def __len__(self) -> int:
         return sum(len(coach.passengers) for coach in self._coaches.values())
 
-    def enter(self, key: ModelKey, request: InferRequest, now_s: float) -> asyncio.Future[Probabilities] | None:
-        """Takes a request along, where its model is small enough and there is room; None where it has to queue."""
+    def enter(self, key: ModelKey, request: InferRequest, now_s: float, answered: Answered) -> bool:
+        """Takes a request along, where its model is small enough and there is room; False where it has to queue."""
         measured = self._executor.measured(key)
         if not measured:
-            return None
+            return False
         if measured is not self._measured.get(key):
             self._expect(key, measured, now_s)
         times = self._times[key]
         rows = request.rows
         if request.audit is not None and (self._coaches or self._came):
-            return None
+            return False
         coach = self._coaches.get(key)
         if (coach is None or rows > 1) and times.seconds(rows) > INLINE_S:
             self._doubt(key, now_s)
-            return None
+            return False
         waiting, waiting_s = (coach.rows, coach.work_s) if coach is not None else (0, 0.0)
         work_s = times.seconds(waiting + rows)
         ends_s = now_s + self._work_s + work_s - waiting_s
         if ends_s - now_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < ends_s):
-            return None
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Probabilities] = loop.create_future()
+            return False
         self._came += 1
         if not self._due:
             self._due = True
-            loop.call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self._run)
         if self._alone and self._came == 1 and not self._coaches:
             self._run_safely(key, [Passenger(request, answered, now_s)])
-            return answered
+            return True
         if coach is None:
             coach = self._coaches[key] = _Coach()
         coach.passengers.append(Passenger(request, answered, now_s))
         coach.rows += rows
         coach.work_s = work_s
         self._work_s = ends_s - now_s
-        return answered
+        return True
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits with `error`."""
@@ -217,7 +226,7 @@ class Inline:
             settle(passenger.answered, outcome)
 
 
-def settle(answered: asyncio.Future[Probabilities], outcome: Outcome | BaseException) -> None:
+def settle(answered: Answered, outcome: Outcome | BaseException) -> None:
     """Answers a request, where its caller has not gone away."""
     if answered.done():
         return

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from firstline_core.errors import RequestError
-from firstline_core.protocol import http, http_body, short
+from firstline_core.protocol import http, short
+from firstline_core.protocol.events import last_event_id
 from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_request import Request, Streamed
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.arrival import arrived_s
-from firstline_edge.api.bodies import BodyBudget
-from firstline_edge.api.streams import Render, Streams, last_event_id, wants_events
+from firstline_edge.api.bodies import BodyBudget, read_body
+from firstline_edge.api.streams import Render, Streams, wants_events
 
 
 class Answers:
@@ -33,22 +31,21 @@ class Answers:
         self._streams = streams
         self._budget = budget
 
-    async def infer_file(self, request: Request, principal: str) -> Reply | Response:
+    async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
         """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
-        came_s = arrived_s(request)
-        agent, model = self._agent, request.path_params["model"]
+        agent, model = self._agent, request.parameters["model"]
         with contextlib.ExitStack() as held:
-            with self._budget.share() as counted:
-                body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
+            with self._budget.taking() as take:
+                body = await read_body(request, agent.limits, take)
                 asked = await short.read_request(
                     model,
                     agent.short_metadata(model),
                     request.headers,
-                    request.query_params,
+                    request.query,
                     body,
                     principal=principal,
                     limits=agent.limits,
-                    arrived_s=came_s,
+                    arrived_s=request.arrived_s,
                 )
                 if not wants_events(request.headers):
                     return self._in_words(await agent.infer(asked))
@@ -61,11 +58,11 @@ class Answers:
     async def answer(self, request: Request, principal: str) -> Reply:
         """The latest answer under an id."""
         render = self._in_form(request)
-        return render(await self._agent.answer(request.path_params["request_id"], principal))
+        return render(await self._agent.answer(request.parameters["request_id"], principal))
 
-    async def events(self, request: Request, principal: str) -> Response:
+    async def events(self, request: Request, principal: str) -> Reply | Streamed:
         """The answer under an id as it stands, and its last word when it comes."""
-        request_id, seen = request.path_params["request_id"], last_event_id(request.headers)
+        request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
             stream = held.enter_context(self._streams.opened(self._in_form(request), seen))
             ending = held.enter_context(self._agent.parts.endings.watch(request_id))
@@ -77,12 +74,12 @@ class Answers:
         Raises:
             RequestError: not at all.
         """
-        form = request.query_params.get("form", "short")
+        form = request.query.get("form", "short")
         if form not in ("short", "v2"):
             raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
 
         def tensors(response: InferResponse) -> Reply:
-            encoded = encode_response(InferRequest(response.model, (), request.path_params["request_id"]), response)
+            encoded = encode_response(InferRequest(response.model, (), request.parameters["request_id"]), response)
             return Reply(200, http.headers_for(encoded), encoded.body)
 
         return tensors if form == "v2" else self._in_words

@@ -1,173 +1,166 @@
-"""The HTTP surface: thin handlers that carry `http.Reply` values to and from Starlette. No meaning lives here.
+"""The HTTP surface: thin handlers from requests to replies. No meaning lives here.
 
 Answers in words, by id and as events are in `answers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from firstline_core.at_once import in_task
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol import extensions, http, http_body
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_request import Request, Streamed
 from firstline_core.protocol.limits import Limits
-from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
-from firstline_edge.api.arrival import arrived_s
-from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.bodies import BodyBudget, read_body
 from firstline_edge.api.purge import purge_reply
+from firstline_edge.api.routing import NoRouteError, Route, Router
 from firstline_edge.api.streams import Streams
-
-log = logger(__name__)
 
 # Of an order to load or unload.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
-Handler = Callable[[Request, str], Awaitable[Reply | Response]]
 
-
-def create_app(agent: EdgeAgent, access: Access) -> Starlette:
+class App:
     """The agent's API.
 
     Args:
         agent: started.
         access: who may call; health alone is open to everyone.
+
+    Attributes:
+        routes: all that there are.
+        streams: those that are open.
+        bodies: what requests hold together.
     """
-    api = agent.settings.api
-    budget = BodyBudget(api.bodies_limit_bytes)
-    streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
-    answers = Answers(agent, streams, budget)
 
-    async def live(_request: Request) -> Response:
-        return _response(http.live_reply(agent))
+    def __init__(self, agent: EdgeAgent, access: Access) -> None:
+        api = agent.settings.api
+        self.bodies = BodyBudget(api.bodies_limit_bytes)
+        self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
+        self.routes = _routes(_Handlers(agent, self.bodies), Answers(agent, self.streams, self.bodies))
+        self._router = Router(self.routes)
+        self._access = access
 
-    async def ready(_request: Request) -> Response:
-        return _response(http.ready_reply(agent))
+    async def __call__(self, request: Request) -> Reply | Streamed:
+        """Lets in whom `access` knows, and turns what is raised into what is said."""
+        try:
+            route, request.parameters = self._router.find(request.head.method, request.head.path)
+            principal = "" if route.open_to_all else self._access.principal(request.headers)
+            if not route.at_once:
+                await in_task()
+            return await route.handler(request, principal)
+        except NoRouteError as error:
+            return _no_route(error)
+        except FirstlineError as error:
+            return http.error_reply(error)
 
-    async def server_metadata(_request: Request, _principal: str) -> Reply:
-        return http.server_metadata_reply(agent)
 
-    async def model_ready(request: Request, _principal: str) -> Reply:
-        return http.model_ready_reply(agent, *_model(request))
+def _no_route(error: NoRouteError) -> Reply:
+    reply = http.json_reply({"error": error.sentence, "code": "invalid_request"}, 405 if error.allowed else 404)
+    if error.allowed:  # RFC 9110, section 15.5.6: a 405 names them
+        reply.headers["Allow"] = ", ".join(error.allowed)
+    return reply
 
-    async def model_metadata(request: Request, _principal: str) -> Reply:
-        return http.model_metadata_reply(agent, *_model(request))
 
-    async def model_config(request: Request, _principal: str) -> Reply:
-        return http.json_reply(agent.config(*_model(request)))
+class _Handlers:
+    """What V2, its extensions and the operator's addresses are answered with."""
 
-    async def statistics(request: Request, _principal: str) -> Reply:
-        model, version = request.path_params.get("model", ""), request.path_params.get("version", "")
-        return http.json_reply(extensions.statistics_json(agent, model, version))
+    def __init__(self, agent: EdgeAgent, bodies: BodyBudget) -> None:
+        self._agent = agent
+        self._bodies = bodies
 
-    async def index(request: Request, _principal: str) -> Reply:
-        with budget.share() as counted:
-            body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
-        return extensions.index_reply(agent, body, agent.limits)
+    async def live(self, _request: Request, _principal: str) -> Reply:
+        return http.live_reply(self._agent)
 
-    async def load(request: Request, _principal: str) -> Reply:
-        check_local(request.client)
-        body = await http_body.read_body(request.stream(), request.headers, _SMALL)
-        return await extensions.load_reply(agent, request.path_params["model"], body, _SMALL)
+    async def ready(self, _request: Request, _principal: str) -> Reply:
+        return http.ready_reply(self._agent)
 
-    async def unload(request: Request, _principal: str) -> Reply:
-        check_local(request.client)
-        body = await http_body.read_body(request.stream(), request.headers, _SMALL)
-        return await extensions.unload_reply(agent, request.path_params["model"], body, _SMALL)
+    async def server_metadata(self, _request: Request, _principal: str) -> Reply:
+        return http.server_metadata_reply(self._agent)
 
-    async def infer(request: Request, principal: str) -> Reply:
-        came_s = arrived_s(request)
-        with budget.share() as counted:
-            body = await http_body.read_body(counted(request.stream()), request.headers, agent.limits)
+    async def model_ready(self, request: Request, _principal: str) -> Reply:
+        return http.model_ready_reply(self._agent, *_model(request))
+
+    async def model_metadata(self, request: Request, _principal: str) -> Reply:
+        return http.model_metadata_reply(self._agent, *_model(request))
+
+    async def model_config(self, request: Request, _principal: str) -> Reply:
+        return http.json_reply(self._agent.config(*_model(request)))
+
+    async def statistics(self, request: Request, _principal: str) -> Reply:
+        return http.json_reply(extensions.statistics_json(self._agent, *_model(request)))
+
+    async def index(self, request: Request, _principal: str) -> Reply:
+        with self._bodies.taking() as take:
+            body = await read_body(request, self._agent.limits, take)
+        return extensions.index_reply(self._agent, body, self._agent.limits)
+
+    async def load(self, request: Request, _principal: str) -> Reply:
+        check_local(request.peer)
+        body = await read_body(request, _SMALL)
+        return await extensions.load_reply(self._agent, request.parameters["model"], body, _SMALL)
+
+    async def unload(self, request: Request, _principal: str) -> Reply:
+        check_local(request.peer)
+        body = await read_body(request, _SMALL)
+        return await extensions.unload_reply(self._agent, request.parameters["model"], body, _SMALL)
+
+    async def infer(self, request: Request, principal: str) -> Reply:
+        agent = self._agent
+        with self._bodies.taking() as take:
+            body = await read_body(request, agent.limits, take)
             return await http.infer_reply(
-                agent, *_model(request), request.headers, body, principal=principal, arrived_s=came_s
+                agent, *_model(request), request.headers, body, principal=principal, arrived_s=request.arrived_s
             )
 
-    async def status(_request: Request, _principal: str) -> Reply:
-        return http.json_reply(agent.status())
+    async def roll_back(self, request: Request, _principal: str) -> Reply:
+        check_local(request.peer)
+        await self._agent.roll_back(request.parameters["model"])
+        return http.json_reply({"rolled_back": request.parameters["model"]})
 
-    async def described(_request: Request, _principal: str) -> Reply:
+    async def status(self, _request: Request, _principal: str) -> Reply:
+        return http.json_reply(self._agent.status())
+
+    async def described(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(openapi.description())
 
-    async def purge(request: Request, _principal: str) -> Reply:
-        return await purge_reply(agent, request)
+    async def purge(self, request: Request, _principal: str) -> Reply:
+        return await purge_reply(self._agent, request)
 
-    async def metrics(_request: Request, _principal: str) -> Reply:
-        text, content_type = agent.exposition()
+    async def metrics(self, _request: Request, _principal: str) -> Reply:
+        text, content_type = self._agent.exposition()
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
-
-    def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Lets in whom `access` knows, and turns what is raised into what is said."""
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                return _response(await handler(request, access.principal(request.headers)))
-            except FirstlineError as error:
-                return _response(http.error_reply(error))
-            except ClientDisconnect:  # while it was still sending: nobody is left to read this
-                return Response(status_code=400)
-
-        return endpoint
-
-    model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-    app = Starlette(
-        routes=[
-            Route("/v2/health/live", live),
-            Route("/v2/health/ready", ready),
-            Route("/v2", guarded(server_metadata)),
-            Route("/v2/models/stats", guarded(statistics)),
-            Route("/v2/repository/index", guarded(index), methods=["POST"]),
-            Route("/v2/repository/models/{model}/load", guarded(load), methods=["POST"]),
-            Route("/v2/repository/models/{model}/unload", guarded(unload), methods=["POST"]),
-            *(Route(path, guarded(model_metadata)) for path in model_paths),
-            *(Route(f"{path}/config", guarded(model_config)) for path in model_paths),
-            *(Route(f"{path}/stats", guarded(statistics)) for path in model_paths),
-            *(Route(f"{path}/ready", guarded(model_ready)) for path in model_paths),
-            *(Route(f"{path}/infer", guarded(infer), methods=["POST"]) for path in model_paths),
-            Route("/firstline/v1/models/{model}/infer", guarded(answers.infer_file), methods=["POST"]),
-            Route("/firstline/v1/answers/{request_id}", guarded(answers.answer)),
-            Route("/firstline/v1/answers/{request_id}/events", guarded(answers.events)),
-            Route("/firstline/v1/status", guarded(status)),
-            Route("/firstline/v1/purge", guarded(purge), methods=["POST"]),
-            Route("/metrics", guarded(metrics)),
-            Route("/openapi.json", guarded(described)),
-        ],
-        exception_handlers={HTTPException: _no_such_route, Exception: _unexpected},
-    )
-    app.state.streams = streams
-    app.state.bodies = budget
-    app.router.redirect_slashes = False  # an address is there or not, as on the gateway
-    return app
 
 
 def _model(request: Request) -> tuple[str, str]:
-    return request.path_params["model"], request.path_params.get("version", "")
+    return request.parameters.get("model", ""), request.parameters.get("version", "")
 
 
-def _response(reply: Reply | Response) -> Response:
-    return reply if isinstance(reply, Response) else Response(reply.body, reply.status, reply.headers)
-
-
-async def _no_such_route(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    said = "takes another method" if status == 405 else "is not an address of this agent"
-    reply = http.json_reply(
-        {"error": f"{request.method} {request.url.path[:200]} {said}.", "code": "invalid_request"}, status
-    )
-    return _response(reply)
-
-
-async def _unexpected(_request: Request, error: Exception) -> Response:
-    log.error("unexpected failure", exc_info=error)
-    return _response(
-        http.json_reply({"error": "The agent failed unexpectedly; its log says more.", "code": "internal"}, 500)
+def _routes(handlers: _Handlers, answers: Answers) -> tuple[Route, ...]:
+    model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    return (
+        *(Route(f"{path}/infer", handlers.infer, "POST", at_once=True) for path in model_paths),
+        Route("/firstline/v1/models/{model}/infer", answers.infer_file, "POST"),
+        Route("/v2/health/live", handlers.live, open_to_all=True),
+        Route("/v2/health/ready", handlers.ready, open_to_all=True),
+        Route("/v2", handlers.server_metadata),
+        Route("/v2/models/stats", handlers.statistics),
+        Route("/v2/repository/index", handlers.index, "POST"),
+        Route("/v2/repository/models/{model}/load", handlers.load, "POST"),
+        Route("/v2/repository/models/{model}/unload", handlers.unload, "POST"),
+        *(Route(path, handlers.model_metadata) for path in model_paths),
+        *(Route(f"{path}/config", handlers.model_config) for path in model_paths),
+        *(Route(f"{path}/stats", handlers.statistics) for path in model_paths),
+        *(Route(f"{path}/ready", handlers.model_ready) for path in model_paths),
+        Route("/firstline/v1/answers/{request_id}", answers.answer),
+        Route("/firstline/v1/answers/{request_id}/events", answers.events),
+        Route("/firstline/v1/status", handlers.status),
+        Route("/firstline/v1/updates/{model}/rollback", handlers.roll_back, "POST"),
+        Route("/firstline/v1/purge", handlers.purge, "POST"),
+        Route("/metrics", handlers.metrics),
+        Route("/openapi.json", handlers.described),
     )

@@ -48,6 +48,13 @@ _INDEX = {
     },
     "responses": {"200": {"description": "As asked.", "content": {_JSON: {}}}, **refusals()},
 }
+_ROLL_BACK = {
+    "tags": ["state"],
+    "summary": "Have what ran before the fleet's latest update of a model run again; only from the device itself.",
+    "security": [{"HTTPBearer": []}],
+    "parameters": [MODEL],
+    "responses": {"200": {"description": "It runs.", "content": {_JSON: {}}}, **refusals()},
+}
 _PURGE = {
     "tags": ["state"],
     "summary": "Erase what the device keeps; `edge-agent purge` asks for it, from the device itself.",
@@ -109,6 +116,7 @@ def description() -> dict[str, Any]:
             content=_EVENTS,
         ),
         "/firstline/v1/status": _get("health", "How the agent is: models, links, cache, outbox, budgets."),
+        "/firstline/v1/updates/{model}/rollback": {"post": _ROLL_BACK},
         "/firstline/v1/purge": {"post": _PURGE},
         "/metrics": _get("health", "Prometheus metrics.", content=_TEXT),
         "/openapi.json": _get("health", "This description."),

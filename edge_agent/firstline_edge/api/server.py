@@ -8,28 +8,23 @@ import ctypes
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import uvicorn
-from starlette.applications import Starlette
-
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.http_server import HttpServer
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import unix_socket
 from firstline_edge.api.access import Access, access_of
 from firstline_edge.api.address import listen, url_of
-from firstline_edge.api.app import create_app
+from firstline_edge.api.app import App
 from firstline_edge.api.bodies import BodyBudget
-from firstline_edge.api.http_protocol import HEAD_LIMIT_BYTES, HttpProtocol
-from firstline_edge.api.streams import Streams
 from firstline_edge.settings import EdgeSettings
 
 log = logger(__name__)
 
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them, and not we under them
 _DRAIN_S = 10  # what answers in the making may take after the order to stop
 
 
@@ -56,13 +51,25 @@ async def serve(
             listeners.append(bound.enter_context(unix_socket.listening(path, mode)))
         async with EdgeAgent(settings, trouble=trouble) as agent:
             agent.parts.state.publish_url(url)
-            app = create_app(agent, access)
-            server = Server(app, lambda: ready(url))
-            async with _grpc(agent, access, app.state.bodies):
+            app, stop = App(agent, access), asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            async with _grpc(agent, access, app.bodies), serving(app, listeners):
                 _give_back_memory()
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    asyncio.get_running_loop().add_signal_handler(number, server.stop)
-                await server.serve(sockets=listeners)
+                ready(url)
+                await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: App, listeners: Iterable[socket.socket]) -> AsyncIterator[None]:
+    """Answers on these sockets, and ends gracefully."""
+    server = HttpServer(app)
+    await server.start(listeners)
+    try:
+        yield
+    finally:
+        app.streams.close()  # they would be waited for
+        await server.stop(_DRAIN_S)
 
 
 @contextlib.asynccontextmanager
@@ -97,43 +104,3 @@ def _give_back_memory() -> None:
     gc.freeze()  # what is here now stays for good: no later collection needs to look at it
     with contextlib.suppress(AttributeError, OSError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-class Server(uvicorn.Server):
-    """uvicorn, told to say when it is ready, and to leave signals to the process."""
-
-    def __init__(self, app: Starlette, ready: Callable[[], None]) -> None:
-        self._streams: Streams = app.state.streams
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=HttpProtocol,
-                h11_max_incomplete_event_size=HEAD_LIMIT_BYTES,
-                ws="none",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_DRAIN_S,
-            )
-        )
-        self._tell_ready = ready
-
-    def stop(self) -> None:
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._tell_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._streams.close()  # they would be waited for
-        await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Uvicorn would raise them again at its end; a graceful stop is exit code 0."""
-        yield

@@ -1,35 +1,35 @@
-"""Server-sent events: an answer as it stands, then its last word, then the end of the stream.
+"""Streams of events that are open: an answer as it stands, then its last word (final or expired), then the end.
 
-The ids are the same for every answer and whoever asks: 1 is the provisional answer, 2 its last word (final or
-expired). So a client that comes back with `Last-Event-ID`, also to a restarted agent, misses nothing and hears
-nothing twice. https://html.spec.whatwg.org/multipage/server-sent-events.html
+What an event looks like is in `firstline_core.protocol.events`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
-
-from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError, RequestError
-from firstline_core.protocol.http import Reply
+from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
+from firstline_core.protocol.events import (
+    EVENT_HEADERS,
+    EVENT_STREAM_TYPE,
+    HEARTBEAT,
+    LAST_ID,
+    PROVISIONAL_ID,
+    event,
+)
+from firstline_core.protocol.http import CONTENT_TYPE, Reply
 from firstline_core.protocol.http_errors import header
-from firstline_core.protocol.tensors import shown
+from firstline_core.protocol.http_request import Streamed
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.endings import Ending
 
 log = logger(__name__)
 
-EVENT_STREAM_TYPE = "text/event-stream"
-PROVISIONAL_ID, LAST_ID = 1, 2
-_HEARTBEAT = b":\n\n"
-# A proxy that gathers what it passes on would hold back the last word.
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS = MappingProxyType({CONTENT_TYPE: f"{EVENT_STREAM_TYPE}; charset=utf-8", **EVENT_HEADERS})
 
 Render = Callable[[InferResponse], Reply]
 
@@ -38,21 +38,6 @@ def wants_events(headers: Mapping[str, str]) -> bool:
     """Whether a caller accepts an event stream by its name; `*/*` does not ask for one."""
     kinds = (header(headers, "Accept") or "").lower().split(",")
     return any(kind.partition(";")[0].strip() == EVENT_STREAM_TYPE for kind in kinds)
-
-
-def last_event_id(headers: Mapping[str, str]) -> int:
-    """The id of the last event that a caller has seen; 0 for none.
-
-    Raises:
-        RequestError: no event ever had it.
-    """
-    said = header(headers, "Last-Event-ID") or "0"
-    if said not in ("0", str(PROVISIONAL_ID), str(LAST_ID)):
-        raise RequestError(
-            f"Last-Event-ID is {shown(said)}; events have the ids {PROVISIONAL_ID} and {LAST_ID}. Leave the header out "
-            "to start from the beginning."
-        )
-    return int(said)
 
 
 class Streams:
@@ -115,7 +100,7 @@ class Stream:
         self._stopped = stopped
         self._heartbeat_s = heartbeat_s
 
-    def response(self, answer: InferResponse, ending: Ending, held: contextlib.ExitStack) -> Response:
+    def response(self, answer: InferResponse, ending: Ending, held: contextlib.ExitStack) -> Reply | Streamed:
         """What the caller gets.
 
         Args:
@@ -127,14 +112,15 @@ class Stream:
             FirstlineError: the answer cannot be rendered.
         """
         if self._seen == LAST_ID:
-            return Response(status_code=204)  # tells a browser's EventSource not to come back
+            return Reply(204, {}, b"")  # tells a browser's EventSource not to come back
         first_id = PROVISIONAL_ID if _is_provisional(answer) else LAST_ID
-        first = b"" if first_id <= self._seen else _event(first_id, self._render(answer))
-        return _HeldResponse(self._events(first, ending if first_id == PROVISIONAL_ID else None), held.pop_all())
+        first = b"" if first_id <= self._seen else event(first_id, self._render(answer).body)
+        events = self._events(first, ending if first_id == PROVISIONAL_ID else None)
+        return Streamed(_HEADERS, events, held.pop_all())
 
-    async def _events(self, first: bytes, ending: Ending | None) -> AsyncIterator[bytes]:
+    async def _events(self, first: bytes, ending: Ending | None) -> AsyncGenerator[bytes, None]:
         # The head goes out with the first piece: a caller who waits for the last word alone gets it at once, too.
-        yield first or _HEARTBEAT
+        yield first or HEARTBEAT
         if ending is None:
             return
         waits: set[asyncio.Future[Any]] = {ending, self._stopped}
@@ -142,36 +128,16 @@ class Stream:
             done, _ = await asyncio.wait(waits, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 break
-            yield _HEARTBEAT
+            yield HEARTBEAT
         final = ending.result() if ending.done() else None
         if final is not None:
             try:
-                last = _event(LAST_ID, self._render(final))
+                last = event(LAST_ID, self._render(final).body)
             except FirstlineError as error:  # told to whoever asks again
                 log.warning("an answer cannot be streamed", error=error.message)
             else:
                 yield last
 
 
-class _HeldResponse(StreamingResponse):
-    """An event stream that gives back what it holds, however it ends."""
-
-    def __init__(self, events: AsyncIterator[bytes], held: contextlib.ExitStack) -> None:
-        super().__init__(events, headers=_HEADERS, media_type=EVENT_STREAM_TYPE)
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
-            if scope["method"] == "HEAD":
-                await Response(headers=dict(self.headers))(scope, receive, send)
-            else:
-                await super().__call__(scope, receive, send)
-
-
 def _is_provisional(response: InferResponse) -> bool:
     return response.answer is not None and response.answer.status is Status.PROVISIONAL
-
-
-def _event(event_id: int, reply: Reply) -> bytes:
-    """One event; JSON as it is written here has no line breaks."""
-    return b"id: %d\ndata: %b\n\n" % (event_id, reply.body)

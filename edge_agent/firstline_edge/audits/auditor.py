@@ -131,11 +131,25 @@ class Auditor:
             promised = watched.speaks_of(row.score, model.group(row.edge))
             if promised or (row.said is not None and row.said.reason is Reason.BUDGET):
                 if tests and (promised or self._ample()):
-                    self._consider(watched, request, row, row.edge, promised=promised)
+                    share = self._next_share(row_bytes(request.inputs[0], row.position))
+                    if self._rng.random() < share:
+                        self._draw(watched, request, row, row.edge, share, promised=promised)
             elif row.said is not None:
                 recalled.append(row)
         if recalled:
             self.escalated(model, recalled)
+
+    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
+        """As `judged`, for the commonest request; see `hooks.Audits`."""
+        watched, score = self._standings.find(model), edge.score
+        if watched is None or score is None:
+            return
+        if watched.scores is not None:
+            watched.scores.add(score)
+        if watched.speaks_of(score, model.group(edge)) and self._tests(watched):
+            share = self._next_share(row_bytes(request.inputs[0], 0))
+            if self._rng.random() < share:
+                self._draw(watched, request, Row(0, content, edge), edge, share, promised=True)
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
@@ -152,7 +166,7 @@ class Auditor:
                 continue
             if watched.speaks_of(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
                 continue
-            share = self._next_share()
+            share = self._share_now()
             if self._rng.random() < share:
                 agree = int(np.argmax(row.edge.probabilities) == np.argmax(row.output.probabilities))
                 self._samples.add(self._sample(watched, row.score, agree, share, kept=False))
@@ -176,8 +190,15 @@ class Auditor:
         relied = watched.certificate.contract in self._certifies
         return relied and (watched.standing.threshold is None or self._ample())
 
-    def _next_share(self) -> float:
-        """The propensity of the next answer, by what came before it; none while there is no room for an audit."""
+    def _next_share(self, size_bytes: int) -> float:
+        """The propensity of an answer of so many bytes, by what came before it; counts it for those that follow."""
+        share = self._share_now()
+        self._uncounted_rows += 1
+        self._uncounted_bytes += size_bytes
+        return share
+
+    def _share_now(self) -> float:
+        """The propensity of the next answer; none while there is no room for an audit."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._share_until_s:
             pace = sampling.counted(self._pace, self._uncounted_rows, self._uncounted_bytes)
@@ -188,15 +209,10 @@ class Auditor:
             self._share_until_s = now_s + _SHARE_S
         return self._share
 
-    def _consider(
-        self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, *, promised: bool
+    def _draw(
+        self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, promised: bool
     ) -> None:
-        share, size_bytes = self._next_share(), row_bytes(request.inputs[0], row.position)
-        self._uncounted_rows += 1
-        self._uncounted_bytes += size_bytes
-        if self._rng.random() >= share:
-            return
-        self._pace = sampling.charged(self._pace, size_bytes)
+        self._pace = sampling.charged(self._pace, row_bytes(request.inputs[0], row.position))
         self._share_until_s = -math.inf
         audit = audit_of(watched, request, row, edge, share, promised=promised)
         watched.record.drawn += 1

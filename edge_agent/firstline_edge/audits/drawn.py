@@ -100,7 +100,8 @@ def audit_of(
 
 def row_bytes(tensor: Tensor, position: int) -> int:
     """Size of one row's payload."""
-    if not tensor.array.dtype.hasobject:
-        return int(tensor.array.nbytes // tensor.array.shape[0])
-    size_bytes: int = sum(map(len, tensor.array[position : position + 1].flat))
+    array = tensor.array
+    if not array.dtype.hasobject:
+        return array.nbytes // len(array)
+    size_bytes: int = sum(map(len, array[position : position + 1].flat))
     return size_bytes

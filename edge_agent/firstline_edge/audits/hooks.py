@@ -7,6 +7,7 @@ from typing import Protocol
 
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.types import InferRequest
+from firstline_edge.cache import ModelOutput
 from firstline_edge.models import HeldModel
 from firstline_edge.rows import Row
 
@@ -16,6 +17,17 @@ class Audits(Protocol):
 
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Every row has a verdict; those that the full model must answer have no answer yet."""
+        ...
+
+    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
+        """As `judged`, where the request has one row, and was answered with what the edge model said of it.
+
+        Args:
+            request: not bound to this device.
+            model: whose edge variant answered.
+            content: the row's, from `keys.content_digest`.
+            edge: with a score, for which the answer was kept.
+        """
         ...
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:

@@ -53,7 +53,7 @@ class Watched:
     @property
     def threshold(self) -> float:
         """The score from which answers are kept, as far as the audits have a say."""
-        tightened_to = self.record.threshold
+        tightened_to = self.standing.threshold
         return self.certificate.threshold if tightened_to is None else tightened_to
 
     def speaks_of(self, score: float, group: str | None) -> bool:
@@ -66,7 +66,9 @@ class Watched:
             score: the edge model's; NaN where it has none.
             group: of the answer, see `HeldModel.group`.
         """
-        return score >= self.threshold and score >= self.certificate.threshold_for(group or "")
+        if score < self.threshold or score != score:  # noqa: PLR0124 (NaN)
+            return False
+        return not self.certificate.by or score >= self.certificate.threshold_for(group or "")
 
     def stability_index(self) -> float | None:
         """How far the scores have moved from the certificate's; None while there are too few to tell."""

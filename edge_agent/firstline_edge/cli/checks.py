@@ -23,7 +23,7 @@ from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
-from firstline_edge.identity.room import IdentityRoom
+from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.tokens import read_tokens
 

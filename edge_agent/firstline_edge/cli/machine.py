@@ -21,8 +21,6 @@ _NEEDED = {
     "httpx": "httpx",
     "httptools": "httptools",
     "paho.mqtt": "paho-mqtt",
-    "starlette": "starlette",
-    "uvicorn": "uvicorn",
     "structlog": "structlog",
     "prometheus_client": "prometheus-client",
 }

@@ -71,6 +71,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="only this; may be repeated",
     )
 
+    _command(commands, "updates", "tell how the fleet's updates of this device's models stand")
+
+    rollback = _command(commands, "rollback", "have what ran before the fleet's latest update of a model run again")
+    rollback.add_argument("model", metavar="MODEL", help="the model's name, see `edge-agent updates`")
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 

@@ -35,6 +35,10 @@ class MqttLink:
         birth: what the retained birth message says (capabilities, model digests), asked anew at each connection.
         clock: for deadlines.
         limits: for answers.
+
+    Attributes:
+        topics: of this device.
+        session_id: of this process, in its state, its birth and its last will.
     """
 
     name = "mqtt"
@@ -49,12 +53,12 @@ class MqttLink:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._address = settings.address
-        self._topics = topics
+        self.topics = topics
         self._birth = birth
         self._clock = clock
         self._limits = limits
         # The fleet tells the offline of an old process from the online of a new one by this.
-        self._session_id = new_request_id()
+        self.session_id = new_request_id()
         self._awaited: dict[bytes, asyncio.Future[Message]] = {}
         self._introduced = asyncio.Event()
         self._open = asyncio.Event()  # not while the connection is exchanged for another
@@ -88,7 +92,7 @@ class MqttLink:
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
         """Starts to connect; attempts go on by themselves."""
         self._on_lost = on_lost
-        await self._client.subscribe(self._topics.response, self._on_response)
+        await self._client.listen(self.topics.response, self._on_response)
         self._client.start()
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -97,8 +101,8 @@ class MqttLink:
         correlation_data = secrets.token_bytes(16)
         publication = envelope.request_publication(
             replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=()),
-            topic=self._topics.request(request.model),
-            response_topic=self._topics.response,
+            topic=self.topics.request(request.model),
+            response_topic=self.topics.response,
             correlation_data=correlation_data,
             now_s=now_s,
         )
@@ -141,7 +145,7 @@ class MqttLink:
         """
         request_id = "" if response.answer is None else response.answer.request_id
         asked = InferRequest(model=response.model, inputs=(), request_id=request_id)
-        topic, data = self._topics.results, request_id.encode()
+        topic, data = self.topics.results, request_id.encode()
         try:
             publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
         except InvalidTensorError:  # a NaN, or bytes that are no text
@@ -159,8 +163,25 @@ class MqttLink:
             LinkDownError: not connected.
             FirstlineError: the broker refused it.
         """
-        await self._client.publish(Publication(self._topics.telemetry, orjson.dumps(facts)))
+        await self._client.publish(Publication(self.topics.telemetry, orjson.dumps(facts)))
         await self._client.publish(self._introduction())
+
+    async def listen(self, topic: str, hear: Callable[[Message], None]) -> None:
+        """Has `hear` called with each message of a topic, from now on and over reconnections.
+
+        Raises:
+            FirstlineError: the broker refused it.
+        """
+        await self._client.listen(topic, hear)
+
+    async def say(self, topic: str, content: bytes, *, retain: bool = False) -> None:
+        """Publishes a document about this device; returns when the broker has acknowledged it.
+
+        Raises:
+            LinkDownError: not connected.
+            FirstlineError: the broker refused it.
+        """
+        await self._client.publish(Publication(topic, content, retain=retain))
 
     async def renewed(self) -> None:
         """Exchanges the connection for one with newer credentials, and loses no request by it.
@@ -211,7 +232,7 @@ class MqttLink:
             why = f": {error.message}" if error is not None else "."
             raise LinkDownError(f"Not connected to the MQTT broker at {self._address}{why}")
 
-    async def _on_response(self, message: Message) -> None:
+    def _on_response(self, message: Message) -> None:
         answer = self._awaited.get(message.correlation_data)
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -232,12 +253,12 @@ class MqttLink:
         self._introduced.set()
 
     def _introduction(self) -> Publication:
-        said = {"session_id": self._session_id, **self._birth()}
-        return Publication(self._topics.birth, orjson.dumps(said), retain=True)
+        said = {"session_id": self.session_id, **self._birth()}
+        return Publication(self.topics.birth, orjson.dumps(said), retain=True)
 
     def _state(self, state: str) -> Publication:
-        said = {"state": state, "session_id": self._session_id}
-        return Publication(self._topics.state, orjson.dumps(said), retain=True)
+        said = {"state": state, "session_id": self.session_id}
+        return Publication(self.topics.state, orjson.dumps(said), retain=True)
 
 
 def _size_bytes(message: Publication | Message) -> int:

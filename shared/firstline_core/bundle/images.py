@@ -31,7 +31,6 @@ SOURCE_PIXELS_LIMIT = 160_000_000
 ImageStep = CenterCrop | Resize
 Pixels = Array  # uint8 [height, width, channels]
 Transform = Callable[[Image.Image], Image.Image]
-CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # Pillow warns of broken metadata; where warnings are errors, that is one more way to say that a file is broken.

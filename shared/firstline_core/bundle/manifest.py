@@ -1,4 +1,4 @@
-"""What a bundle declares: `manifest.json`, format 3. Structure and digests only; files are `bundle/store.py`'s.
+"""What a bundle declares: `manifest.json`, format 4. Structure and digests only; files are `bundle/store.py`'s.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
 because a change of any of them changes what may be trusted. Older formats are read by `bundle/upgrade.py`.
@@ -143,6 +143,17 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"a BYTES input has shape [-1], one encoded image a row, got {list(self.shape)}")
 
 
+class Golden(Struct, frozen=True, forbid_unknown_fields=True):
+    """Answers that every device must be able to repeat before a bundle comes before requests, see `golden.py`.
+
+    Attributes:
+        tolerance: by which a probability may differ, as runtimes and processors do.
+    """
+
+    artefact: Artefact
+    tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.01
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's declaration. `version` is monotonic and is the V2 model version.
 
@@ -150,6 +161,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         task: "classification": the output is `probabilities` FP32 [-1, classes] in the order of `labels`.
         edge: variants in order of preference; a device takes the first that it can load.
         full: the full model, where the bundle has one.
+        golden: what a device tests itself with; None where the bundle brings nothing.
     """
 
     name: Name
@@ -159,6 +171,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     edge: tuple[Model, ...]
     full: Model | None = None
     policy: Policy = Policy()
+    golden: Golden | None = None
     task: Literal["classification"] = "classification"
     format: int = FORMAT
 
@@ -193,6 +206,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         files = [artefact for model in self.models for artefact in model.artefacts]
         if self.policy.score.graph is not None:
             files.append(self.policy.score.graph)
+        if self.golden is not None:
+            files.append(self.golden.artefact)
         return tuple(dict.fromkeys(files))
 
     @property
@@ -237,5 +252,12 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's file form: indented JSON, so that people can read and compare it."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    """The manifest's file form: indented JSON, so that people can read and compare it.
+
+    Without golden answers it is of format 3, which older devices read too.
+    """
+    said = msgspec.to_builtins(manifest)
+    if manifest.golden is None:
+        del said["golden"]
+        said["format"] = min(manifest.format, 3)
+    return msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.feeds import all_finite, fits
 from firstline_core.runtime.ports import pick_port
-from firstline_core.types import Array, Tensor
+from firstline_core.types import DATATYPES, Array, Tensor
 
 Probabilities = NDArray[np.float32]
 
@@ -60,6 +60,8 @@ class LoadedModel:
         self.labels = manifest.labels
         self.runtime = runtime
         self._spec = manifest.input
+        self._dtype = DATATYPES[manifest.input.datatype]
+        self._floats = self._dtype.kind == "f"
         self._pixels_pass = any(isinstance(step, Decode) for step in model.preprocess)
         self._pre, self._post, self._to_logits = pre, post, to_logits
         self.input = pick_port(runtime.inputs, model.input, f"Model '{model.id}'", "input", only=True)
@@ -103,7 +105,10 @@ class LoadedModel:
 
     def predict(self, tensor: Tensor) -> Probabilities:
         """`run(prepare(tensor))`: (n, classes) float32."""
-        return self.run(self.prepare(tensor))
+        rows = self.prepare(tensor)
+        found = self._probabilities(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
+        self._check_finite(found)
+        return found
 
     def predict_with_logits(self, tensor: Tensor) -> Prediction:
         """As `predict`, with the logits where the postprocessing has its softmax step."""
@@ -125,27 +130,33 @@ class LoadedModel:
         return self._finite(self.compute(rows))
 
     def _finite(self, found: Prediction) -> Prediction:
-        if not all_finite(found.probabilities):
-            finite = np.isfinite(found.probabilities)
+        self._check_finite(found.probabilities)
+        return found
+
+    def _check_finite(self, probabilities: Probabilities) -> None:
+        if not all_finite(probabilities):
+            finite = np.isfinite(probabilities)
             raise InferenceError(
                 f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
                 f"{len(finite)} rows; such an input is outside of what it computes."
             )
-        return found
 
     def compute(self, rows: Array) -> Prediction:
         """As `run`, whatever the numbers: an input of zeros may well have no finite answer."""
         return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
 
     def _post_processed(self, found: Array, rows: int) -> Prediction:
-        probabilities = self._post(found)
+        probabilities = self._probabilities(found, rows)
+        return Prediction(probabilities, self._to_logits(found) if self._to_logits is not None else None)
+
+    def _probabilities(self, found: Array, rows: int) -> Probabilities:
+        probabilities: Probabilities = self._post(found)
         if probabilities.shape != (rows, len(self.labels)):
             raise InferenceError(
                 f"Model '{self.model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has "
                 f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
             )
-        logits = self._to_logits(found) if self._to_logits is not None else None
-        return Prediction(cast(Probabilities, probabilities), logits)
+        return probabilities
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -157,6 +168,10 @@ class LoadedModel:
             raise InvalidTensorError(f"The model's input is '{spec.name}', not '{tensor.name}'.")
         if tensor.array.ndim == 0 or tensor.array.shape[0] == 0:
             raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
+        if tensor.array.dtype is self._dtype and tensor.array.shape[1:] == spec.shape[1:]:
+            if self._floats:
+                self._check_floats(tensor)
+            return  # as most are
         if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
             return  # pixels of any size: preprocessing checks their axes
         if tensor.datatype != spec.datatype:
@@ -168,10 +183,14 @@ class LoadedModel:
             raise InvalidTensorError(
                 f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
             )
-        if tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
+        if self._floats:
+            self._check_floats(tensor)
+
+    def _check_floats(self, tensor: Tensor) -> None:
+        if not all_finite(tensor.array):
             finite = np.isfinite(tensor.array)
             row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-            raise InvalidTensorError(f"Row {row} of input '{spec.name}' has NaN or infinity; send finite numbers.")
+            raise InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

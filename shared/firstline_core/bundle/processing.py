@@ -1,22 +1,19 @@
 """Carries out a model's declared steps. They are compiled into one function when the model is loaded.
 
-Image steps (decode, centre crop, resize) run on one image after the other, so that a request never holds more than one
-decoded original; what they leave is stacked, and the other steps run on the whole batch.
+Image steps are carried out in `image_steps.py`; what they leave is stacked, and the other steps run on the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL.Image import Image
 
-from firstline_core.bundle import images
-from firstline_core.bundle.images import CHANNELS, PIXELS_LIMIT, SOURCE_PIXELS_LIMIT, ImageStep, Pixels
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.steps import (
+    CHANNELS,
     CenterCrop,
     Decode,
     Flatten,
@@ -29,10 +26,10 @@ from firstline_core.bundle.steps import (
     Scale,
     Softmax,
 )
-from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.types import Array, Tensor
 
-_FEW = 32  # numbers of which a loop finds the largest before numpy has begun to
+_FLOAT = np.dtype(np.float32)
 
 Step = Callable[[Array], Array]
 GraphLoader = Callable[[Graph], Step]
@@ -67,7 +64,9 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
     if not image_steps:
         return lambda tensor: apply(tensor.array)
     mode = decodes[0].mode if decodes else None
-    pixels = _image_steps(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
+    from firstline_core.bundle.image_steps import image_steps as compiled  # Pillow is 3 MB: only where there are images
+
+    pixels = compiled(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
     return lambda tensor: apply(pixels(tensor))
 
 
@@ -104,11 +103,11 @@ def chain(functions: Sequence[Step]) -> Step:
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
     if logits.shape[0] == 1:  # the same numbers, without what numpy asks for axes that are kept
-        row = logits[0]
-        row = row - (max(row.tolist()) if 0 < row.size <= _FEW else np.maximum.reduce(row))
+        row: NDArray[np.float32] = logits[0]
+        row = row - row[row.argmax()]
         np.exp(row, out=row)
         row /= np.add.reduce(row)
-        return cast("NDArray[np.float32]", row[None])
+        return row[None]
     shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
@@ -130,57 +129,6 @@ def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoade
             case Graph():
                 functions.append(load_graph(step))
     return functions
-
-
-def _image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None) -> Callable[[Tensor], Array]:
-    transform = images.transform(steps)
-
-    def original(element: bytes | Pixels, where: str) -> Image:
-        if not isinstance(element, np.ndarray):
-            return images.decode(element, mode or "RGB", where)
-        image = images.from_pixels(element)
-        return images.convert(image, mode) if mode else image
-
-    def run(tensor: Tensor) -> Array:
-        array = tensor.array
-        if not array.dtype.hasobject:
-            if array.ndim != 4 or array.shape[3] not in CHANNELS.values() or 0 in array.shape:
-                raise InvalidTensorError(
-                    f"Input '{tensor.name}' has shape {list(array.shape)}; pixels come as UINT8 "
-                    "[rows, height, width, 1 or 3], none of them 0."
-                )
-            if not steps and (mode is None or array.shape[3] == CHANNELS[mode]):
-                return array
-        return _stack(tensor.name, list(array), original, transform)
-
-    return run
-
-
-def _stack(
-    name: str,
-    elements: Sequence[bytes | Pixels],
-    original: Callable[[bytes | Pixels, str], Image],
-    transform: images.Transform,
-) -> Array:
-    done: list[Pixels] = []
-    source_pixels = pixels = 0
-    for row, element in enumerate(elements):
-        image = original(element, f"Row {row} of input '{name}'")
-        source_pixels += image.width * image.height
-        found = images.to_pixels(transform(image))
-        pixels += found.shape[0] * found.shape[1]
-        for sum_, limit in ((source_pixels, SOURCE_PIXELS_LIMIT), (pixels, PIXELS_LIMIT)):
-            if sum_ > limit:
-                raise PayloadTooLargeError(
-                    f"Input '{name}' has more than {limit} pixels by row {row}; send fewer or smaller images."
-                )
-        if done and found.shape != done[0].shape:
-            raise InvalidTensorError(
-                f"Row {row} of input '{name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
-                f"{done[0].shape[1]}x{done[0].shape[0]}; this model does not resize, so send images of one size."
-            )
-        done.append(found)
-    return done[0][None] if len(done) == 1 else np.stack(done)
 
 
 def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
@@ -233,5 +181,7 @@ def _drop_columns(count: int) -> Step:
 
 
 def _to_float_matrix(output: Array) -> Array:
+    if output.ndim == 2 and output.dtype is _FLOAT:
+        return output
     rows = output.shape[0] if output.ndim else 1
     return output.reshape(rows, -1).astype(np.float32, copy=False)

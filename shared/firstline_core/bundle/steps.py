@@ -14,6 +14,10 @@ from firstline_core.bundle.artefact import Artefact
 Positive = Annotated[int, Meta(ge=1, le=16384)]
 
 
+CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
+"""Of pixels, by the mode of an image."""
+
+
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
     """JPEG or PNG bytes to pixels, uint8. Pixels that arrive decoded pass (converted to `mode`)."""
 

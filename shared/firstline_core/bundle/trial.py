@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from firstline_core.bundle.images import CHANNELS
 from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.steps import CenterCrop, Decode, Layout, PreStep, Resize
+from firstline_core.bundle.steps import CHANNELS, CenterCrop, Decode, Layout, PreStep, Resize
 from firstline_core.types import DATATYPES, Tensor
 
 

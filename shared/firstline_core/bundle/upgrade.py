@@ -9,8 +9,9 @@ import msgspec
 if TYPE_CHECKING:
     from firstline_core.bundle.manifest import Manifest, Model
 
-FORMAT = 3
-"""1 knew no certificates; 2 no learned functions, no energy, and no histogram, audits or groups in a certificate."""
+FORMAT = 4
+"""1 knew no certificates; 2 no learned functions, no energy, and no histogram, audits or groups in a certificate; 3 no
+golden answers."""
 OLDEST_FORMAT = 1
 
 
@@ -22,6 +23,10 @@ def upgraded(manifest: Manifest, found: int) -> Manifest:
     """
     if found == FORMAT:
         return manifest
+    if manifest.golden is not None:
+        raise ValueError(f"format {found} knows no golden answers")
+    if found == 3:
+        return msgspec.structs.replace(manifest, format=FORMAT)
     if found < 2 and any(model.certificate is not None for model in manifest.models):
         raise ValueError(f"format {found} knows no certificates")
     score = manifest.policy.score

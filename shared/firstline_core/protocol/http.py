@@ -88,9 +88,13 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
     Raises:
         InvalidTensorError: the response cannot travel as the request asks.
     """
-    labels = class_labels(plane, request, response) if request.outputs else ()
-    encoded = encode_response(request, response, labels)
+    encoded = encoded_response(plane, request, response)
     return Reply(200, headers_for(encoded), encoded.body)
+
+
+def encoded_response(plane: DataPlane, request: InferRequest, response: InferResponse) -> Encoded:
+    """The body of `response_reply`."""
+    return encode_response(request, response, class_labels(plane, request, response) if request.outputs else ())
 
 
 async def infer_reply(

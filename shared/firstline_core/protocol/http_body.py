@@ -1,4 +1,4 @@
-"""A V2 body as HTTP brings it: how long it may be, what its headers say of it, and where it is read."""
+"""A V2 body as HTTP brings it: how long it may be and take, what its headers say of it, and where it is read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, RemoteTimeoutError
 from firstline_core.protocol.http_errors import Lowered, header
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# A body may take so long, and longer by what came of it: the slowest mobile links carry more.
+GRACE_S = 20.0
+LEAST_BYTES_PER_S = 1024
 
 # Some milliseconds of parsing, which one request may take from all others; more goes to a thread.
 _INLINE_JSON_BYTES = 256 * 1024
@@ -62,6 +66,26 @@ async def within(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limit
         if size_bytes > limits.body_bytes:
             raise _too_large(limits)
         yield chunk
+
+
+async def in_time(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """A body's chunks; a client that sends them slowly costs only itself. In a task.
+
+    Raises:
+        RemoteTimeoutError: they come too slowly.
+    """
+    received_bytes = 0
+    start_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(start_s + GRACE_S) as patience:
+            async for chunk in chunks:
+                received_bytes += len(chunk)
+                patience.reschedule(start_s + GRACE_S + received_bytes / LEAST_BYTES_PER_S)
+                yield chunk
+    except TimeoutError as error:
+        raise RemoteTimeoutError(
+            f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
+        ) from error
 
 
 async def read_body(chunks: AsyncIterable[bytes], headers: Mapping[str, str], limits: Limits) -> bytes:

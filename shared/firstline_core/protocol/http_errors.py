@@ -20,10 +20,19 @@ _STATUS: dict[type[FirstlineError], int] = {
     errors.ForbiddenError: 403,
     errors.UnknownModelError: 404,
     errors.UnknownAnswerError: 404,
+    errors.NotFoundError: 404,
+    errors.ConflictError: 409,
     errors.ModelMismatchError: 409,
     errors.ReusedRequestIdError: 409,
     errors.PayloadTooLargeError: 413,
     errors.RateLimitedError: 429,
+    errors.SignatureError: 422,
+    errors.MetadataExpiredError: 422,
+    errors.MetadataRollbackError: 409,
+    errors.MetadataMismatchError: 409,
+    errors.IncompatibleTargetError: 409,
+    errors.SelfTestError: 409,
+    errors.NoRoomError: 409,
     errors.CapacityError: 503,
     errors.LinkError: 503,
     errors.DeadlineExceededError: 504,
@@ -82,7 +91,7 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
 
     Args:
         status: any but 2xx.
-        body: read as `error_body` wrote it, where it is one.
+        body: read as `error_body` wrote it, or as RFC 9457 has it, where it is one.
         headers: for Retry-After, in seconds, at most a day; its date form is passed over.
     """
     try:
@@ -91,7 +100,7 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
         said = None
     if not isinstance(said, dict):
         said = {}
-    code, message, wait_s = said.get("code"), said.get("error"), said.get("retry_after_s")
+    code, message, wait_s = said.get("code"), said.get("error", said.get("detail")), said.get("retry_after_s")
     if not isinstance(message, str) or not message:
         message = f"The server answered with HTTP status {status} and no reason."
     retry_after_s: float | None = None

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -68,7 +69,7 @@ class MqttClient:
         self._session_expiry_s = session_expiry_s
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Callable[[Message], None]] = {}
         self._filters: dict[str, None] = {}  # in order; what is subscribed to, now and after a reconnection
         self._running: set[asyncio.Task[None]] = set()
         # The broker holds back what exceeds `receive_maximum`, but not every broker counts well.
@@ -146,7 +147,18 @@ class MqttClient:
         Raises:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
-        self._handlers[topic_filter] = handler
+        await self._subscribe(topic_filter, partial(self._start_handler, handler))
+
+    async def listen(self, topic_filter: str, hear: Callable[[Message], None]) -> None:
+        """As `subscribe`, for what waits for nothing: `hear` is called in the very turn that brings a message.
+
+        Raises:
+            UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
+        """
+        await self._subscribe(topic_filter, partial(self._call_handler, hear))
+
+    async def _subscribe(self, topic_filter: str, handle: Callable[[Message], None]) -> None:
+        self._handlers[topic_filter] = handle
         self._filters[topic_filter] = None
         if self.connected and self._connection is not None:
             await self._connection.subscribe(topic_filter)
@@ -239,10 +251,23 @@ class MqttClient:
         log.info("mqtt connected", broker=self._settings.address)
 
     def _dispatch(self, message: Message) -> None:
-        handler = next((found for f, found in self._handlers.items() if matches(f, message.topic)), None)
-        if handler is None:
+        handle = next((found for f, found in self._handlers.items() if matches(f, message.topic)), None)
+        if handle is None:
             message.ack()
-            return
+        else:
+            handle(message)
+
+    def _call_handler(self, hear: Callable[[Message], None], message: Message) -> None:
+        try:
+            hear(message)
+        except Exception:  # the outermost loop of a message
+            log.exception("mqtt handler failed", topic=message.topic)
+            self._hold_back(message)
+        else:
+            if not self._manual_ack:
+                message.ack()
+
+    def _start_handler(self, handler: Handler, message: Message) -> None:
         if message.qos == 0 and len(self._running) >= self._settings.receive_maximum:
             # Nothing bounds these but the sender; those of QoS 1 are bounded by the broker.
             log.warning("mqtt message dropped", topic=message.topic, why="too many handlers run")
@@ -257,18 +282,23 @@ class MqttClient:
                 await handler(message)
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
-            self._held_back.append(message)
-            if len(self._held_back) > self._settings.receive_maximum // 2:
-                self._held_back.popleft().ack()
+            self._hold_back(message)
         else:
             if not self._manual_ack:
                 message.ack()
+
+    def _hold_back(self, message: Message) -> None:
+        self._held_back.append(message)
+        if len(self._held_back) > self._settings.receive_maximum // 2:
+            self._held_back.popleft().ack()
 
 
 def matches(topic_filter: str, topic: str) -> bool:
     """Whether a topic is of a filter, wildcards and shared subscriptions included (MQTT 5, section 4.7)."""
     if topic_filter.startswith("$share/"):
         topic_filter = topic_filter.split("/", 2)[2]
+    if topic_filter == topic:
+        return True
     wanted, levels = topic_filter.split("/"), topic.split("/")
     if topic.startswith("$") and wanted[0] in ("+", "#"):
         return False

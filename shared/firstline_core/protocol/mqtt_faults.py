@@ -1,8 +1,15 @@
-"""What a broker's refusal means in our error tree. Free of any MQTT library."""
+"""What a broker's refusal, or its absence, means in our error tree. Free of any MQTT library."""
 
 from __future__ import annotations
 
-from firstline_core.errors import CapacityError, FirstlineError, PayloadTooLargeError, ProtocolError, UnauthorizedError
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    LinkDownError,
+    PayloadTooLargeError,
+    ProtocolError,
+    UnauthorizedError,
+)
 
 
 def refusal(code: int, name: str, what: str) -> FirstlineError:
@@ -23,3 +30,13 @@ def refusal(code: int, name: str, what: str) -> FirstlineError:
             return PayloadTooLargeError(message)
         case _:
             return ProtocolError(message)
+
+
+def not_connected(address: str) -> LinkDownError:
+    """Nothing can be sent at the moment."""
+    return LinkDownError(f"Not connected to the MQTT broker at {address}.")
+
+
+def connection_lost(address: str, why: str) -> LinkDownError:
+    """What was sent will not be answered."""
+    return LinkDownError(f"The connection to the MQTT broker at {address} was lost ({why}).")

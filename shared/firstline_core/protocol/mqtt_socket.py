@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -41,7 +42,9 @@ class WatchedSocket:
         self._unreadable = unreadable
         self._on_unreadable = on_unreadable
         self._loop = asyncio.get_running_loop()
+        self._loops_thread = threading.get_ident()
         self._closed = False
+        self._awaits_room = False
 
     # The library connects in a thread, so what that triggers is handed over to the loop.
 
@@ -59,12 +62,16 @@ class WatchedSocket:
     def wants_write(self, library: Library, _userdata: object, opened: Any) -> None:
         """There is something to write."""
         # Most packets fit the socket's buffer, so try first and ask to be called back only where one did not.
-        self._loop.call_soon_threadsafe(self._flush, library, opened)
+        if threading.get_ident() == self._loops_thread:
+            self._flush(library, opened)
+        else:
+            self._loop.call_soon_threadsafe(self._flush, library, opened)
 
     def wants_no_write(self, _library: Library, _userdata: object, opened: Any) -> None:
         """All is written."""
-        if opened.fileno() >= 0:
+        if self._awaits_room and opened.fileno() >= 0:
             self._loop.remove_writer(opened)
+        self._awaits_room = False
 
     def closing(self, _library: Library, _userdata: object, opened: Any) -> None:
         """The library is about to close it."""
@@ -97,6 +104,7 @@ class WatchedSocket:
         if self.raw is opened and not self._closed:
             library.loop_write()
             if self.raw is opened and library.want_write():
+                self._awaits_room = True
                 self._loop.add_writer(opened, library.loop_write)
 
     def _forget(self, opened: Any) -> None:

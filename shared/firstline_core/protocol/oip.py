@@ -90,7 +90,9 @@ def decode_request(
     if asked_before is not None:
         plan = repeated.PLANS.find(asked_before, tail_bytes, limits)
         if plan is not None:
-            return _repeated(model, plan, asked_before, body, length, version=version, now_s=now_s, principal=principal)
+            return repeated_request(
+                model, plan, asked_before, body, length, version=version, now_s=now_s, principal=principal
+            )
     head, tail = framing.split(body, header_length, limits)
     inputs = framing.decode_tensors("Input", "inputs", head, tail, limits)
     request = request_of(
@@ -106,7 +108,7 @@ def decode_request(
     return request
 
 
-def _repeated(
+def repeated_request(
     model: str,
     plan: Plan,
     asked_before: Asked,
@@ -117,7 +119,21 @@ def _repeated(
     now_s: float,
     principal: str,
 ) -> InferRequest:
-    """The request of a body whose head is known."""
+    """The request of a body whose head is known; see `decode_request`.
+
+    Args:
+        model: the bundle's name.
+        plan: what its head means.
+        asked_before: as it was looked up.
+        body: as it came.
+        header_length: of its head; 0 where all of it is JSON.
+        version: see `decode_request`, as for all that follow.
+        now_s: on this tier's monotonic clock.
+        principal: who asks.
+
+    Raises:
+        RequestError: as `decode_request`.
+    """
     known = plan.request
     if asked_before.request_id and asked_before.key[1]:
         request_id = asked_before.request_id

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
+from msgspec.structs import replace
 
 from firstline_core.protocol import json_numbers
 from firstline_core.protocol.limits import Limits
@@ -50,7 +51,7 @@ class Plan(NamedTuple):
     """What a head means.
 
     Args:
-        request: as it was read the first time; its arrays, ids and deadline are that time's.
+        request: as it was read the first time; its ids and deadline are that time's, its arrays have but a shape.
         inputs: of every request with this head.
         tail_bytes: that follow the head; `AS_JSON` where the numbers are JSON.
         limits: that it was held against.
@@ -102,11 +103,14 @@ class Plans:
         plain = _is_one(request, asked.head) if asked.numbers else _is_plain(request, tail_bytes)
         if not plain or not _is_understood(asked.head):
             return
-        inputs, start = [], 0
+        inputs, shapes, start = [], [], 0
         for tensor in request.inputs:
             array = tensor.array
             inputs.append(Input(tensor.name, array.dtype, array.shape, array.size, start))
+            # Its own would keep the whole body, for as long as the head is known.
+            shapes.append(Tensor(tensor.name, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
             start += array.nbytes
+        request = replace(request, inputs=tuple(shapes))
         with self._learning:
             if len(self._plans) >= _HEADS:
                 del self._plans[next(iter(self._plans))]

@@ -13,10 +13,12 @@ import numpy as np
 import orjson
 
 from firstline_core.protocol.framing import Encoded
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse
+from firstline_core.types import Answer, Array, Attempt, InferRequest, InferResponse
 
 _FORMS = 1024
 _ALIGNMENT = 8
+# What orjson writes for NaN and infinity.
+_NOT_FINITE = b"null"
 
 Kind = tuple[object, ...]
 """All that a response says beside what changes from one to the next."""
@@ -72,26 +74,38 @@ def known(kind: Kind) -> bool:
     return kind in _forms
 
 
+def form_of(kind: Kind) -> Form | None:
+    """The form of a kind; None where it has none, or none is known."""
+    return _forms.get(kind)
+
+
 def filled(kind: Kind, response: InferResponse) -> Encoded | None:
     """A response in the form of its kind; None where it has none, or the encoder has to say what is wrong."""
     form = _forms.get(kind)
     answer = response.answer
     if form is None or answer is None:
         return None
-    array = response.outputs[0].array
+    return fill(form, response.id, answer.request_id, answer.attempts[0].ms, response.outputs[0].array)
+
+
+def fill(form: Form, identifier: str, request_id: str, ms: float, array: Array) -> Encoded | None:
+    """A form with what changes; None where the encoder has to say what is wrong.
+
+    Args:
+        form: of a kind.
+        identifier: the caller's own `id`; "" where its kind has none.
+        request_id: the answer's.
+        ms: that the only attempt took.
+        array: the output, of the kind's shape and dtype.
+    """
     before, middle, after, end = form.pieces[-4:]
-    start = form.pieces[0] + orjson.dumps(response.id) if response.id else b""
-    head = b"%b%b%b%b%b%b" % (
-        *(start, before, orjson.dumps(answer.request_id), middle),
-        *(orjson.dumps(answer.attempts[0].ms), after),
-    )
-    if not form.binary:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return None
-        data = orjson.dumps(np.ascontiguousarray(array).reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-        return Encoded(head + data + end, None)
+    start = form.pieces[0] + orjson.dumps(identifier) if identifier else b""
+    head = b"%b%b%b%b%b%b" % (start, before, orjson.dumps(request_id), middle, orjson.dumps(ms), after)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
+    if not form.binary:
+        data = orjson.dumps(array.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+        return None if _NOT_FINITE in data else Encoded(head + data + end, None)
     head += end
     head += b" " * (-len(head) % _ALIGNMENT)
     return Encoded(head + array.tobytes(), len(head))

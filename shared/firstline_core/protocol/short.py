@@ -174,7 +174,7 @@ def reply_from(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]
     Returns:
         What the answer says of itself, `model`, `version`, and one of: `label`, its `probability`
         and `top` for one row; `results`, a list of these, for several; `outputs` by name
-        where there are no probabilities.
+        where there are no probabilities, or the request had them as classes.
 
     Raises:
         InferenceError: an output is not finite, or not UTF-8, so that JSON cannot hold it.
@@ -183,7 +183,7 @@ def reply_from(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]
     if response.answer is not None:
         reply = answers.to_dict(response.answer) | reply
     probabilities = next((tensor.array for tensor in response.outputs if tensor.name == PROBABILITIES), None)
-    if probabilities is None or probabilities.ndim != 2 or not probabilities.size:
+    if probabilities is None or probabilities.dtype.hasobject or probabilities.ndim != 2 or not probabilities.size:
         return reply | {"outputs": {tensor.name: _plain(tensor) for tensor in response.outputs}}
     if not np.isfinite(probabilities).all():
         raise InferenceError(f"Model '{response.model}' gave a probability that is not a number.")

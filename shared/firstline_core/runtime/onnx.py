@@ -88,6 +88,7 @@ class OnnxRuntime:
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
+        self._only = self.inputs[0] if len(self.inputs) == 1 else None
         self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
         self._batch = _fixed_batch(self.inputs, path)
 
@@ -114,14 +115,14 @@ class OnnxRuntime:
 
     def _is_ready(self, feeds: Mapping[str, Array]) -> bool:
         """Whether these are, at a glance, what the model takes: one array, of its dtype and shape, with rows."""
-        if len(self.inputs) != 1 or self._batch is not None:
+        spec = self._only
+        if spec is None or self._batch is not None:
             return False
-        (spec,) = self.inputs
         array = feeds.get(spec.name)
         return (
             array is not None
             and len(feeds) == 1
-            and array.dtype is self._dtypes[spec.name]
+            and array.dtype == self._dtypes[spec.name]
             and array.shape[1:] == spec.shape[1:]
             and array.shape[:1] > _NO_ROWS
             and array.flags.c_contiguous
@@ -133,6 +134,8 @@ class OnnxRuntime:
             raise InferenceError("The model was closed; load it again.")
         try:
             outputs = session.run(self._output_names, feeds)
+            if len(outputs) == 1:
+                return {self._output_names[0]: outputs[0]}
         except self._failures as error:
             raise InferenceError(f"ONNX Runtime failed: {error}") from error
         return dict(zip(self._output_names, outputs, strict=True))

@@ -27,7 +27,7 @@ KEY_BYTES = 32
 CREDENTIAL = "credential:"
 """How the name of a file begins that systemd passes on."""
 
-_PLAIN, _ENCRYPTED = 1, 2
+_PLAIN_HEAD, _ENCRYPTED_HEAD = b"\1", b"\2"
 _DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
 _NONCE_AT = 1 + _NAME_BYTES
 _CONTENT_AT = _NONCE_AT + _NONCE_BYTES
@@ -63,13 +63,13 @@ class ChecksumSeal:
     """Finds damage, and hides nothing."""
 
     def close(self, content: bytes, about: bytes) -> bytes:
-        return bytes([_PLAIN]) + _digest(content, about) + content
+        return _PLAIN_HEAD + _digest(content, about) + content
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
         if _is_encrypted(sealed):
             raise UnknownKeyError("It is encrypted, and no key is set (encryption.key_file).")
-        content = bytes(sealed[1 + _DIGEST_BYTES :])
-        if sealed[:1] != bytes([_PLAIN]) or sealed[1 : 1 + _DIGEST_BYTES] != _digest(content, about):
+        content = sealed[1 + _DIGEST_BYTES :]
+        if sealed[:1] != _PLAIN_HEAD or sealed[1 : 1 + _DIGEST_BYTES] != _digest(content, about):
             raise IntegrityError("Its checksum does not fit: the disk has damaged it.")
         return content
 
@@ -94,7 +94,7 @@ class KeySeal:
     def close(self, content: bytes, about: bytes) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
         hidden = self._ciphers[self._first].encrypt(nonce, content, about)
-        return bytes([_ENCRYPTED]) + self._first + nonce + hidden
+        return _ENCRYPTED_HEAD + self._first + nonce + hidden
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
         if not _is_encrypted(sealed):
@@ -114,7 +114,7 @@ class KeySeal:
 
 
 def _is_encrypted(sealed: bytes) -> bool:
-    return sealed[:1] == bytes([_ENCRYPTED])
+    return sealed[:1] == _ENCRYPTED_HEAD
 
 
 def make_seal(keys: Sequence[bytes]) -> Seal:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 _VALUE_LIMIT_CHARACTERS = 2000
 # At info httpx has a line about each request, and alembic some about each start, of which ours tell what matters.
-_TALKATIVE = ("alembic", "httpx")
+_TALKATIVE = ("alembic", "httpx", "tuf")
 _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
 
 FACTS: ContextVar[Callable[[], Mapping[str, object]] | None] = ContextVar("facts", default=None)
@@ -83,11 +85,16 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self, render: Callable[[dict[str, Any]], str] | None) -> None:
         super().__init__(sys.stderr)
         self.render = render
-        self._lines: list[str] = []
+        self._lines: list[tuple[str, dict[str, Any], float]] = []
 
-    def add(self, line: str) -> None:
-        """Writes a line within `_TOGETHER_S`, and before any that comes another way; without a loop now."""
-        self._lines.append(line)
+    def add(self, found: dict[str, Any], template: str = "") -> None:
+        """Writes a line within `_TOGETHER_S`, and before any that comes another way; without a loop now.
+
+        Args:
+            found: its facts, but for the time.
+            template: that they are put into; "" where `render` has to.
+        """
+        self._lines.append((template, found, time.time()))
         if len(self._lines) == 1:
             try:
                 asyncio.get_running_loop().call_later(_TOGETHER_S, self.flush)
@@ -103,10 +110,25 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
-        if lines:
+        if lines and self.render is not None:
+            said, second = [], -1
+            for template, found, at_s in lines:
+                if int(at_s) != second:
+                    second = int(at_s)
+                    date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+                found["timestamp"] = f"{date}.{int((at_s - second) * 1e6):06d}Z"
+                said.append(template % found if template else self.render(found))
             with self.lock or contextlib.nullcontext():
-                self.stream.write("".join(lines))
+                self.stream.write("".join(said))
         super().flush()
+
+
+def _ours() -> _Handler | None:
+    """Our handler, where lines go there alone and need no colours."""
+    handlers = logging.root.handlers
+    if len(handlers) == 1 and isinstance(handlers[0], _Handler) and handlers[0].render is not None:
+        return handlers[0]
+    return None
 
 
 def line(name: str, event: str, **facts: object) -> None:
@@ -120,16 +142,57 @@ def line(name: str, event: str, **facts: object) -> None:
     standard = logging.getLogger(name)
     if not standard.isEnabledFor(logging.INFO):
         return
-    handlers = logging.getLogger().handlers
-    handler = handlers[0] if len(handlers) == 1 else None
-    if not isinstance(handler, _Handler) or handler.render is None:
+    handler = _ours()
+    if handler is None:
         logger(name).info(event, **facts)
         return
     read = FACTS.get()
-    found = facts if read is None else {**read(), **facts}
-    found["event"], found["level"], found["logger"] = event, "info", name
-    found["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    handler.add(handler.render(found))
+    handler.add(_as_line(name, event, facts if read is None else {**read(), **facts}))
+
+
+def _as_line(name: str, event: str, facts: Mapping[str, object]) -> dict[str, Any]:
+    return {**facts, "event": event, "level": "info", "logger": name}
+
+
+class LineForm:
+    """As `line` again and again, where only some facts change: rendered once, with places for those.
+
+    Args:
+        name: of the logger.
+        event: what happened.
+        facts: that stay the same.
+        changing: those that do not, each with any value of its kind: a number, or text that needs no escapes.
+    """
+
+    def __init__(self, name: str, event: str, facts: Mapping[str, object], changing: Mapping[str, object]) -> None:
+        self._name, self._event, self._facts = name, event, facts
+        self._changing = {each: type(value) for each, value in changing.items()}
+        self._standard = logging.getLogger(name)
+        self._templates: dict[Callable[[dict[str, Any]], str], str] = {}
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Writes a line with these values of what changes; the dictionary is the line's from now on."""
+        if not self._standard.isEnabledFor(logging.INFO):
+            return
+        handler = _ours()
+        if handler is None or handler.render is None:
+            logger(self._name).info(self._event, **self._facts, **values)
+            return
+        template = self._templates.get(handler.render)
+        if template is None:
+            template = self._templates[handler.render] = self._made(handler.render)
+        handler.add(values, template)
+
+    def _made(self, render: Callable[[dict[str, Any]], str]) -> str:
+        # Nobody can guess the marks, so nothing else looks like one. A number's is one that all write alike.
+        marks: dict[str, object] = {
+            each: secrets.token_hex(16) if kind is str else secrets.randbits(40) + 0.125
+            for each, kind in (*self._changing.items(), ("timestamp", str))
+        }
+        template = render(_as_line(self._name, self._event, self._facts) | marks).replace("%", "%%")
+        for each, mark in marks.items():
+            template = template.replace(str(mark), f"%({each})s")
+        return template
 
 
 def _as_json(found: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from firstline_core.errors import FirstlineError
-from firstline_core.types import InferResponse
+from firstline_core.types import InferResponse, Reason, Status, Tier
 
 # Seconds; from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
@@ -41,7 +41,11 @@ class RequestMetrics:
         """Counts one answer."""
         answer = response.answer
         if answer is not None:
-            self._answers.count((answer.tier, answer.reason, answer.status), seconds)
+            self.observe_all((answer.tier, answer.reason, answer.status), (seconds,))
+
+    def observe_all(self, labels: tuple[Tier, Reason, Status], seconds: Sequence[float]) -> None:
+        """Counts answers that say the same of themselves, by how long each took."""
+        self._answers.count(labels, seconds)
 
     def error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -98,15 +102,15 @@ class _Answers(Collector):
         # By tier, reason and status: how many in each bucket and beyond the last, and their seconds together.
         self._found: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
 
-    def count(self, labels: tuple[str, str, str], seconds: float) -> None:
-        """Counts one answer; from any thread."""
-        bucket = bisect_left(LATENCY_BUCKETS_S, seconds)
+    def count(self, labels: tuple[str, str, str], seconds: Sequence[float]) -> None:
+        """Counts answers that took so long each; from any thread."""
         with self._lock:
             found = self._found.get(labels)
             if found is None:
                 found = self._found[labels] = [0] * (len(LATENCY_BUCKETS_S) + 1), [0.0]
-            found[0][bucket] += 1
-            found[1][0] += seconds
+            for each in seconds:
+                found[0][bisect_left(LATENCY_BUCKETS_S, each)] += 1
+            found[1][0] += sum(seconds)
 
     def describe(self) -> Iterable[Metric]:
         return self._families()

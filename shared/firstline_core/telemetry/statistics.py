@@ -88,9 +88,9 @@ class ModelStatistics:
     batches: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
     apart: Apart = field(default_factory=Apart)
 
-    def answered(self, seconds: float, now_s: float) -> None:
-        """Counts an answer that took so long, at this wall time."""
-        self.success.add(seconds)
+    def answered(self, seconds: float, now_s: float, times: int = 1) -> None:
+        """Counts answers that took so long together, the last at this wall time."""
+        self.success.add(seconds, times)
         self.last_inference_s = now_s
 
     def ran(self, rows: int, seconds: float, waits_s: Sequence[float]) -> None:

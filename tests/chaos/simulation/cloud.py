@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
+from support.gateway import NothingToLoad
 
 from chaos.simulation.disk import StoreWriter
 from chaos.simulation.models import full_says, served
@@ -22,13 +23,13 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
+from firstline_gateway.counting import Counting
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
+from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.repository import ServedModel
-from firstline_gateway.residency import Residency
+from firstline_gateway.residency.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Contracts, Store
@@ -44,19 +45,15 @@ _MAX_BATCH_ROWS = 8
 _REFRESH_S = 15.0
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(NothingToLoad):
     """Implements `executors.base.Executor`: computes what the full model says, in simulated time; some batches fail."""
 
     def __init__(self, plan: Plan, clock: Clock, rng: random.Random, book: Book) -> None:
-        self.slots = plan.slots
+        super().__init__(plan.slots)
         self._plan = plan
         self._clock = clock
         self._rng = rng
         self._book = book
-        self.running = 0
-
-    def report(self) -> EngineReport:
-        return EngineReport()
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         self.running += 1
@@ -70,21 +67,6 @@ class SimulatedExecutor:
             failure: list[Outcome] = [InferenceError("The full model's runtime failed.")]
             return failure * len(inputs)
         return [full_says(tensor.array[:, 0]) for tensor in inputs]
-
-    async def start(self) -> None:
-        pass
-
-    async def put(self, served: ServedModel) -> None:
-        pass
-
-    async def drop(self, key: ModelKey) -> None:
-        pass
-
-    def trouble(self, key: ModelKey) -> str:
-        return ""
-
-    async def close(self, timeout_s: float) -> bool:
-        return not self.running
 
 
 @functools.cache
@@ -145,8 +127,7 @@ class Cloud:
             batcher,
             contracts,
             deliveries,
-            metrics=self._metrics,
-            statistics=Statistics(),
+            counting=Counting(self._metrics, Statistics(), self._clock),
             residency=Residency(self._repository, executor, clock=self._clock),
             clock=self._clock,
             limits=DEFAULT_LIMITS,

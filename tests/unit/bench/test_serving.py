@@ -35,6 +35,22 @@ def test_growth_is_what_more_costs_than_less_and_spread_is_all() -> None:
     assert flat.spread([]) is None
 
 
+def test_growth_with_models_is_of_what_comes_on_top_of_raw_asgi() -> None:
+    """Models that run longer because there are many of them cost the gateway no more than the raw limit."""
+    ones = [flat.models_name(count, 1) for count in flat.MODELS]
+    found = [
+        sample(who, name, cpu_us=cost + slower_us)
+        for who, cost in ((flat.GATEWAY, 300), (flat.RAW, 80))
+        for name, slower_us in zip(ones, (0, 10, 30, 60, 90, 90), strict=True)
+    ]
+    (aimed,) = [row for row in flat.figures(found) if "beyond raw ASGI's" in row.figure and row.aim]
+    assert (aimed.value, aimed.holds) == (1, True)
+    found = [one for one in found if one.what != ones[-1]]
+    found += [sample(flat.GATEWAY, ones[-1], cpu_us=430), sample(flat.RAW, ones[-1], cpu_us=170)]
+    (aimed,) = [row for row in flat.figures(found) if "beyond raw ASGI's" in row.figure and row.aim]
+    assert aimed.holds is False
+
+
 def test_what_was_not_measured_does_not_hold() -> None:
     for part in (rest, flat):
         aimed = [figure for figure in part.figures([]) if figure.aim is not None]

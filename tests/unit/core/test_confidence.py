@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.routing.confidence import auroc, energy, entropy, margin, max_probability, score, temper
+from firstline_core.routing.confidence import (
+    auroc,
+    energy,
+    entropy,
+    likeliest_of_few,
+    margin,
+    max_probability,
+    score,
+    temper,
+)
 
 ROWS = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [1, 0, 0], [1 / 3, 1 / 3, 1 / 3]], np.float32)
 KINDS: Any = ["max_probability", "margin", "entropy"]
@@ -67,3 +76,15 @@ def test_the_usual_score_is_to_the_bit_that_of_the_tempered_row() -> None:
     rows = np.random.default_rng(3).dirichlet(np.full(10, 0.2), 500).astype(np.float32)
     for found in (rows, np.zeros((1, 3), np.float32), np.array([[np.nan, 1.0]], np.float32)):
         np.testing.assert_array_equal(score("max_probability", found), max_probability(temper(found, 1.0)))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
+@pytest.mark.parametrize("classes", [2, 10, 32])
+def test_one_row_alone_reaches_the_threshold_that_it_ties_with(classes: int, temperature: float) -> None:
+    """Of an overconfident model a large share of the rows ties, and a certificate may end just there."""
+    random = np.random.default_rng(5)
+    logits = random.normal(size=(500, classes)) * random.choice([1, 5, 30], size=(500, 1))
+    rows = np.exp(logits - logits.max(axis=1, keepdims=True))
+    rows = (rows / rows.sum(axis=1, keepdims=True)).astype(np.float32)
+    alone = [likeliest_of_few(temperature, row) for row in rows]
+    assert alone == score("max_probability", rows, temperature).tolist()

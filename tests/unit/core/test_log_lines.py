@@ -47,6 +47,35 @@ def test_a_line_of_json_says_the_same() -> None:
     assert fast == slow
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_in_a_known_form_says_what_one_that_is_made_anew_says(form: Literal["text", "json"]) -> None:
+    changing = {"ms": 0.125, "request_id": "01890a5d-ac96-774b-bcce-b302099a8057"}
+    facts = {"model": 'a%s"b', "rows": 2, "principal": "application:ü"}
+    known = logs.LineForm(NAME, "answered", facts, {"ms": 1.0, "request_id": ""})
+    with configured(form) as stream:
+        for _ in range(2):
+            logs.line(NAME, "answered", **facts, **changing)
+            known.write(dict(changing))
+    lines = stream.getvalue().splitlines()
+    if form == "text":
+        assert len({line.partition(" ")[2] for line in lines}) == 1
+    else:
+        said = [json.loads(line) for line in lines]
+        assert all(each.pop("timestamp").endswith("Z") for each in said)
+        assert said == [said[0]] * 4
+
+
+def test_a_known_form_follows_the_settings() -> None:
+    known = logs.LineForm(NAME, "answered", {"rows": 1}, {"ms": 1.0})
+    for form, begins in (("text", "2"), ("json", "{")):
+        with configured(form) as stream:  # type: ignore[arg-type]
+            known.write({"ms": 1.0})
+        assert stream.getvalue().startswith(begins)
+    with configured("text", "warning") as stream:
+        known.write({"ms": 1.0})
+    assert not stream.getvalue()
+
+
 async def test_lines_of_one_moment_are_written_together_and_in_their_order() -> None:
     with configured("text") as stream:
         logs.line(NAME, "first")

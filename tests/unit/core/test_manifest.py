@@ -25,6 +25,7 @@ from firstline_core.errors import IntegrityError
 from firstline_core.routing.learned import Logistic
 from firstline_core.types import TensorSpec
 
+FORMAT_3 = Path(__file__).parents[2] / "data" / "previous" / "manifest.json"
 FORMAT_1, FORMAT_2 = (Path(__file__).with_name(f"manifest_format_{number}.json") for number in (1, 2))
 """As Firstline wrote them when these were its newest; both are the same bundle, at 2 certified twice."""
 
@@ -58,7 +59,7 @@ def test_survives_its_file_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 4}, "format 4; this version of Firstline reads formats 1 to 3"),
+        ({"format": 5}, "format 5; this version of Firstline reads formats 1 to 4"),
         ({"format": 0}, "format 0; this version"),
         ({"format": "3"}, 'format "3"; this version'),
         ({"colour": "red"}, "unknown field `colour`"),
@@ -152,10 +153,10 @@ def test_certificates_of_format_2_stay_valid_and_say_what_audits_test_where_it_i
     ]
 
 
-@pytest.mark.parametrize("recorded", [FORMAT_1, FORMAT_2])
+@pytest.mark.parametrize("recorded", [FORMAT_1, FORMAT_2, FORMAT_3])
 def test_what_was_read_from_an_older_format_is_written_in_the_newest(recorded: Path) -> None:
     found = parse_manifest(recorded.read_bytes())
-    assert (found.format, json.loads(encode_manifest(found))["format"]) == (3, 3)
+    assert (found.format, json.loads(encode_manifest(found))["format"]) == (4, 3)
     assert parse_manifest(encode_manifest(found)) == found
 
 

@@ -92,7 +92,7 @@ async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> N
         for path in re.findall(r"(/[^\s`,]+)", cell):
             plain, optional = re.sub(r"\[.*?\]", "", path), path.replace("[", "").replace("]", "")
             told |= {plain, optional}
-    behind = re.compile(r"/firstline/v1/contracts/")  # told on the page of operating
+    behind = re.compile(r"/firstline/v1/contracts/|/fleet/v1/")  # told on the pages of operating, and of the fleet
     assert {path for path in served if not behind.match(path)} <= told
     assert told <= set(served)
 

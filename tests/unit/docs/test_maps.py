@@ -9,11 +9,22 @@ from pathlib import Path
 import pytest
 
 MAPPED = (
+    "firstline_core.fleet",
     "firstline_core.routing",
     "firstline_edge",
     "firstline_edge.budgets",
+    "firstline_edge.fleet",
+    "firstline_edge.updater",
     "firstline_gateway",
+    "firstline_gateway.api.fleet",
+    "firstline_gateway.fleet",
+    "firstline_gateway.registry",
+    "firstline_gateway.residency",
+    "firstline_gateway.rollouts",
+    "firstline_gateway.rollouts.judgement",
     "firstline_gateway.scheduling",
+    "firstline_gateway.trail",
+    "firstline.release",
     "firstline.workbench",
 )
 

@@ -13,7 +13,7 @@ from firstline.sse import EventReader
 from firstline.workbench import dataset, detections
 from firstline_core import secrets_file, settings
 from firstline_core.bundle import image_pieces, images, manifest
-from firstline_core.protocol import http_head, mqtt_packet, topics
+from firstline_core.protocol import http_body, http_bounds, http_server, mqtt_packet, topics
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_edge.settings import EdgeSettings
 from firstline_gateway.api import door
@@ -24,11 +24,15 @@ PAGE = (CHECKOUT / "SECURITY.md").read_text()
 ROOMS = ("shared/firstline_core", "edge_agent/firstline_edge", "cloud_gateway/firstline_gateway", ".")
 
 LIMITS = {
-    "HTTP head": (f"{http_head.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_head.HEAD_TIMEOUT_S:g} s"),
+    "HTTP head": (f"{http_bounds.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_bounds.HEAD_TIMEOUT_S:g} s"),
     "connections without": (
         f"{door.NEWCOMERS_LIMIT:,}, and half of the descriptors",
         f"TLS handshake {door.HANDSHAKE_TIMEOUT_S:g} s",
     ),
+    "HTTP requests sent ahead": (f"{http_bounds.PIPELINE_LIMIT} on one connection",),
+    "a client that does not read": (f"{http_bounds.WRITE_TIMEOUT_S:g} s",),
+    "HTTP bodies that come slowly": (f"{http_body.GRACE_S:g} s",),
+    "connections at the agent": (f"{http_server._CONNECTIONS_LIMIT:,}, and half of the descriptors",),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
     "tensors": (

@@ -29,7 +29,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def opened(directory: Path, limit_bytes: int = 1 << 24) -> DiskCache:
-    return DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60)
+    """A cache whose disk never seems slow: on a busy machine the real one is left alone at any moment."""
+    return DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60, clock=SimulatedClock())
 
 
 def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
@@ -126,7 +127,7 @@ def flip(content: bytes, bit: int) -> bytes:
 def test_what_the_disk_has_damaged_is_a_miss_or_a_fresh_cache(directory: Path) -> None:
     rng = random.Random(3)
     kept = {bytes([number]) * 32: rng.randbytes(400) for number in range(40)}
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6)
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=SimulatedClock())
     for key, value in kept.items():
         cache.put(key, value)
     cache.close()
@@ -134,7 +135,7 @@ def test_what_the_disk_has_damaged_is_a_miss_or_a_fresh_cache(directory: Path) -
     missed = 0
     for _ in range(40):
         (directory / "cache.db").write_bytes(flip(whole, rng.randrange(8 * len(whole))))
-        cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6)
+        cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=1e6, clock=SimulatedClock())
         for key, value in kept.items():
             found = cache.get(key)
             missed += found is None
@@ -152,7 +153,7 @@ def test_what_the_disk_has_damaged_is_a_miss_or_a_fresh_cache(directory: Path) -
 
 def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
     cache.put(KEY, b"v")
     for wall_s, left_s in ((now_s + 30, 30), (now_s - 3600, None), (5.0, None), (now_s + 20, 40), (now_s + 70, None)):
         monkeypatch.setattr(time, "time", lambda wall_s=wall_s: wall_s)
@@ -163,7 +164,7 @@ def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch:
 
 
 def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
     for number in range(150):
         cache.put(b"%d" % number, b"v")
     now_s = time.time()
@@ -179,7 +180,7 @@ def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: p
 
 
 def test_an_erased_one_goes_on_at_once_and_leaves_nothing(directory: Path) -> None:
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60)
+    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
     cache.put(KEY, b"v")
     given_up = cache.clear()
     assert cache.get(KEY) is None
@@ -296,9 +297,41 @@ def test_a_slow_disk_is_left_alone_for_a_while_and_then_used_again(
     assert rows_on_disk(directory) == (102 if slow == "get" else 166)
 
 
+def test_what_waited_for_a_slow_disk_stays_within_its_limit(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_bytes, clock = 1 << 20, SimulatedClock()
+    cache = DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60, clock=clock)
+    takes_s = iter([10.0])
+    commit = Database.commit
+    monkeypatch.setattr(Database, "commit", lambda self: (commit(self), setattr(clock, "_now_s", next(takes_s))))
+    cache.put(KEY, b"after which the disk is left alone")
+    monkeypatch.undo()
+    for number in range(600):
+        cache.put(number.to_bytes(32, "big"), os.urandom(4000))
+    cache.close()
+    assert (directory / "cache.db").stat().st_size <= limit_bytes * 1.1
+    opened_again = opened(directory, limit_bytes)
+    assert opened_again.get((599).to_bytes(32, "big")) is not None
+    assert opened_again.get((0).to_bytes(32, "big")) is None
+    opened_again.close()
+
+
+def test_what_waits_is_written_when_it_is_committed(directory: Path) -> None:
+    made: list[int] = []
+    cache = opened(directory)
+    cache.put(KEY, b"alone")
+    for number in range(64):
+        assert made == []
+        cache.put(number.to_bytes(32), lambda number=number: made.append(number) or b"%d" % number)
+    assert made == list(range(64))
+    assert [(cache.get(number.to_bytes(32)) or (b"",))[0] for number in range(64)] == [b"%d" % n for n in range(64)]
+    cache.put(b"w" * 32, lambda: b"waits, and is read")
+    assert (cache.get(b"w" * 32) or (b"",))[0] == b"waits, and is read"
+    cache.close()
+
+
 def test_what_waits_for_a_slow_disk_is_bounded(directory: Path) -> None:
     directory.mkdir()
-    database = Database(directory, 1 << 24)
+    database = Database(directory, 1 << 24, lambda value, _: value)
     for number in range(3000):
         assert not database.put(b"%d" % number, b"x", 9e9, 0.0, at_rest=True)
     assert len(database) == 1024

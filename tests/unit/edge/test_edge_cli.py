@@ -334,7 +334,7 @@ class TestDoctor:
         """The very case that doctor is for: numpy cannot be imported."""
         blocked = textwrap.dedent("""
             import sys
-            for name in ("numpy", "PIL", "msgspec", "httpx", "starlette", "structlog", "orjson"):
+            for name in ("numpy", "PIL", "msgspec", "httpx", "httptools", "structlog", "orjson"):
                 sys.modules[name] = None
             sys.argv = ["edge-agent", "doctor"]
             from firstline_edge.__main__ import main

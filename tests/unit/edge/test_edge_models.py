@@ -25,7 +25,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge import model_timing
 from firstline_edge.model_timing import quickest_ms, sample_input
-from firstline_edge.models import HeldModel, Models
+from firstline_edge.models import HeldModel, Models, Pace
 from firstline_edge.models_load import bundle_paths, open_models
 from firstline_edge.workers import Workers
 
@@ -129,17 +129,24 @@ def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_ag
     sample = sample_input(held.manifest, held.edge.loaded)
     assert sample is not None
     for _ in range(3):  # not for a moment's sake
-        edge.run(sample, expected_s=0.0)
+        edge.run(sample, measured_s=0.0)
     assert edge.quick(asked) and edge.expected_ms(asked, 1) == pytest.approx(0.1 * 1.05**3)
     while edge.quick(asked):
-        edge.pace.ran(late=True)
+        edge.pace.ran(1.0, 0.0)
     assert edge.expected_ms(asked, 1) >= 1.0
     while not edge.quick(asked):
-        edge.pace.ran(late=False)
+        edge.pace.ran(0.0, 1.0)
     for _ in range(100):
-        edge.run(sample, expected_s=9.0)
+        edge.run(sample, measured_s=9.0)
     assert edge.expected_ms(asked, 1) == 0.1  # not quicker than it was ever measured
     models.close()
+
+
+def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
+    pace = Pace()
+    for _ in range(500):  # each three times as long as measured, and all were asked for before the first ended
+        pace.ran(0.003, 0.001)
+    assert 3 / 1.1 < pace.factor < 3 * 1.1
 
 
 def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, workers: Workers) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.agent import edge_settings
-from support.bundles import artefact
+from support.bundles import artefact, with_certificate
 from support.onnx_models import linear
 
+from firstline_core.bundle.certificate import Histogram
 from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, Policy, encode_manifest
 from firstline_core.bundle.steps import Softmax
+from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
@@ -36,11 +41,15 @@ async def agent(tmp_path: Path) -> AsyncIterator[EdgeAgent]:
         labels=("yes", "no"),
         input=InputSpec("x", "FP32", (-1, FEATURES)),
         edge=(model,),
+        full=replace(model, id="full"),
         policy=Policy(threshold=0.0),
     )
-    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)], policy__kind="edge_only")
-    async with EdgeAgent(settings) as running:
+    histogram = Histogram((0.4, 0.6), (0.2, 0.4, 0.4))
+    certified = with_certificate(model, manifest, 0.0, histogram=histogram)
+    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(replace(manifest, edge=(certified,))))
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
+    # In simulated time no turn of the loop ends for taking long: this machine may be busy.
+    async with EdgeAgent(settings, clock=SimulatedClock()) as running:
         yield running
 
 
@@ -90,6 +99,39 @@ async def test_the_input_is_not_copied(agent: EdgeAgent, monkeypatch: pytest.Mon
     finally:
         tracemalloc.stop()
     assert len(fed) == 2 and fed[1].ctypes.data == array.ctypes.data
+
+
+class Counting:
+    """How many functions of Python's are entered while it is."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __enter__(self) -> Counting:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_qualname
+        if event == "call" and not name.startswith(("Counting", "SimulatedClock", "gc_")):  # pytest plugins watch gc
+            self.calls.append(name)
+
+
+@pytest.mark.parametrize(("known", "most"), [(True, 25), (False, 67)])
+async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
+    """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
+    rows = [row(float(value)) for value in range(3)]
+    for array in rows if known else rows[:1]:
+        ask(agent, array)
+    ask(agent, rows[0])  # of this turn of the loop the first, which sets the timers
+    asking = agent.infer(InferRequest("wide", (Tensor("x", rows[2]),), new_request_id()))
+    with pytest.raises(StopIteration) as answered, Counting() as counting:
+        asking.send(None)
+    assert tier(answered.value.value) is (Tier.CACHE if known else Tier.EDGE)
+    assert len(counting.calls) <= most, counting.calls
 
 
 async def test_the_caller_may_write_into_the_answer(agent: EdgeAgent) -> None:

@@ -93,7 +93,7 @@ def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authori
     joined(tmp_path, authority)
     script = (
         "import sys; from firstline_edge.settings_load import load; from firstline_core.clock import SYSTEM_CLOCK; "
-        "from firstline_edge.identity.room import IdentityRoom; "
+        "from firstline_edge.identity.wiring import IdentityRoom; "
         f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
         "room = IdentityRoom(found, SYSTEM_CLOCK); "
         "assert room.credentials and not room.problems, room.problems; "

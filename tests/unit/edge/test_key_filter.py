@@ -11,6 +11,10 @@ from firstline_edge.cache_database import Database
 from firstline_edge.key_filter import KeyFilter
 
 
+def as_it_is(value: bytes, _: bytes) -> bytes:
+    return value
+
+
 @given(st.sets(st.binary(min_size=1)))
 def test_what_was_added_passes(keys: set[bytes]) -> None:
     known = KeyFilter()
@@ -30,12 +34,12 @@ def test_few_others_pass_once_it_is_complete() -> None:
 
 def test_a_database_finds_what_it_held_before_while_it_learns_and_after(tmp_path: Path) -> None:
     keys = [number.to_bytes(32) for number in range(25)]
-    before = Database(tmp_path, 1 << 20)
+    before = Database(tmp_path, 1 << 20, as_it_is)
     for key in keys:
         before.put(key, b"value", 1e12, 0.0)
     before.commit()
     before.close()
-    opened = Database(tmp_path, 1 << 20)
+    opened = Database(tmp_path, 1 << 20, as_it_is)
     more = True
     while more:
         assert all(opened.get(key) == (b"value", 1e12) for key in keys)

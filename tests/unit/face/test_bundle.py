@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support.images import encode
 from support.onnx_models import first_column_graph, linear_model, reversing_graph, two_inputs
 
 from firstline.workbench import bundle as making
@@ -14,6 +15,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
 from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import InputSpec, Policy
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -288,3 +290,20 @@ def test_a_model_of_two_inputs_is_refused_before_it_is_described(tmp_path: Path)
     file = two_inputs(tmp_path / "pair.onnx")
     with pytest.raises(ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one"):
         create_bundle(_bare(file, 2, "", input="a"), tmp_path / "out")
+
+
+def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: Path) -> None:
+    image = tmp_path / "digit.png"
+    image.write_bytes(encode(np.random.default_rng(3).integers(0, 255, (28, 28), np.uint8)))
+    made = create_bundle(digits, tmp_path / "bundle", golden=[image, image])
+    golden = made.manifest.golden
+    assert golden is not None
+    answers = read_golden(made, golden.artefact)
+    assert sorted(answers.outputs) == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8"]
+    for model in made.manifest.edge:
+        loaded = load_model(made, model, _OPTIONS)
+        assert deviation(answers, model.id, loaded.predict(tensor_of(answers, made.manifest.input))) == 0
+        loaded.close()
+    with pytest.raises(ConfigError, match="golden input"):
+        create_bundle(digits, tmp_path / "other", golden=[tmp_path / "absent"])
+    assert not (tmp_path / "other").exists()

@@ -117,6 +117,30 @@ class TestWishes:
             make({"priority": priority})
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"inputs": None}, "inputs is NoneType; give arrays by the names"),
+        ({"inputs": [np.zeros(1)]}, "inputs is list;"),
+        ({"inputs": {1: np.zeros(1)}}, "the name of an input is 1,"),
+        ({"inputs": {"\ud800": np.zeros(1)}}, "no text that can be sent"),
+        ({"client_id": "\ud800"}, r"id is '\ud800', which is no text"),
+        ({"model": "\ud800"}, r"model is '\ud800', which is no text"),
+        ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    asked: dict[str, Any] = {"model": "digits", "inputs": {"image": np.zeros((1, 2), np.float32)}, "wishes": {}} | given
+    with pytest.raises(InvalidTensorError) as refused:
+        calls.infer(**asked)
+    assert sentence in refused.value.message
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
+def test_a_job_is_waited_for_no_longer_than_there_is_time(left_s: float, said: int) -> None:
+    assert (calls.awaited(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={said}"
+
+
 def test_a_choice_names_its_values() -> None:
     with pytest.raises(InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
         calls.infer("m", {"x": [1]}, {"privacy": "none"})  # type: ignore[typeddict-item]

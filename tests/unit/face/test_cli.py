@@ -170,7 +170,7 @@ def test_as_a_process() -> None:
     ]
 
 
-@pytest.mark.parametrize("absent", ["typer", "rich", "PIL"])
+@pytest.mark.parametrize("absent", ["typer", "rich"])
 def test_without_the_workbench_extra(absent: str) -> None:
     code = f"import sys; sys.modules[{absent!r}] = None; from firstline.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -21,8 +21,9 @@ from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifes
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import certify, starts_at
+from firstline_core.routing.certificate import certify
 from firstline_core.routing.contracts import certify_stream, net_loss
+from firstline_core.routing.starts import start_shares, starts_at
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
 _BUNDLE = open_bundle(_DIGITS / "bundle")
@@ -53,7 +54,7 @@ def test_each_class_is_held_to_its_own_rows(rows: Evidence, select: float) -> No
     for at, label in enumerate(labels):
         mine, placing = rest[rows.edge[rest] == at], part[rows.edge[part] == at]
         losses = (rows.edge != rows.full)[mine]
-        starts = starts_at(rows.scores[placing]) if select else None
+        starts = starts_at(rows.scores[placing], start_shares(len(mine))) if select else None
         assert proof.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
     assert not proof.groups["nine"].certified and proof.groups["three"].certified
 
@@ -171,7 +172,7 @@ def test_the_command_certifies_a_stream(tmp_path: Path) -> None:
 
 
 def test_the_command_tells_of_each_class_and_group(tmp_path: Path) -> None:
-    found = json.loads(_run("--epsilon", 0.08, "--by", "class", "-o", "json").stdout)
+    found = json.loads(_run("--epsilon", 0.05, "--by", "class", "-o", "json").stdout)
     assert list(found)[:8] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed", "by", "groups"]
     assert found["by"] == "class" and found["groups"]["one"]["n_needed"] >= found["n_needed"] > 0
     file = tmp_path / "groups.csv"

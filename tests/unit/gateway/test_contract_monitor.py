@@ -24,7 +24,8 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.repository import Repository, ServedModel, load_repository
+from firstline_gateway.models_folder import load_repository
+from firstline_gateway.repository import Repository, ServedModel
 from firstline_gateway.settings import Contracts, Store
 from firstline_gateway.store.service import ServiceClock
 

@@ -24,12 +24,14 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.counting import Counting
 from firstline_gateway.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.journal import record
 from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.repository import Repository, load_repository
-from firstline_gateway.residency import Residency
+from firstline_gateway.models_folder import load_repository
+from firstline_gateway.repository import Repository
+from firstline_gateway.residency.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.settings import Settings
@@ -73,8 +75,7 @@ class Bench:
             batcher,
             self.contracts,
             self.deliveries,
-            metrics=self.metrics,
-            statistics=Statistics(),
+            counting=Counting(self.metrics, Statistics(), self.clock),
             residency=Residency(repository, self.executor, clock=self.clock),
             clock=self.clock,
             limits=Limits(),

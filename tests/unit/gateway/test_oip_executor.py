@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -23,9 +24,11 @@ from firstline_core.errors import (
     QueueFullError,
     UnauthorizedError,
 )
+from firstline_core.protocol.framing import Encoded
+from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import Outcome
+from firstline_core.types import Array, Tensor
+from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.oip.dialects import FirstlineModel
 from firstline_gateway.executors.oip.executor import OipExecutor
 from firstline_gateway.settings import Oip
@@ -332,3 +335,34 @@ async def test_closing_cuts_off_what_takes_too_long() -> None:
     (outcome,) = await running
     assert isinstance(outcome, NotReadyError)
     assert far.servers[0].cancelled == 1
+
+
+class Ponderous(FirstlineModel):
+    """A model whose requests and answers take this process a while."""
+
+    def prepare(self, tensor: Tensor) -> Array:
+        time.sleep(0.002)
+        return super().prepare(tensor)
+
+    def encode(self, rows: Array, deadline_s: float | None, now_s: float) -> Encoded:
+        time.sleep(0.003)
+        return super().encode(rows, deadline_s, now_s)
+
+    def read(self, reply: HttpReply, rows: int) -> Probabilities:
+        time.sleep(0.004)
+        return super().read(reply, rows)
+
+
+async def test_what_this_process_takes_is_told_apart_from_what_the_servers_take() -> None:
+    def prepare(made: Site) -> None:
+        made.executor._models[M] = Ponderous(SERVED, DEFAULT_LIMITS)
+        for server in made.servers:
+            server.seconds = 5.0
+
+    async with site(prepare=prepare) as far:
+        await far.until(far.begin((1.0,), (2.0,), timeouts_s=[None, None]), step_s=0.5)
+        apart = far.executor.report().apart[M]
+        # Of a batch each request counts all; the servers' five seconds are simulated, and in neither.
+        assert 2 * (2 * 0.002 + 0.003) <= apart.input_s < 5
+        assert 2 * 0.004 <= apart.output_s < 5
+        assert list(apart.batches_s) == [2]

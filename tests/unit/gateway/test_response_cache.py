@@ -13,8 +13,9 @@ from firstline_core.contract_notes import AuditNote
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway import dataplane
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.repository import ServedModel, load_repository
+from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.models_folder import load_repository
+from firstline_gateway.repository import ServedModel
 from firstline_gateway.response_cache import ResponseCache, key_of
 from firstline_gateway.settings_load import load
 
@@ -75,6 +76,26 @@ def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
     assert key_of(request_of(1.0, promised=True), served) is None
 
 
+def gateway_of(folder: Path) -> Gateway:
+    settings = load(
+        None,
+        overrides={
+            "auth.mode": "off",
+            "models.directory": str(DIGITS),
+            "store.url": f"sqlite:///{folder}/store.db",
+            "identity.directory": str(folder / "identity"),
+            "contracts.state_file": "",
+            "cache.limit_bytes": "100000",
+        },
+    )
+    return open_gateway(settings)
+
+
+def pixels(value: int = 100) -> InferRequest:
+    tensor = Tensor("image", np.full((1, 8, 8, 1), value, np.uint8))
+    return InferRequest(model="digits", inputs=(tensor,), request_id="r")
+
+
 @pytest.mark.parametrize("size", ["small", "large"])
 async def test_a_gateway_with_a_cache_runs_an_input_once(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,25 +110,12 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
     monkeypatch.setattr(dataplane, "key_of", hashed)
     if size == "large":
         monkeypatch.setattr(dataplane, "_HASHED_HERE_BYTES", 63)
-    settings = load(
-        None,
-        overrides={
-            "auth.mode": "off",
-            "models.directory": str(DIGITS),
-            "store.url": f"sqlite:///{tmp_path}/store.db",
-            "identity.directory": str(tmp_path / "identity"),
-            "contracts.state_file": "",
-            "cache.limit_bytes": "100000",
-        },
-    )
-    gateway = open_gateway(settings)
+    gateway = gateway_of(tmp_path)
     await gateway.start()
     while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)
         await asyncio.sleep(0.01)
-    pixels = np.full((1, 8, 8, 1), 100, np.uint8)
-    request = InferRequest(model="digits", inputs=(Tensor("image", pixels),), request_id="r")
-    first = await gateway.plane.infer(request)
-    second = await gateway.plane.infer(request)
+    first = await gateway.plane.infer(pixels())
+    second = await gateway.plane.infer(pixels())
     (counted,) = gateway.plane.statistics()
     await gateway.close()
     assert second.output("probabilities").tolist() == first.output("probabilities").tolist()
@@ -115,3 +123,16 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
     assert second.answer is not None
     assert second.answer.certified
     assert hashed_here == [size == "small"] * 2
+
+
+async def test_what_is_known_is_answered_without_loading_a_model_that_was_given_up(tmp_path: Path) -> None:
+    gateway = gateway_of(tmp_path)
+    await gateway.start()
+    first = await gateway.plane.infer(pixels())
+    assert await gateway.residency.memory._evict_one()
+    again = await gateway.plane.infer(pixels())
+    assert gateway.residency.memory.resident == []
+    assert again.output("probabilities").tolist() == first.output("probabilities").tolist()
+    await gateway.plane.infer(pixels(101))
+    assert [key.name for key in gateway.residency.memory.resident] == ["digits"]
+    await gateway.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from firstline_core.clock import Clock
@@ -57,18 +58,28 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Spent:
+    """Seconds of this process for a batch: until it is sent, and since its answer is here."""
+
+    input_s: float = 0.0
+    output_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What is to be asked.
 
     Args:
         deadline_s: on the calls' clock; None means none.
+        spent: gains what writing the request and reading the answer took here.
     """
 
     key: ModelKey
     model: FarModel
     rows: Array
     deadline_s: float | None
+    spent: Spent
 
 
 class _Failure(NamedTuple):
@@ -183,11 +194,15 @@ class Calls:
             timeout_s = min(timeout_s, max(0.0, work.deadline_s - began_s) + _GRACE_S)
         rows = len(work.rows)
         try:
+            encoding_s = perf_counter()
             encoded = work.model.encode(work.rows, work.deadline_s, began_s)
+            encoding_s = perf_counter() - encoding_s
             reply = await self._transports[endpoint].exchange(
                 "POST", work.model.path, headers_for(encoded), encoded.body, timeout_s
             )
+            reading_s = perf_counter()
             found = work.model.read(reply, rows)
+            reading_s = perf_counter() - reading_s
         except asyncio.CancelledError:
             endpoint.outcomes["cut_off"] += 1
             now_s = self._clock.monotonic_s()
@@ -199,6 +214,8 @@ class Calls:
             endpoint.outcomes["refused" if refused else "failed"] += 1
             return failure
         endpoint.outcomes["answered"] += 1
+        work.spent.input_s += encoding_s
+        work.spent.output_s += reading_s
         now_s = self._clock.monotonic_s()
         self._hedging.answered(work.key, rows, now_s - began_s, now_s)
         self._endpoints.outliers.succeeded(endpoint, now_s)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
 import numpy as np
 
@@ -25,14 +27,15 @@ from firstline_core.errors import (
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.limits import Limits
 from firstline_core.secrets_file import read_secret
+from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
-from firstline_gateway.executors.oip.calls import Calls, Transport, Work
+from firstline_gateway.executors.oip.calls import Calls, Spent, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.probing import Probing
-from firstline_gateway.executors.rows import Group, joined, prepare_batch, shared_out
+from firstline_gateway.executors.rows import Group, Prepared, joined, prepare_batch, shared_out
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.repository import ServedModel
 from firstline_gateway.settings import Oip
@@ -78,6 +81,7 @@ class OipExecutor:
         self._probing = Probing(self._transports, self._models, clock)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._under_way = UnderWay()
+        self._apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
 
     @property
     def slots(self) -> int:
@@ -98,6 +102,7 @@ class OipExecutor:
                 for outcome, count in each.outcomes.items()
             },
             repeats={("hedge",): float(self.calls.hedges), ("retry",): float(self.calls.retries)},
+            apart=self._apart,
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
@@ -112,22 +117,29 @@ class OipExecutor:
                 f"No server that runs model '{key.name}' answers; send the request again later. {self.trouble(key)}",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        spent = Spent()
+
+        def prepare() -> Prepared:
+            started_s = perf_counter()
+            found = prepare_batch(model.prepare, inputs, deadlines_s, self._clock)
+            spent.input_s = perf_counter() - started_s
+            return found
+
         if any(map(model.costly, inputs)):
-            loop = asyncio.get_running_loop()
-            prepared = await loop.run_in_executor(
-                self._threads, prepare_batch, model.prepare, inputs, deadlines_s, self._clock
-            )
+            prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
         else:
-            prepared = prepare_batch(model.prepare, inputs, deadlines_s, self._clock)
+            prepared = prepare()
         outcomes = prepared.outcomes
         for found in await asyncio.gather(
-            *(self._run_group(key, model, each, deadlines_s) for each in prepared.groups)
+            *(self._run_group(key, model, each, deadlines_s, spent) for each in prepared.groups)
         ):
             outcomes |= found
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self._apart[key].add(len(inputs), rows, spent.input_s, spent.output_s)
         return [outcomes[position] for position in range(len(inputs))]
 
     async def _run_group(
-        self, key: ModelKey, model: FarModel, group: Group, deadlines_s: Sequence[float | None]
+        self, key: ModelKey, model: FarModel, group: Group, deadlines_s: Sequence[float | None], spent: Spent
     ) -> dict[int, Outcome]:
         """Sends a group as one request, by the deadline of its most urgent member."""
         due_s = [deadlines_s[position] for position, _ in group]
@@ -135,18 +147,20 @@ class OipExecutor:
         try:
             rows = joined(group)
             steps = [rows[at : at + self._max_batch_rows] for at in range(0, len(rows), self._max_batch_rows)]
-            parts = [await self.calls.ask(Work(key, model, step, first_s)) for step in steps]
+            parts = [await self.calls.ask(Work(key, model, step, first_s, spent)) for step in steps]
             return shared_out(group, _one(parts))
         except DeadlineExceededError as error:
             late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
             others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
             outcomes: dict[int, Outcome] = {position: error for position, _ in late}
-            return outcomes | (await self._run_group(key, model, others, deadlines_s) if others else {})
+            return outcomes | (await self._run_group(key, model, others, deadlines_s, spent) if others else {})
         except (RequestError, InferenceError) as error:
             if len(group) == 1:
                 return {group[0][0]: error}
             # One request's rows may be at fault: alone, the others still get their answers.
-            alone = await asyncio.gather(*(self._run_group(key, model, [member], deadlines_s) for member in group))
+            alone = await asyncio.gather(
+                *(self._run_group(key, model, [member], deadlines_s, spent) for member in group)
+            )
             return {position: outcome for each in alone for position, outcome in each.items()}
         except FirstlineError as error:
             return {position: error for position, _ in group}

@@ -9,7 +9,7 @@ import grpc.aio
 
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.grpc.service import InferenceService
-from firstline_core.protocol.http_head import HEAD_LIMIT_BYTES
+from firstline_core.protocol.http_bounds import HEAD_LIMIT_BYTES
 
 # Names, and the lengths of fields, beside what REST would have for a body.
 _FRAME_BYTES = 65_536

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
+from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, QueueFullError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.data_plane import DataPlane
@@ -60,11 +60,15 @@ class Door:
         share: a caller's part of the bodies under way: a function that takes so many bytes, and raises `QueueFullError`
             where they do not fit.
         record: told how each inference ended: the model, the principal, the seconds, and why there is no answer.
+        unread: why an inference is refused before its message is read; None where it is read.
+        no_room: told of a call that was read, and then refused for want of room.
     """
 
     authorize: Callable[[Context, str], Awaitable[Caller]]
     share: Callable[[str], AbstractContextManager[Callable[[int], None]]]
     record: Callable[[str, str, float, FirstlineError | None], None]
+    unread: Callable[[Context], FirstlineError | None] = lambda _: None
+    no_room: Callable[[Context], None] = lambda _: None
 
 
 class InferenceService:
@@ -142,6 +146,9 @@ class InferenceService:
         return call
 
     async def _infer(self, messages: Messages, context: Context) -> bytes:
+        refused = self._door.unread(context)
+        if refused is not None:
+            return await _refuse(context, refused)
         arrived_s = self._clock.monotonic_s()
         remaining_s = context.time_remaining()
         journal = _Journal(self._door.record, self._clock, arrived_s)
@@ -156,6 +163,8 @@ class InferenceService:
                 encoded: bytes = found.SerializeToString()
         except FirstlineError as error:
             journal.ended(error)
+            if isinstance(error, QueueFullError):
+                self._door.no_room(context)
             return await _refuse(context, error)
         except asyncio.CancelledError:  # the client left, or its deadline passed
             journal.ended(LinkDownError("The client ended the call before it was answered."))

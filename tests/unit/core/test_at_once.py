@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from firstline_gateway.at_once import Left, at_once, in_task
+from firstline_core.at_once import Left, at_once, in_task
 
 SAID: ContextVar[str] = ContextVar("said", default="")
 

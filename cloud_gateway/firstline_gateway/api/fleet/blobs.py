@@ -1,0 +1,90 @@
+"""Files of bundles over HTTP, by their sha256: sent whole, fetched in parts, resumed after any cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from firstline_core.errors import LinkDownError, NotFoundError, RequestError
+from firstline_core.fleet.registry import BLOBS_PATH
+from firstline_core.protocol.http_body import in_time, within
+from firstline_core.protocol.limits import Limits
+from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.fleet.asking import answer, device_or_keeper, keeper
+from firstline_gateway.api.fleet.ranges import has_already, part_of
+
+if TYPE_CHECKING:
+    from firstline_gateway.registry.wiring import RegistryRoom
+
+_SHA256_LENGTH = 64
+# Content is named by its hash, so it never changes; shared caches must not keep what they cannot check access to.
+_FOR_EVER = "private, max-age=31536000, immutable"
+
+reading = APIRouter(tags=["registry"], dependencies=[Depends(device_or_keeper)])
+writing = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
+
+Sha256 = Annotated[str, Path(description="64 hexadecimal digits, small letters.")]
+
+
+@reading.head(BLOBS_PATH + "/{sha256}", summary="Is the file there, and how large is it?")
+@reading.get(BLOBS_PATH + "/{sha256}", summary="A file's bytes, or a part of them (Range, If-Range).")
+async def read_blob(request: Request, sha256: Sha256) -> Response:
+    registry = registry_of(request).registry
+    blob = await registry.blob(_checked(sha256))
+    etag = f'"{sha256}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _FOR_EVER}
+    if has_already(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    try:
+        part = part_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
+    except ValueError:
+        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{blob.size_bytes}"})
+    start, end = part or (0, blob.size_bytes)
+    headers |= {"Content-Length": str(end - start), "Content-Type": "application/octet-stream"}
+    if part is not None:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{blob.size_bytes}"
+    status = 206 if part is not None else 200
+    if request.method == "HEAD":
+        return Response(status_code=200, headers=headers)
+    return StreamingResponse(registry.read(sha256, start, end), status, headers)
+
+
+@writing.put(
+    BLOBS_PATH + "/{sha256}",
+    summary="Keep a file; one that is there already is not read again. 201 new, 200 known.",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def write_blob(request: Request, sha256: Sha256) -> Response:
+    registry = registry_of(request).registry
+    limits = Limits(body_bytes=gateway_of(request).settings.registry.blob_limit_bytes)
+    try:
+        is_new = await registry.put(_checked(sha256), within(in_time(request.stream()), request.headers, limits))
+    except ClientDisconnect as error:
+        raise LinkDownError("The client closed the connection before the file was whole.") from error
+    return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
+
+
+def registry_of(request: Request) -> RegistryRoom:
+    """This gateway's registry.
+
+    Raises:
+        NotFoundError: it has none.
+    """
+    found = gateway_of(request).registry
+    if found is None:
+        raise NotFoundError("This gateway has no registry; its operator sets registry.blobs to where files are kept.")
+    return found
+
+
+def _checked(sha256: str) -> str:
+    if len(sha256) != _SHA256_LENGTH or set(sha256) - set("0123456789abcdef"):
+        raise RequestError("A file is named by its sha256: 64 hexadecimal digits in small letters.")
+    return sha256

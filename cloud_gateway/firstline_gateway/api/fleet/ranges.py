@@ -1,0 +1,56 @@
+"""Which bytes of a file are asked for (RFC 9110, section 14), and whether the client has them already (section 13)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# One range alone: of several, the whole file is sent, as the RFC allows.
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
+
+
+class Part(NamedTuple):
+    """The bytes from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str) -> Part | None:
+    """What of a file is to be sent.
+
+    Args:
+        size_bytes: of the file.
+        asked: the header Range.
+        if_range: the header If-Range; another ETag, or a date, has the whole file sent.
+        etag: of the file, strong.
+
+    Returns:
+        The part; None where the whole file is to be sent, with 200.
+
+    Raises:
+        ValueError: the file has no such bytes: 416.
+    """
+    if asked is None or (if_range is not None and if_range.strip() != etag):
+        return None
+    found = _RANGE.fullmatch(asked.strip().lower().replace(" ", ""))
+    if found is None:
+        return None
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        start, end = max(0, size_bytes - int(suffix)), size_bytes
+    else:
+        start, end = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+        if last and int(last) < start:
+            return None  # not a range at all
+    if start >= end:
+        raise ValueError(f"bytes={start}- begins behind the file's end")
+    return Part(start, end)
+
+
+def has_already(if_none_match: str | None, etag: str) -> bool:
+    """Whether a client has what is there now."""
+    if if_none_match is None:
+        return False
+    known = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
+    return etag in known or "*" in known

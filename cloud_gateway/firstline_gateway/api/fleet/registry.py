@@ -1,0 +1,135 @@
+"""Signed metadata, the bundles that it lists, and their aliases over HTTP."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from firstline_core.fleet.registry import (
+    ALIASES_PATH,
+    BUNDLES_PATH,
+    METADATA_PATH,
+    ONLINE_KEY_PATH,
+    PUBLICATION_LIMIT_BYTES,
+    REGISTRY_PATH,
+    AliasList,
+    AliasRequest,
+    BundlePage,
+    Publication,
+)
+from firstline_core.protocol.limits import Limits
+from firstline_gateway.api.fleet.asking import (
+    answer,
+    body_of,
+    described,
+    device_or_keeper,
+    keeper,
+    name_of,
+    number_of,
+)
+from firstline_gateway.api.fleet.blobs import registry_of
+from firstline_gateway.api.fleet.ranges import has_already
+
+_PUBLICATION = Limits(body_bytes=PUBLICATION_LIMIT_BYTES)
+_PAGE_LIMIT = 200
+_BUNDLE = BUNDLES_PATH + "/{model}/versions/{version}"
+_ALIAS = ALIASES_PATH + "/{model}/{alias}"
+
+reading = APIRouter(tags=["registry"], dependencies=[Depends(device_or_keeper)])
+keeping = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
+
+
+@reading.head(METADATA_PATH + "/{name}", include_in_schema=False)
+@reading.get(
+    METADATA_PATH + "/{name}", summary="Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."
+)
+async def read_metadata(request: Request, name: str) -> Response:
+    found = await registry_of(request).registry.metadata(name)
+    etag = f'"{sha256(found.content).hexdigest()}"'
+    numbered = name[0].isdigit()
+    headers = {"ETag": etag, "Cache-Control": "private, max-age=86400, immutable" if numbered else "private, no-cache"}
+    if has_already(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type="application/json")
+
+
+@keeping.post(
+    METADATA_PATH,
+    summary="Make newly signed root and targets metadata current, all of it at once.",
+    openapi_extra=described(Publication),
+)
+async def publish(request: Request) -> Response:
+    registry = registry_of(request).registry
+    publication = await body_of(request, Publication, _PUBLICATION)
+    contents = [bytes(content) for content in publication.metadata]
+    return answer(await registry.publish(contents, request.state.principal))
+
+
+@keeping.get(REGISTRY_PATH, summary="Versions and ends of the metadata, what the files take, and what to mind.")
+async def read_status(request: Request) -> Response:
+    return answer(await registry_of(request).registry.status())
+
+
+@keeping.get(ONLINE_KEY_PATH, summary="The public key that a root is to name for snapshot and timestamp.")
+async def read_online_key(request: Request) -> Response:
+    return answer(await registry_of(request).registry.online_key(fresh=False))
+
+
+@keeping.post(
+    ONLINE_KEY_PATH, summary="Make another such key, for a rotation; the one in use signs until a root names it."
+)
+async def make_online_key(request: Request) -> Response:
+    return answer(await registry_of(request).registry.online_key(fresh=True))
+
+
+@keeping.get(BUNDLES_PATH, summary="The bundles that are signed for, by name and version (after=NAME/VERSION, model=).")
+async def list_bundles(request: Request, after: str = "", model: str = "", limit: str = str(_PAGE_LIMIT)) -> Response:
+    name, _, version = after.partition("/")
+    behind = (name_of(name, "a model"), number_of(version, "a version")) if after else ("", 0)
+    count = number_of(limit, "a limit", _PAGE_LIMIT)
+    model = model and name_of(model, "a model")
+    found = await registry_of(request).registry.entries(behind, count + 1, model)
+    page = found[:count]
+    last = f"{page[-1].name}/{page[-1].version}" if len(found) > count else None
+    return answer(BundlePage(tuple(page), last))
+
+
+@keeping.get(_BUNDLE, summary="A bundle that is signed for: variants, what they need, certificates, aliases.")
+async def read_bundle(request: Request, model: str, version: str) -> Response:
+    registry = registry_of(request).registry
+    return answer(await registry.entry(name_of(model, "a model"), number_of(version, "a version")))
+
+
+@keeping.get(ALIASES_PATH, summary="What aliases stand for.")
+async def list_aliases(request: Request, model: str = "") -> Response:
+    found = await registry_of(request).aliases.all(model and name_of(model, "a model"))
+    return answer(AliasList(tuple(found)))
+
+
+@keeping.get(_ALIAS, summary="What an alias stood for, the newest first.")
+async def read_alias(request: Request, model: str, alias: str) -> Response:
+    found = await registry_of(request).aliases.history(name_of(model, "a model"), name_of(alias, "an alias"))
+    return answer(AliasList(tuple(found)))
+
+
+@keeping.put(_ALIAS, summary="Have an alias stand for a version from now on.", openapi_extra=described(AliasRequest))
+async def write_alias(request: Request, model: str, alias: str) -> Response:
+    aliases = registry_of(request).aliases
+    asked = await body_of(request, AliasRequest)
+    names = name_of(model, "a model"), name_of(alias, "an alias")
+    return answer(await aliases.set(*names, asked.version, request.state.principal))
+
+
+@keeping.post(_ALIAS + "/revert", summary="Have an alias stand for what it stood for before its last change.")
+async def revert_alias(request: Request, model: str, alias: str) -> Response:
+    aliases = registry_of(request).aliases
+    return answer(await aliases.revert(name_of(model, "a model"), name_of(alias, "an alias"), request.state.principal))
+
+
+@keeping.delete(_ALIAS, summary="Have an alias stand for nothing; its history stays.")
+async def remove_alias(request: Request, model: str, alias: str) -> Response:
+    aliases = registry_of(request).aliases
+    names = name_of(model, "a model"), name_of(alias, "an alias")
+    return answer(await aliases.set(*names, None, request.state.principal))

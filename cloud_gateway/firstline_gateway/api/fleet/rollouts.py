@@ -1,0 +1,87 @@
+"""For people: rollouts, what they would do, what was seen of them, and what is done to them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from firstline_core.errors import RequestError
+from firstline_core.fleet import rollout as wire
+from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, keeper, name_of
+from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.states import Command
+
+_ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
+_KEY_CHARACTERS = 255
+
+router = APIRouter(tags=["rollouts"], dependencies=[Depends(keeper)])
+
+
+@router.get(wire.ROLLOUTS_PATH, summary="Rollouts, the newest first; of one bundle, or of all.")
+async def list_rollouts(
+    request: Request, after: str = "", bundle: str = "", limit: Annotated[int, Query(ge=1, le=PAGE)] = 100
+) -> Response:
+    for text, what in ((after, "a rollout"), (bundle, "a bundle")):
+        if text:
+            name_of(text, what)
+    return answer(await gateway_of(request).rollouts.page(after, limit, bundle))
+
+
+@router.post(
+    wire.ROLLOUTS_PATH,
+    summary="Make a rollout, which does nothing before it is started; with an Idempotency-Key only once.",
+    openapi_extra=described(Definition),
+)
+async def create_rollout(request: Request) -> Response:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
+        raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
+    definition = await body_of(request, Definition)
+    made = await gateway_of(request).rollouts.create(definition, request.state.principal, key)
+    return answer(made, 201, etag=str(made.revision))
+
+
+@router.post(
+    wire.PLAN_PATH,
+    summary="What a rollout would do: devices, bytes, time, and what it can see.",
+    openapi_extra=described(Definition),
+)
+async def plan_rollout(request: Request, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None) -> Response:
+    definition = await body_of(request, Definition)
+    return answer(await gateway_of(request).rollouts.plan(definition, size_bytes))
+
+
+@router.get(_ONE, summary="One rollout: how it stands, and what commands would do to its devices.")
+async def read_rollout(request: Request, rollout_id: str) -> Response:
+    found = await gateway_of(request).rollouts.get(name_of(rollout_id, "a rollout"))
+    return answer(found, etag=str(found.revision))
+
+
+@router.get(_ONE + "/looks", summary="The looks at a rollout, each with its verdict and numbers.")
+async def read_looks(request: Request, rollout_id: str) -> Response:
+    return answer(await gateway_of(request).rollouts.looks(name_of(rollout_id, "a rollout")))
+
+
+@router.post(
+    _ONE + "/{command}",
+    summary="approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only what was seen.",
+)
+async def command_rollout(request: Request, rollout_id: str, command: str) -> Response:
+    if command not in set(Command):
+        raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
+    rollout = name_of(rollout_id, "a rollout")
+    found = await gateway_of(request).rollouts.command(
+        rollout, Command(command), request.state.principal, _revision(request.headers.get("if-match"))
+    )
+    return answer(found, etag=str(found.revision))
+
+
+def _revision(match: str | None) -> int | None:
+    if match is None or match.strip() == "*":
+        return None
+    text = match.strip().removeprefix("W/").strip('"')
+    # What is no revision of ours is none that anybody has seen.
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1

@@ -1,0 +1,115 @@
+"""Who waits for a job to end, so that nobody has to ask again and again.
+
+A job that ends in this process is told at once. Those that other replicas end are looked for in the store: one question
+for all that are waited for, and none while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterator
+from functools import partial
+
+from sqlalchemy import Connection, select
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, QueueFullError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.jobs.records import RUNNING
+from firstline_gateway.jobs.tables import JOBS
+from firstline_gateway.store.readers import Readers
+
+log = logger("firstline_gateway.jobs")
+
+Ending = asyncio.Future[None]
+"""Done once a job has ended or is gone, or nobody will tell any more; which of them, the store knows."""
+
+LOOK_S = 0.5
+_RETRY_S = 1.0
+
+
+class Endings:
+    """Belongs to one event loop.
+
+    Args:
+        readers: of the store.
+        clock: by which it is looked at.
+        limit: of those who wait.
+    """
+
+    def __init__(self, readers: Readers, clock: Clock, limit: int) -> None:
+        self._readers = readers
+        self._clock = clock
+        self._limit = limit
+        self._waiting: dict[str, set[Ending]] = {}
+        self._count = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @contextlib.contextmanager
+    def watched(self, job_id: str) -> Iterator[Ending]:
+        """What tells of a job's end, from now on; look at the job after this has begun.
+
+        Raises:
+            QueueFullError: too many wait.
+        """
+        if self._count >= self._limit:
+            raise QueueFullError(
+                f"{self._limit} callers wait for answers to jobs, this gateway's limit (jobs.waiting_limit); ask "
+                "without waiting, or come back later.",
+                retry_after_s=_RETRY_S,
+            )
+        ending: Ending = asyncio.get_running_loop().create_future()
+        if self._closed:
+            ending.set_result(None)
+        self._count += 1
+        others = self._waiting.setdefault(job_id, set())
+        others.add(ending)
+        if self._looking is None and not self._closed:
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield ending
+        finally:
+            self._count -= 1
+            others.discard(ending)
+            if not others and self._waiting.get(job_id) is others:
+                del self._waiting[job_id]
+
+    def tell(self, job_id: str) -> None:
+        """A job has ended, or is gone."""
+        for ending in self._waiting.get(job_id, ()):
+            if not ending.done():
+                ending.set_result(None)
+
+    async def close(self) -> None:
+        """Keeps nobody waiting any more."""
+        self._closed = True
+        for job_id in tuple(self._waiting):
+            self.tell(job_id)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+            self._looking = None
+
+    async def _look(self) -> None:
+        while self._waiting:
+            await self._clock.sleep(LOOK_S)
+            waited = tuple(self._waiting)
+            try:
+                running = await self._readers.ask(partial(_running, job_ids=waited))
+            except CapacityError:
+                continue  # the store, which says so
+            except Exception:  # the outermost loop of a task that must not end while somebody waits
+                log.exception("the ends of jobs could not be looked for")
+                continue
+            for job_id in waited:
+                if job_id not in running:
+                    self.tell(job_id)
+        self._looking = None
+
+
+def _running(connection: Connection, job_ids: Collection[str]) -> set[str]:
+    """Which of these jobs have not ended."""
+    query = select(JOBS.c.job_id).where(JOBS.c.job_id.in_(job_ids), JOBS.c.status == RUNNING)
+    return set(connection.execute(query).scalars())

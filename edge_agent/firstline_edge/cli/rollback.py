@@ -1,0 +1,66 @@
+"""`edge-agent rollback`: what ran before runs again, on an agent that runs or not, with no network."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from urllib.parse import quote
+
+import httpx
+
+from firstline_core.errors import CapacityError, RequestError
+from firstline_core.protocol.http_errors import error_from
+from firstline_edge.cli.output import say, say_json
+from firstline_edge.cli.parser import OK
+from firstline_edge.cli.status import address_of
+from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings_load import load
+from firstline_edge.state import StateDirectory
+from firstline_edge.tokens import first_token
+from firstline_edge.updater.history import History
+
+_TIMEOUT_S = 120.0
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Goes back, and says so."""
+    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    url = address_of(settings)
+    if url is None:
+        _on_disk(settings, arguments.model)
+    else:
+        _ask(settings, url, arguments.model)
+    if arguments.output == "json":
+        say_json({"rolled_back": arguments.model})
+    else:
+        say(f"{arguments.model}: what ran before runs again")
+    return OK
+
+
+def _on_disk(settings: EdgeSettings, model: str) -> None:
+    with contextlib.closing(StateDirectory(settings.state_dir)) as state:
+        history = History(state.updates_path)
+        pointer = history.pointer(model)
+        if pointer.slot == pointer.previous:
+            raise RequestError(f"Model {model}: there is nothing to go back to; `edge-agent updates` tells more.")
+        try:
+            history.give_up(model, "asked", "Rolled back on the device.", time.time())
+        except OSError as error:
+            raise CapacityError(f"{state.updates_path} cannot be written: {error.strerror}.") from error
+
+
+def _ask(settings: EdgeSettings, url: str, model: str) -> None:
+    token = first_token(settings.api.token_file, "api.token_file")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        reply = httpx.post(
+            f"{url}/firstline/v1/updates/{quote(model, safe='')}/rollback",
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        raise CapacityError(f"No agent answers at {url} ({error}); stop it, and roll back again.") from error
+    if reply.status_code != 200:
+        raise error_from(reply.status_code, reply.content)

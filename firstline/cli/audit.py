@@ -1,0 +1,84 @@
+"""`firstline audit`: who decided what, and whether anybody has changed that since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
+from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.cli.when import date
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.trail import Head, check_trail
+
+_HEAD_BYTES = 64 * 1024
+
+app = typer.Typer(help="Who decided what about the fleet.", no_args_is_help=True)
+
+
+@app.command("ls")
+def list_entries(
+    *,
+    subject: Annotated[str, typer.Option(help="Only what was done to it, such as rollout:ID.")] = "",
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the trail."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        entries = list(fleet.rollouts.trail(subject))
+    if output is Output.JSON:
+        print_json(entries)
+        return
+    made = table(">number", "when", "who", "what", "to")
+    for entry in entries:
+        made.add_row(str(entry.number), date(entry.at_s), entry.actor, entry.action, entry.subject)
+    print_table(made)
+
+
+@app.command()
+def verify(
+    *,
+    head: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A head that was kept; the trail must contain it.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the present head there, for the next time.")
+    ] = None,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Go through the whole trail; the exit code is 1 where it was changed."""
+    kept = _read(head) if head is not None else None
+    with fleet_at(gateway, key_file, ca) as fleet:
+        # The head first: what is added meanwhile comes after it.
+        now = fleet.rollouts.head()
+        if kept is not None and kept.public_key != now.public_key:
+            typer.echo(
+                f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
+            )
+        number, sha256 = check_trail(fleet.rollouts.trail(), [now, *([kept] if kept is not None else [])])
+    if keep is not None:
+        try:
+            keep.write_bytes(msgspec.json.encode(now))
+        except OSError as error:
+            raise ConfigError(f"The head cannot be kept in {keep}: {error.strerror}.") from error
+    if output is Output.JSON:
+        print_json({"entries": number, "sha256": sha256, "head": now})
+    else:
+        since = f", and contains the head of {date(kept.at_s)}" if kept is not None else ""
+        typer.echo(f"{number} entries, none changed{since}; the last is {sha256[:16]}")
+
+
+def _read(file: Path) -> Head:
+    try:
+        with file.open("rb") as stream:
+            return msgspec.json.decode(stream.read(_HEAD_BYTES), type=Head)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} holds no head of an audit trail: {error}.") from error

@@ -1,0 +1,160 @@
+"""`firstline device ls|get|tag|accept|decommission`: the devices of a fleet, as they are now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
+from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.rest import FleetDevice, Tag
+
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Puts the commands beside those that invite and revoke devices."""
+    app.command("ls")(_list)
+    app.command("get")(_get)
+    app.command("tag")(_tag)
+    app.command("accept")(_accept)
+    app.command("decommission")(_decommission)
+
+
+def _list(
+    *,
+    selector: Annotated[str, typer.Option(help="Only devices with these tags, such as site=berlin,!test.")] = "",
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List devices: what they run, and how long ago they were heard of."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = list(fleet.fleet(selector))
+    if output is Output.JSON:
+        print_json(found)
+        return
+    made = table("device", ">heard of", "runs", "is to run", "tags")
+    for device in found:
+        made.add_row(device.name, _age(device), _runs(device), _wanted(device), _tags(device))
+    print_table(made)
+
+
+def _get(
+    name: Annotated[str, typer.Argument(help="The device.")],
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show one device."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = fleet.device(name)
+    if output is Output.JSON:
+        print_json(found)
+        return
+    accepted = "" if found.accepted else " (not accepted)"
+    typer.echo(f"{found.name}{accepted}: heard of {_age(found)} ago; {_tags(found)}")
+    typer.echo(f"runs {_runs(found)}; is to run {_wanted(found)}")
+    for update in found.reported.updates if found.reported is not None else ():
+        why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
+        typer.echo(f"update to {update.name} {update.version}: {update.state}{why}")
+
+
+def _tag(
+    name: Annotated[str, typer.Argument(help="The device.")],
+    tags: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help="To set; with '-' to take away.")],
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Set a device's tags, and take tags away."""
+    changes = dict(_change(text) for text in tags)
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = fleet.tag(name, changes)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        typer.echo(f"{found.name}: {_tags(found)}")
+
+
+def _accept(
+    names: NamesArgument,
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Let devices in that were seen (fleet.accept = "by_hand")."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        for name in names:
+            fleet.accept(name)
+    _say("accepted", names, output)
+
+
+def _decommission(
+    names: NamesArgument,
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Send devices away for good: no access, and nothing kept of them."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        for name in names:
+            fleet.decommission(name)
+    _say("decommissioned", names, output)
+
+
+def _say(word: str, names: list[str], output: Output) -> None:
+    if output is Output.JSON:
+        print_json({word: names})
+    else:
+        typer.echo(f"{word} {', '.join(names)}")
+
+
+def _change(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        key = key.removesuffix("-")
+    words = (key, value) if equals else (key,)
+    try:
+        msgspec.convert(words, tuple[Tag, ...])
+    except msgspec.ValidationError:
+        raise ConfigError(f"{text[:80]!a} is no tag; write KEY=VALUE to set one, KEY- to take one away.") from None
+    if not equals and not text.endswith("-"):
+        raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
+    return key, value if equals else None
+
+
+def _age(device: FleetDevice) -> str:
+    age_s = device.last_seen_age_s
+    if age_s is None:
+        return "never"
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if age_s >= length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def _runs(device: FleetDevice) -> str:
+    models = device.reported.models if device.reported is not None else ()
+    return ", ".join(f"{model.name} {model.version}" for model in models) or "-"
+
+
+def _wanted(device: FleetDevice) -> str:
+    said = (f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models)
+    return ", ".join(said) or "-"
+
+
+def _tags(device: FleetDevice) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(device.tags.items())) or "no tags"

@@ -1,0 +1,90 @@
+"""What every command that speaks to a gateway's fleet API takes: the gateway, who asks, and the keys' folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.fleet import Fleet, open_fleet
+from firstline.release.keyring import Keyring
+from firstline.release.registry import Registry, open_registry
+from firstline_core.errors import ConfigError
+from firstline_core.secrets_file import read_secret
+
+_GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
+
+GatewayOption = Annotated[
+    str,
+    typer.Option(envvar=_GATEWAY, show_envvar=False, metavar="URL", help=f"The gateway; else {_GATEWAY} names it."),
+]
+KeyFileOption = Annotated[
+    str, typer.Option(metavar="FILE", help=f"Holds an API key with the scope fleet; else {_KEY} has it.")
+]
+CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Whom to believe about the gateway (PEM).")]
+KeysOption = Annotated[Path, typer.Option("--keys", metavar="DIR", help="The folder of the signing keys.")]
+PassphraseOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE", help=f"Holds the signing keys' passphrase; else {_PASSPHRASE} has it, if there is one."
+    ),
+]
+RootKeyOption = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="A root key that lies elsewhere, such as on a stick; may be repeated."),
+]
+
+
+@contextmanager
+def registry_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Registry]:
+    """The registry that the options name.
+
+    Raises:
+        ConfigError: none is named, or there is no API key.
+    """
+    with open_registry(gateway_named(gateway), api_key(key_file), ca) as registry:
+        yield registry
+
+
+@contextmanager
+def fleet_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Fleet]:
+    """The fleet that the options name.
+
+    Raises:
+        ConfigError: none is named, or there is no API key.
+    """
+    with open_fleet(gateway_named(gateway), api_key(key_file), ca) as fleet:
+        yield fleet
+
+
+def gateway_named(gateway: str) -> str:
+    """The gateway's URL.
+
+    Raises:
+        ConfigError: none is named.
+    """
+    if not gateway:
+        raise ConfigError(f"No gateway is named; name it with --gateway URL, or in {_GATEWAY}.")
+    return gateway
+
+
+def api_key(key_file: str) -> str:
+    """The API key, which is on no command line: every user of a machine can read those.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    key = read_secret(key_file, "--key-file") or os.environ.get(_KEY, "")
+    if not key:
+        raise ConfigError(f"There is no API key; name its file with --key-file, or put it into {_KEY}.")
+    return key
+
+
+def keyring_of(keys: Path, passphrase_file: str, root_keys: list[Path] | None = None) -> Keyring:
+    """The keys that the options name."""
+    passphrase = read_secret(passphrase_file, "--passphrase-file") or os.environ.get(_PASSPHRASE, "")
+    return Keyring(keys, passphrase, root_keys or ())

@@ -1,0 +1,317 @@
+"""`firstline keys`: who may sign for what a fleet runs. Keys are files on this machine; a gateway never sees them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from tuf.api.metadata import Root, Targets
+
+from firstline.cli.fleet_options import (
+    CaOption,
+    GatewayOption,
+    KeyFileOption,
+    KeysOption,
+    PassphraseOption,
+    RootKeyOption,
+    keyring_of,
+    registry_at,
+)
+from firstline.cli.output import Output, OutputOption, print_json, print_table, table, warn
+from firstline.cli.when import date
+from firstline.release import publishing, roles
+from firstline.release.keyfile import short
+from firstline.release.keyring import Keyring
+from firstline.release.registry import Registry
+from firstline_core.errors import ConfigError
+from firstline_core.fleet import expiry
+from firstline_core.fleet.registry import OnlineKey
+
+_KEYS = Path("keys")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make, watch, exchange and revoke the keys that sign for what a fleet runs.",
+)
+
+
+@app.command()
+def init(
+    *,
+    keys: KeysOption = _KEYS,
+    gateway: GatewayOption = "",
+    online_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The gateway's public key, fetched before: for an offline machine."),
+    ] = None,
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Make three root keys (two sign) and a targets key, and publish what they sign to a gateway's new registry.
+
+    The gateway makes the online key itself, and only tells its public half: no private key ever travels.
+    """
+    keyring = keyring_of(keys, passphrase_file)
+    if online_key is not None:
+        made = keyring.init(_online_key(online_key), time.time())
+    else:
+        with registry_at(gateway, key_file, ca) as registry:
+            made = keyring.init(registry.online_key(), time.time())
+            publishing.publish(keyring, registry, time.time())
+    if output is Output.JSON:
+        print_json({"keys": [str(file) for file in made], "anchor": str(keyring.anchor)})
+        return
+    for file in made:
+        typer.echo(f"{file}")
+    typer.echo(f"Devices are given {keyring.anchor}.")
+    typer.echo(
+        "Now move the root keys apart, off this machine; two of them exchange any key. The targets key stays.",
+        err=True,
+    )
+    if online_key is not None:
+        typer.echo("Nothing is published yet: `firstline keys publish --gateway URL`.", err=True)
+
+
+class _Key(msgspec.Struct):
+    role: str
+    key: str
+    here: str | None
+
+
+class _Role(msgspec.Struct):
+    role: str
+    version: int
+    expires_s: float
+    threshold: int
+    keys: list[str]
+
+
+class _Status(msgspec.Struct):
+    roles: list[_Role]
+    keys: list[_Key]
+    lacking: dict[str, int]
+    published: dict[str, int] | None
+    warnings: list[str]
+
+
+@app.command()
+def status(
+    *,
+    keys: KeysOption = _KEYS,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show keys, versions and ends, here and at a gateway, and warn of what ends soon. Exit code 1 where it warns."""
+    found = _status(keyring_of(keys, ""))
+    if gateway:
+        with registry_at(gateway, key_file, ca) as registry:
+            there = registry.status()
+        found.published = {role.role: role.version for role in there.roles}
+        for role in found.roles:
+            if role.role in roles.ONLINE:
+                role.version, role.expires_s = next(
+                    ((one.version, one.expires_s) for one in there.roles if one.role == role.role), (0, 0.0)
+                )
+        found.warnings = list(dict.fromkeys([*there.warnings, *found.warnings]))
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        made = table("role", ">version", "until", ">signatures", "keys (here: *)")
+        here = {key.key for key in found.keys if key.here is not None}
+        for role in found.roles:
+            named = ", ".join(short(key) + "*" * (key in here) for key in role.keys)
+            version = str(role.version) if role.version else "-"
+            made.add_row(
+                role.role, version, date(role.expires_s or None), f"{role.threshold} of {len(role.keys)}", named
+            )
+        print_table(made)
+        if found.published is not None:
+            said = ", ".join(f"{role} {version}" for role, version in found.published.items()) or "nothing yet"
+            typer.echo(f"Published: {said}.")
+        for sentence in found.warnings:
+            warn(sentence)
+    if found.warnings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rotate(
+    role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Whose key is exchanged.")],
+    *,
+    key: Annotated[
+        str, typer.Option(metavar="ID", help="Which of its keys, as `status` shows it; else the first.")
+    ] = "",
+    keys: KeysOption = _KEYS,
+    root_key: RootKeyOption = None,
+    gateway: GatewayOption = "",
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Put a new key in an old one's place, and publish that."""
+    keyring = keyring_of(keys, passphrase_file, root_key)
+    if role == "online":
+        with registry_at(gateway, key_file, ca) as registry:
+            keyring.name_online(registry.online_key(fresh=True), time.time())
+            _publish(keyring, registry)
+        return
+    _exchange(keyring, role, _named(keyring, role, key), revoke=False)
+    _published(keyring, gateway, key_file, ca)
+
+
+@app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID", help="The key, as `status` shows it.")],
+    *,
+    keys: KeysOption = _KEYS,
+    root_key: RootKeyOption = None,
+    gateway: GatewayOption = "",
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Refuse a key that was lost or stolen from now on: a new one takes its place, and it signs for nothing more."""
+    keyring = keyring_of(keys, passphrase_file, root_key)
+    root: Root = keyring.root().signed
+    role = next((role for role in root.roles if any(short(one) == short(key) for one in root.roles[role].keyids)), "")
+    if role in roles.ONLINE:
+        raise ConfigError(f"{key} is the gateway's online key; exchange it with `firstline keys rotate online`.")
+    if not role:
+        raise ConfigError(f"The root names no key {key[:80]!a}; `firstline keys status` shows those that it names.")
+    _exchange(keyring, role, _named(keyring, role, key), revoke=True)
+    _published(keyring, gateway, key_file, ca)
+
+
+@app.command()
+def renew(
+    *,
+    keys: KeysOption = _KEYS,
+    root_key: RootKeyOption = None,
+    gateway: GatewayOption = "",
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Sign root and targets anew with the same keys, so that they end later; without root keys the targets alone."""
+    keyring = keyring_of(keys, passphrase_file, root_key)
+    root: Root = keyring.root().signed
+    if keyring.signers(root.roles[Root.type].keyids):
+        keyring.renew_root(time.time())
+        _tell_draft(keyring)
+    with registry_at(gateway, key_file, ca) as registry:
+        _publish(keyring, registry, renew=True)
+
+
+@app.command()
+def sign(
+    *,
+    keys: KeysOption = _KEYS,
+    root_key: RootKeyOption = None,
+    gateway: GatewayOption = "",
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Add the signatures of the root keys that are here to a draft that lacks some, and publish it once it is whole."""
+    keyring = keyring_of(keys, passphrase_file, root_key)
+    keyring.sign(keyring.open_draft())
+    _published(keyring, gateway, key_file, ca)
+
+
+@app.command()
+def publish(
+    *,
+    keys: KeysOption = _KEYS,
+    gateway: GatewayOption = "",
+    passphrase_file: PassphraseOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+) -> None:
+    """Make what is signed here current at a gateway; also after its store was restored from a backup."""
+    keyring = keyring_of(keys, passphrase_file)
+    with registry_at(gateway, key_file, ca) as registry:
+        _publish(keyring, registry, recover=True)
+
+
+def _status(keyring: Keyring) -> _Status:
+    root: Root = keyring.root().signed
+    targets: Targets = keyring.targets().signed
+    files = keyring.files()
+    signed = {Root.type: root, Targets.type: targets}
+    found = _Status([], [], keyring.lacking(), None, [])
+    for name, role in root.roles.items():
+        known = signed.get(name)
+        ends_s = known.expires.timestamp() if known is not None else 0.0
+        found.roles.append(_Role(name, known.version if known is not None else 0, ends_s, role.threshold, role.keyids))
+        for keyid in role.keyids:
+            file = files.get(short(keyid))
+            found.keys.append(_Key(name, keyid, str(file) if file is not None else None))
+    ends = {name: known.expires.timestamp() for name, known in signed.items()}
+    found.warnings += expiry.warnings(ends, time.time()).values()
+    if found.lacking:
+        found.warnings.append(_lacking(keyring))
+    return found
+
+
+def _named(keyring: Keyring, role: str, key: str) -> str:
+    """The whole id of a role's key; the first where none is named."""
+    keyids: list[str] = keyring.root().signed.roles[role].keyids
+    found = [keyid for keyid in keyids if keyid.startswith(key)] if key else keyids[:1]
+    if len(found) != 1:
+        raise ConfigError(f"{role} has no one key {key[:80]!a}; it has {', '.join(map(short, keyids))}.")
+    return found[0]
+
+
+def _exchange(keyring: Keyring, role: str, old: str, *, revoke: bool) -> None:
+    made = keyring.exchange(role, old, time.time(), never=old if revoke else "")
+    typer.echo(f"{made} takes the place of {role} key {short(old)}.")
+    _tell_draft(keyring)
+
+
+def _tell_draft(keyring: Keyring) -> None:
+    if keyring.draft.exists():
+        warn(_lacking(keyring))
+
+
+def _lacking(keyring: Keyring) -> str:
+    most = max(keyring.lacking().values(), default=0)
+    return (
+        f"{keyring.draft} lacks {most} signature{'s' * (most != 1)}: take it to whoever has another root key, for "
+        "`firstline keys sign --root-key FILE`. Until then nothing changes."
+    )
+
+
+def _published(keyring: Keyring, gateway: str, key_file: str, ca: Path | None) -> None:
+    """Publishes where a gateway is named and nothing is lacking."""
+    if keyring.draft.exists():
+        return
+    if not gateway:
+        typer.echo("It is not published yet: `firstline keys publish --gateway URL`.", err=True)
+        return
+    with registry_at(gateway, key_file, ca) as registry:
+        _publish(keyring, registry)
+
+
+def _publish(keyring: Keyring, registry: Registry, *, renew: bool = False, recover: bool = False) -> None:
+    versions = publishing.publish(keyring, registry, time.time(), renew=renew, recover=recover)
+    if versions is None:
+        typer.echo("The registry is up to date.")
+    else:
+        typer.echo(f"Published: root {versions[Root.type]}, targets {versions[Targets.type]}.")
+
+
+def _online_key(file: Path) -> OnlineKey:
+    try:
+        return msgspec.json.decode(file.read_bytes()[:65_536], type=OnlineKey)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} holds no gateway's online key: {error}; fetch it from GET /fleet/v1/registry/online-key."
+        ) from error

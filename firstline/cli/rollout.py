@@ -1,0 +1,300 @@
+"""`firstline rollout`: bring a version of a bundle to the fleet in stages, watch it, stop it, go back."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, api_key, fleet_at, gateway_named
+from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
+from firstline.cli.when import date
+from firstline.release.registry import open_registry
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.rollout import Plan, RolloutSummary
+
+EXIT_ENDED_OTHERWISE = 1
+EXIT_ASKS = 3
+_LOOK_S = 2.0
+_FILE_BYTES = 256 * 1024
+_LIVE = ("running", "rolling_back")
+_DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+app = typer.Typer(help="Bring a model to the fleet in stages, each of which is judged.", no_args_is_help=True)
+
+
+class _Where(NamedTuple):
+    """The gateway, and who asks."""
+
+    gateway: str
+    key_file: str
+    ca: Path | None
+
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `rollout start` printed it.")]
+BundleArgument = Annotated[str, typer.Argument(help="The bundle's name.")]
+VersionArgument = Annotated[int, typer.Argument(min=1, help="Which version, that was pushed.")]
+StagesOption = Annotated[
+    str, typer.Option(metavar="LIST", help="Shares of the fleet (percent), such as 1,10,100; each contains the former.")
+]
+SoakOption = Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, such as 90m, 8h, 2d.")]
+PaceOption = Annotated[
+    float | None, typer.Option(min=0.001, help="Devices that are told in a minute; all at once else.")
+]
+SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags, such as site=berlin,!test.")]
+HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Held back until all stages were judged (percent).")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", metavar="TOML", help="Any part of the definition in docs/fleet.md; it counts.")
+]
+UnseenOption = Annotated[
+    bool,
+    typer.Option("--promote-unseen", help="Promote when the time is over, whatever could not be seen: small fleets."),
+]
+
+
+@app.command()
+def plan(
+    bundle: BundleArgument,
+    version: VersionArgument,
+    *,
+    stages: StagesOption = "1,10,100",
+    soak: SoakOption = "1h",
+    per_minute: PaceOption = None,
+    selector: SelectorOption = "",
+    held_back: HeldOption = 5.0,
+    promote_unseen: UnseenOption = False,
+    file: FileOption = None,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say what a rollout would do, and do nothing."""
+    options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | _read(file)
+    definition, size_bytes = _listed(options, bundle, version, _Where(gateway, key_file, ca))
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = fleet.rollouts.plan(definition, size_bytes)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        _print_plan(found)
+
+
+@app.command()
+def start(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE|ID", help="The bundle; or alone: a rollout that waits.")],
+    version: Annotated[int | None, typer.Argument(min=1, help="Which version, that was pushed.")] = None,
+    *,
+    stages: StagesOption = "1,10,100",
+    soak: SoakOption = "1h",
+    per_minute: PaceOption = None,
+    selector: SelectorOption = "",
+    held_back: HeldOption = 5.0,
+    promote_unseen: UnseenOption = False,
+    approval: Annotated[bool, typer.Option(help="A second person has to approve it before it starts.")] = False,
+    file: FileOption = None,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Start a rollout; prints its id. A running one of the same bundle ends."""
+    if version is None:
+        _command("start", bundle, _Where(gateway, key_file, ca), output)
+        return
+    options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | {"approval": approval}
+    definition, _ = _listed(options | _read(file), bundle, version, _Where(gateway, key_file, ca))
+    with fleet_at(gateway, key_file, ca) as fleet:
+        made = fleet.rollouts.create(definition)
+        if made.state != "draft":
+            made = fleet.rollouts.command(made.id, "start")
+    typer.echo(made.sentence, err=True)
+    if output is Output.JSON:
+        print_json(made)
+    else:
+        typer.echo(made.id)
+
+
+@app.command("ls")
+def list_rollouts(
+    *,
+    bundle: Annotated[str, typer.Option(help="Only of this bundle.")] = "",
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List rollouts, the newest first."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = list(fleet.rollouts.all(bundle))
+    if output is Output.JSON:
+        print_json(found)
+        return
+    made = table("id", "bundle", ">version", "state", "stage", "made", "by")
+    for one in found:
+        stage = f"{min(one.stage + 1, one.stages)} of {one.stages}"
+        made.add_row(one.id, one.bundle, str(one.version), one.state, stage, date(one.created_s), one.created_by)
+    print_table(made)
+
+
+@app.command()
+def get(
+    rollout: IdArgument,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Until it ends: 0 complete, 1 otherwise, 3 asks you.")] = False,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show how a rollout stands, with the looks at it."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found, told = fleet.rollouts.get(rollout), ""
+        while watch and found.state in _LIVE:
+            now = f"{found.state}: {found.sentence} {_counts(found)}"
+            if now != told:
+                typer.echo(now, err=True)
+                told = now
+            time.sleep(_LOOK_S)
+            found = fleet.rollouts.get(rollout)
+        looks = fleet.rollouts.looks(rollout)
+    if output is Output.JSON:
+        print_json({"rollout": found, "looks": looks})
+    else:
+        typer.echo(f"{found.bundle} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
+        for command, sentence in found.consequences.items():
+            typer.echo(f"{command}: {sentence}")
+        made = table(">stage", ">look", "when", "verdict", "rule", "why")
+        for look in looks:
+            when = date(look.at_s)
+            made.add_row(str(look.stage + 1), str(look.look), when, look.decision, look.rule, look.sentence)
+        if looks:
+            print_table(made)
+    if watch and found.state != "completed":
+        raise typer.Exit(EXIT_ASKS if found.state == "paused" else EXIT_ENDED_OTHERWISE)
+
+
+def _add(command: str, explanation: str) -> None:
+    """A command that does one thing to one rollout."""
+
+    def run(
+        rollout: IdArgument,
+        *,
+        gateway: GatewayOption = "",
+        key_file: KeyFileOption = "",
+        ca: CaOption = None,
+        output: OutputOption = Output.TEXT,
+    ) -> None:
+        _command(command, rollout, _Where(gateway, key_file, ca), output)
+
+    app.command(command, help=explanation)(run)
+
+
+_add("approve", "Approve a rollout that somebody else made.")
+_add("pause", "Begin nothing more; devices under way go on.")
+_add("resume", "Go on.")
+_add("promote", "Take the stage for sound at your word.")
+_add("retry", "Have devices that failed or fell silent try again.")
+_add("abort", "Stop devices under way; those that are done stay.")
+_add("rollback", "Stop devices under way; those that are done run again what they ran before.")
+
+
+def _command(command: str, rollout: str, where: _Where, output: Output) -> None:
+    with fleet_at(*where) as fleet:
+        before = fleet.rollouts.get(rollout)
+        if command in before.consequences:
+            typer.echo(before.consequences[command], err=True)
+        found = fleet.rollouts.command(rollout, command, before.revision)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        typer.echo(f"{found.state}: {found.sentence}")
+
+
+def _definition(
+    stages: str, soak: str, per_minute: float | None, selector: str, held_back: float, *, unseen: bool
+) -> dict[str, Any]:
+    try:
+        shares = [float(part) / 100 for part in stages.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--stages takes percentages with commas between, such as 1,10,100; not {stages!a}."
+        ) from None
+    each = {"soak_s": _seconds(soak)} | ({"per_minute": per_minute} if per_minute is not None else {})
+    made: dict[str, Any] = {
+        "stages": [{"share": share} | each for share in shares],
+        "selector": selector,
+        "held_back": held_back / 100,
+    }
+    if unseen:
+        limits = {"crashes": 0.1, "errors": 0.01, "latency": 0.182, "escalations": 0.02, "disagreement": 0.01}
+        made["rules"] = {"limits": {name: {"tolerance": tolerance} for name, tolerance in limits.items()}}
+    return made
+
+
+def _listed(options: dict[str, Any], bundle: str, version: int, where: _Where) -> tuple[dict[str, Any], int | None]:
+    """The whole definition, with what the registry knows of the bundle; and what a device fetches, at most."""
+    made = {"bundle": bundle, "version": version} | options
+    if "manifest_sha256" in options:
+        return made, None
+    with open_registry(gateway_named(where.gateway), api_key(where.key_file), where.ca) as registry:
+        entry = registry.bundle(bundle, version)
+    return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
+            raise ConfigError(f"{file} has more than {_FILE_BYTES} bytes, and is no definition of a rollout.")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text[:-1]) * _DURATIONS_S[text[-1:]]
+    except (ValueError, KeyError):
+        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.") from None
+
+
+def _counts(found: RolloutSummary) -> str:
+    states = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in found.devices.items())
+    return f"({states or 'no device yet'}; {found.control} left alone)"
+
+
+def _print_plan(found: Plan) -> None:
+    made = table(">stage", ">devices", ">away", ">left alone", ">bytes", "told within", "observed until")
+    for stage in found.stages:
+        fetched = "-" if stage.bytes is None else size(stage.bytes)
+        numbers = (stage.stage + 1, stage.devices, stage.away, stage.control)
+        made.add_row(*map(str, numbers), fetched, _long(stage.offered_s), _long(stage.earliest_s))
+    print_table(made)
+    seen = table(">stage", "figure", ">accepted", ">to find", ">can see", ">sees that after")
+    for stage in found.stages:
+        for one in stage.figures:
+            numbers_of = (one.find, one.seen)
+            row = ["-" if number is None else f"{number:.3g}" for number in numbers_of]
+            after = "-" if one.after_s is None else _long(one.after_s)
+            seen.add_row(str(stage.stage + 1), one.figure, f"{one.tolerance:.3g}", *row, after)
+    print_table(seen)
+    sent = "-" if found.bytes is None else f"at most {size(found.bytes)}"
+    typer.echo(
+        f"{found.devices} devices, {found.rest} of them held back; {sent}; complete after {_long(found.earliest_s)}"
+    )
+    for rollout in found.supersedes:
+        typer.echo(f"its start ends rollout {rollout}")
+    typer.echo(f"abort: {found.abort}\nrollback: {found.rollback}")
+
+
+def _long(seconds: float) -> str:
+    return next(
+        (f"{seconds / per:.3g} {unit}" for unit, per in reversed(_DURATIONS_S.items()) if seconds >= per), "0 s"
+    )

@@ -1,0 +1,93 @@
+"""Rollouts and the audit trail of a gateway over its REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from firstline.fleet import asked
+from firstline_core.fleet.rollout import (
+    AUDIT_HEAD_PATH,
+    AUDIT_PATH,
+    PLAN_PATH,
+    ROLLOUTS_PATH,
+    AuditPage,
+    Look,
+    LookList,
+    Plan,
+    RolloutPage,
+    RolloutSummary,
+)
+from firstline_core.fleet.trail import Entry, Head
+from firstline_core.ids import new_request_id
+
+
+class Rollouts:
+    """See `fleet.Fleet.rollouts`. Each method raises `FirstlineError` with what the gateway said."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def create(self, definition: Mapping[str, Any]) -> RolloutSummary:
+        """Makes a rollout, which does nothing before `command(id, "start")`.
+
+        Args:
+            definition: bundle, version, manifest_sha256, and what else docs/fleet.md says.
+        """
+        headers = {"Idempotency-Key": new_request_id()}
+        return asked(self._client, "POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)
+
+    def plan(self, definition: Mapping[str, Any], size_bytes: int | None = None) -> Plan:
+        """What a rollout would do, where a device fetches so many bytes."""
+        params = {"size_bytes": str(size_bytes)} if size_bytes is not None else None
+        return asked(self._client, "POST", PLAN_PATH, Plan, dict(definition), params=params)
+
+    def all(self, bundle: str = "") -> Iterator[RolloutSummary]:
+        """Rollouts, the newest first."""
+        after: str | None = ""
+        while after is not None:
+            params = {"after": after, "bundle": bundle}
+            page = asked(self._client, "GET", ROLLOUTS_PATH, RolloutPage, params=params)
+            yield from page.rollouts
+            after = page.after
+
+    def get(self, rollout: str) -> RolloutSummary:
+        """How one stands."""
+        return asked(self._client, "GET", _path(rollout), RolloutSummary)
+
+    def looks(self, rollout: str) -> tuple[Look, ...]:
+        """The looks at one, each with its verdict and numbers."""
+        return asked(self._client, "GET", f"{_path(rollout)}/looks", LookList).looks
+
+    def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
+        """Does something to one: approve, start, pause, resume, promote, abort, retry or rollback.
+
+        Args:
+            rollout: its id.
+            command: what.
+            revision: that was seen; where somebody has changed it since, nothing is done.
+        """
+        headers = {"If-Match": f'"{revision}"'} if revision is not None else None
+        return asked(
+            self._client, "POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers
+        )
+
+    def trail(self, subject: str = "") -> Iterator[Entry]:
+        """Who decided what, from the first on; about one subject, or all."""
+        after: int | None = 0
+        while after is not None:
+            params = {"after": str(after), "subject": subject}
+            page = asked(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
+            yield from page.entries
+            after = page.after
+
+    def head(self) -> Head:
+        """How far the trail goes, signed."""
+        return asked(self._client, "GET", AUDIT_HEAD_PATH, Head)
+
+
+def _path(rollout: str) -> str:
+    return f"{ROLLOUTS_PATH}/{quote(rollout, safe='')}"

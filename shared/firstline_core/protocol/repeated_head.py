@@ -1,0 +1,39 @@
+"""When the bytes of a request's head may be taken to say the same again.
+
+A client sends one head with all its requests: address, key and headers are the same, and of a model's inputs so is the
+length. Between two messages a parser has no memory, so bytes that were a whole head once are that again, with nothing
+left to find out. Which heads that holds for is decided narrowly: the length of the body has to be in the head, once,
+and nothing may ask for more than an answer.
+"""
+
+from __future__ import annotations
+
+END_OF_HEAD = b"\r\n\r\n"
+# Of these none may be there: they say how the body is to be read, or what to do first.
+_SPECIAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", b"te", b"trailer"})
+_DIGITS = 9
+
+
+def repeatable(data: bytes, lines: list[tuple[bytes, bytes]], limit_bytes: int) -> tuple[bytes, int]:
+    """The bytes of a head that was just parsed, and the length of its body; b"" and 0 where they are not to be known.
+
+    Args:
+        data: that the head was parsed from, of an HTTP/1.1 connection that stays open; it begins with the message.
+        lines: the headers that were found, by lowered names.
+        limit_bytes: of a body; longer ones are for those who refuse them.
+    """
+    end = data.find(END_OF_HEAD)
+    if end < 0 or not data.startswith(b"POST "):
+        return b"", 0
+    raw = data[: end + len(END_OF_HEAD)]
+    # A parser that takes bare line feeds would have seen another end.
+    if raw.count(b"\n") != raw.count(b"\r\n") or raw.count(b"\r\n") != len(lines) + 2:
+        return b"", 0
+    if b"\n " in raw or b"\n\t" in raw:  # a line that goes on
+        return b"", 0
+    lengths = [value for name, value in lines if name == b"content-length"]
+    if len(lengths) != 1 or any(name in _SPECIAL for name, _ in lines):
+        return b"", 0
+    if not lengths[0].isdigit() or len(lengths[0]) > _DIGITS or not 0 < int(lengths[0]) <= limit_bytes:
+        return b"", 0
+    return raw, int(lengths[0])

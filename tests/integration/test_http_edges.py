@@ -1,0 +1,208 @@
+"""HTTP/1.1 where servers differ, and one in front could be fooled by the one behind: both tiers read it alike."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.line import Line, Tier, line
+from support.raw_http import connection, exchange, head, read
+
+from firstline_core.protocol import http_server
+from firstline_core.protocol.http_bounds import PIPELINE_LIMIT
+from firstline_gateway.api import door
+
+V2 = "/v2/models/digits/infer"
+LIVE = "/v2/health/live"
+BODY = b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1,8,8,1],"data":[%b]}]}' % b",".join([b"0"] * 64)
+LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
+IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAA")
+NEXT = b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with line(tmp_path_factory.mktemp("line")) as found:
+        yield found
+        for tier in found.tiers.values():
+            assert "Unsupported upgrade" not in tier.log.read_text()
+
+
+@pytest.fixture(params=["agent", "gateway"])
+def tier(running: Line, request: pytest.FixtureRequest) -> Tier:
+    return running.tiers[request.param]
+
+
+def statuses(tier: Tier, sent: bytes) -> list[int]:
+    """Of all answers on a connection that the tier ends."""
+    with connection(tier) as found:
+        found.sendall(sent)
+        said = found.makefile("rb").read()
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)]
+
+
+# --- Another protocol ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("framing", "body"), [(LENGTH, BODY), (CHUNKED, IN_CHUNKS)], ids=["length", "chunks"])
+def test_who_asks_for_http_2_is_answered_in_this_one_with_its_body_read(tier: Tier, framing: str, body: bytes) -> None:
+    """As Java's HttpClient asks with each first request; what is lost of a body would be the next request."""
+    request = head(tier, "POST", V2, framing, *UPGRADE) + body
+    for cut in (len(request), len(request) - len(body), len(request) - 5, 40):
+        with connection(tier) as found:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(2):
+                found.sendall(request[:cut])
+                found.sendall(request[cut:])
+                assert read(found).status == 200
+            found.sendall(NEXT)
+            assert read(found).status == 404
+
+
+def test_what_comes_after_a_wish_for_http_2_is_read_on_its_own(tier: Tier) -> None:
+    upgrading = head(tier, "GET", LIVE, *UPGRADE)
+    closing = head(tier, "GET", LIVE, "Connection: close")
+    posting = head(tier, "POST", V2, LENGTH, *UPGRADE) + BODY
+    assert statuses(tier, upgrading + posting + upgrading + NEXT + closing) == [200, 200, 200, 404, 200]
+
+
+def test_a_body_that_holds_a_request_is_none(tier: Tier) -> None:
+    last = head(tier, "POST", V2, f"Content-Length: {len(NEXT)}", "Connection: Upgrade, close", "Upgrade: h2c")
+    assert statuses(tier, last + NEXT) == [400]
+
+
+def test_no_tunnels(tier: Tier) -> None:
+    assert statuses(tier, head(tier, "CONNECT", LIVE) + head(tier, "GET", LIVE, "Connection: close")) == [405, 200]
+
+
+# --- Where a message ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "body"),
+    [
+        pytest.param((LENGTH, CHUNKED), IN_CHUNKS, id="length and chunks"),
+        pytest.param((CHUNKED, LENGTH), IN_CHUNKS, id="chunks and length"),
+        pytest.param((CHUNKED, LENGTH, *UPGRADE), IN_CHUNKS, id="both, and another protocol"),
+        pytest.param(("Transfer-Encoding: chunked, identity",), IN_CHUNKS, id="chunked is not the last"),
+        pytest.param(("Transfer-Encoding: xchunked",), IN_CHUNKS, id="xchunked"),
+        pytest.param(("Transfer-Encoding : chunked",), IN_CHUNKS, id="a space before the colon"),
+        pytest.param(("Transfer-Encoding:\r\n chunked",), IN_CHUNKS, id="a line that goes on"),
+        pytest.param((f"X: a\r\n {LENGTH}",), BODY, id="a length in a line that goes on"),
+        pytest.param((LENGTH, "X: a\r\n b"), BODY, id="obs-fold"),
+        pytest.param((LENGTH, "X: a\rb: c"), BODY, id="bare CR"),
+        pytest.param((LENGTH, "X: a\nb: c"), BODY, id="bare LF"),
+        pytest.param((CHUNKED, CHUNKED), IN_CHUNKS, id="chunks twice"),
+        pytest.param((LENGTH, LENGTH), BODY, id="lengths that agree"),
+        pytest.param((f"{LENGTH}, {len(BODY)}",), BODY, id="a list of lengths"),
+        pytest.param((f"Content-Length: +{len(BODY)}",), BODY, id="a sign"),
+        pytest.param((f"Content-Length: {len(BODY):#x}",), BODY, id="hexadecimal"),
+        pytest.param((CHUNKED,), IN_CHUNKS.replace(b"\r\n", b"\n"), id="chunks that end with LF"),
+        pytest.param((CHUNKED,), b"+" + IN_CHUNKS, id="a chunk's size with a sign"),
+        pytest.param((CHUNKED,), b"0x" + IN_CHUNKS, id="a chunk's size with 0x"),
+        pytest.param((CHUNKED,), b"1" * 17 + b"\r\n", id="a chunk's size beyond 64 bits"),
+    ],
+)
+def test_nothing_is_read_after_a_message_whose_end_is_in_doubt(tier: Tier, lines: tuple[str, ...], body: bytes) -> None:
+    """One answer, and the end: what follows could be a request that somebody else took for a body."""
+    assert statuses(tier, head(tier, "POST", V2, *lines) + body + NEXT) == [400]
+
+
+def test_a_head_of_bare_line_feeds_is_none(tier: Tier) -> None:
+    assert statuses(tier, head(tier, "POST", V2, LENGTH).replace(b"\r\n", b"\n") + BODY + NEXT) == [400]
+
+
+@pytest.mark.parametrize("extension", [b"", b";a", b';a=b;c="d e"', b";" + b"a" * 5000])
+def test_extensions_of_chunks_and_trailers_say_nothing(tier: Tier, extension: bytes) -> None:
+    chunks = b"%x%b\r\n%b\r\n0%b\r\nX: a\r\n\r\n" % (len(BODY), extension, BODY, extension)
+    with connection(tier) as found:
+        for _ in range(2):
+            found.sendall(head(tier, "POST", V2, CHUNKED) + chunks)
+            assert read(found).status == 200
+
+
+@pytest.mark.parametrize("lines", [(LENGTH,), (LENGTH, "Connection: keep-alive"), (CHUNKED,)])
+def test_http_1_0_gets_one_answer(tier: Tier, lines: tuple[str, ...]) -> None:
+    asked = head(tier, "POST", V2, *lines).replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert statuses(tier, asked + (IN_CHUNKS if lines == (CHUNKED,) else BODY) + NEXT) == [200]
+
+
+def test_other_versions_are_none(tier: Tier) -> None:
+    for version in (b"HTTP/1.2", b"HTTP/3.0", b"HTTX/1.1"):
+        assert statuses(tier, head(tier, "GET", LIVE).replace(b"HTTP/1.1", version)) == [400]
+    assert statuses(tier, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") == [400]
+
+
+def test_head_is_get_without_the_body(tier: Tier) -> None:
+    with connection(tier) as found:
+        found.sendall(head(tier, "HEAD", LIVE))
+        answer = read(found, "HEAD")
+        whole = exchange(tier, head(tier, "GET", LIVE))
+        assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", str(len(whole.body)))
+        found.sendall(NEXT)
+        assert read(found).status == 404
+
+
+def test_who_asks_before_it_sends_is_told_to(tier: Tier) -> None:
+    with connection(tier) as found:
+        for _ in range(2):
+            found.sendall(head(tier, "POST", V2, LENGTH, "Expect: 100-continue"))
+            assert found.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            found.sendall(BODY)
+            assert read(found).status == 200
+        found.sendall(head(tier, "POST", V2, LENGTH, "Expect: 100-continue") + BODY)  # and does not wait
+        assert read(found).status == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v2", b"whole head"], ids=["nothing", "half a head", "half a body"])
+def test_who_closes_its_end_has_left(tier: Tier, sent: bytes) -> None:
+    """A client that is gone looks the same, and would otherwise be worked for."""
+    with connection(tier) as found:
+        found.sendall(head(tier, "POST", V2, LENGTH) + BODY[:10] if sent == b"whole head" else sent)
+        found.shutdown(socket.SHUT_WR)
+        assert found.recv(100) == b""
+
+
+# --- Too much of it ---------------------------------------------------------------------------------------------------
+
+
+def test_who_sends_too_many_ahead_has_the_answers_to_those_that_were_not(tier: Tier) -> None:
+    infer, live = head(tier, "POST", V2, LENGTH) + BODY, head(tier, "GET", LIVE)
+    for asked in (infer, live):
+        assert statuses(tier, asked * 40) == [200] * (PIPELINE_LIMIT + 1) + [400]
+
+
+def test_what_is_no_request_is_refused_after_the_answers_before_it(tier: Tier) -> None:
+    infer = head(tier, "POST", V2, LENGTH) + BODY
+    assert statuses(tier, infer + infer + b"nonsense\r\n\r\n") == [200, 200, 400]
+    assert statuses(tier, infer + head(tier, "GET", LIVE, "X: " + "a" * 70_000)) == [200, 431]
+    assert statuses(tier, infer + head(tier, "POST", V2, CHUNKED) + b"nonsense") == [200, 400]
+
+
+def test_thousands_who_ask_nothing_hold_few_connections_and_nobody_else_up(tier: Tier) -> None:
+    door.raise_descriptor_limit()
+    limit = {"agent": http_server.connections_limit(), "gateway": door.NEWCOMERS_LIMIT}[tier.name]
+    count = min(2 * limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000)
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(connection(tier))
+        assert exchange(tier, head(tier, "POST", V2, LENGTH) + BODY).status == 200
+        assert descriptors(tier) < limit + 200
+
+
+def descriptors(tier: Tier) -> int:
+    """How many the tier's process holds."""
+    package = {"agent": b"firstline_edge", "gateway": b"firstline_gateway"}[tier.name]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if package in command and os.fsencode(tier.log.parent) in command:
+                return len(list((process / "fd").iterdir()))
+    raise LookupError(f"the {tier.name}'s process was not found")

@@ -1,0 +1,129 @@
+"""One MQTT connection against a broker that says what a real one rarely does, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from firstline_core.errors import LinkDownError
+from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.mqtt_connection import Connection
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
+
+CONNACK = b"\x20\x03\0\0\0"
+PUBLISH, PUBACK = 0x30, 0x40
+
+
+def message(topic: bytes, payload: bytes, *, qos: int = 1, number: int = 7) -> bytes:
+    """A PUBLISH packet without properties, at most 127 bytes."""
+    rest = len(topic).to_bytes(2, "big") + topic + (number.to_bytes(2, "big") if qos else b"") + b"\0" + payload
+    return bytes((PUBLISH | qos << 1, len(rest))) + rest
+
+
+class Broker:
+    """The far side of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def packet(self) -> tuple[int, bytes]:
+        """The next one that came: its first byte, and what follows its length."""
+        head = (await self.reader.readexactly(1))[0]
+        length = place = 0
+        while True:
+            byte = (await self.reader.readexactly(1))[0]
+            length |= (byte & 0x7F) << (7 * place)
+            place += 1
+            if byte < 0x80:
+                return head, await self.reader.readexactly(length)
+
+
+@asynccontextmanager
+async def connected(heard: Callable[[Message], None]) -> AsyncIterator[tuple[Connection, Broker]]:
+    arrived: asyncio.Future[Broker] = asyncio.get_running_loop().create_future()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        broker = Broker(reader, writer)
+        await broker.packet()
+        writer.write(CONNACK)
+        arrived.set_result(broker)
+
+    async with asyncio.timeout(10), await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = Connection(
+            MqttSettings("127.0.0.1", port), will=None, clean_start=True, session_expiry_s=0, on_message=heard
+        )
+        await connection.open()
+        broker = await arrived
+        try:
+            yield connection, broker
+        finally:
+            await connection.close()
+            broker.writer.close()
+
+
+async def test_packets_that_come_together_are_all_heard_and_half_of_one_waits() -> None:
+    got: asyncio.Queue[bytes] = asyncio.Queue()
+    async with connected(lambda heard: got.put_nowait(heard.payload)) as (_, broker):
+        last = message(b"t", b"last")
+        broker.writer.write(message(b"t", b"1") + message(b"t", b"2", qos=0) + message(b"t", b"3") + last[:5])
+        assert [await got.get() for _ in range(3)] == [b"1", b"2", b"3"]
+        broker.writer.write(last[5:])
+        assert await got.get() == b"last"
+
+
+async def test_an_acknowledgement_names_its_message_and_goes_out_once() -> None:
+    got: asyncio.Queue[Message] = asyncio.Queue()
+    async with connected(got.put_nowait) as (_, broker):
+        broker.writer.write(message(b"t", b"", number=300))
+        heard = await got.get()
+        heard.ack()
+        heard.ack()
+        head, rest = await broker.packet()
+        assert (head, rest[:2]) == (PUBACK, (300).to_bytes(2, "big"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(broker.packet(), 0.05)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 8_000_000])
+async def test_a_publication_is_over_when_the_broker_says_so(size_bytes: int) -> None:
+    async with connected(lambda _: None) as (connection, broker):
+        publishing = asyncio.create_task(connection.publish(Publication("t", b"x" * size_bytes)))
+        head, rest = await broker.packet()  # more than a socket takes at once goes out bit by bit
+        assert (head, len(rest)) == (PUBLISH | 1 << 1, size_bytes + 6)
+        assert not publishing.done()
+        broker.writer.write(bytes((PUBACK, 2)) + b"\x7f\xff" + bytes((PUBACK, 2)) + rest[3:5])
+        assert await publishing
+
+
+async def test_a_loss_that_is_noticed_by_writing_is_said() -> None:
+    async with connected(lambda _: None) as (connection, _):
+        connection._paho.socket.raw.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkDownError, match="was lost"):
+            await connection.publish(Publication("t", b""))
+        assert not connection.alive
+
+
+async def test_a_message_of_a_quality_that_nobody_asked_for_ends_the_connection() -> None:
+    async with connected(lambda _: None) as (connection, broker):
+        broker.writer.write(message(b"t", b"", qos=2))
+        assert "QoS 2" in await connection.lost
+
+
+async def test_what_waits_for_nothing_hears_in_the_turn_that_brings_the_message() -> None:
+    client = MqttClient(MqttSettings("127.0.0.1"))
+    told: list[object] = []
+
+    def hear(heard: Message) -> None:
+        told.append(heard.payload)
+        if heard.payload == b"bad":
+            raise RuntimeError
+
+    await client.listen("t/+", hear)
+    for payload in (b"bad", b"good"):
+        client._dispatch(Message("t/1", payload, ack=lambda: told.append("acknowledged")))
+    assert told == [b"bad", b"good", "acknowledged"]

@@ -1,0 +1,89 @@
+"""What is kept of jobs is known without counting them, on either database."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, delete, func, select
+from support.databases import PostgreSql
+
+from firstline_gateway.jobs import kept, records
+from firstline_gateway.jobs.records import RUNNING, Ended, Job, Room
+from firstline_gateway.jobs.tables import JOBS, KEPT
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+
+ROOM = Room(jobs=10_000, size_bytes=1 << 30)
+WHO = ("anna", "bob", "carl")
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+def job(job_id: str, principal: str, size_bytes: int) -> Job:
+    return Job(job_id, principal, "m", "", RUNNING, bytes(size_bytes), None, None, 0.0)
+
+
+def counted(connection: Connection, principal: str) -> kept.Amounts:
+    """The same by counting."""
+    found: list[int] = []
+    for chosen in (JOBS.c.sequence > 0, JOBS.c.principal == principal):
+        query = select(func.count(), func.coalesce(func.sum(JOBS.c.size_bytes), 0)).where(chosen)
+        found += map(int, connection.execute(query).one())
+    return kept.Amounts(*found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sums_are_what_counting_finds_and_stay_few(database: Database, seed: int) -> None:
+    rng = random.Random(seed)
+    known: list[tuple[str, str]] = []
+    for at in range(400):
+        with database.begin() as connection:
+            doing = rng.random()
+            if doing < 0.5 or not known:
+                known.append((f"j{at}", principal := rng.choice(WHO)))
+                assert records.add(connection, job(f"j{at}", principal, rng.randrange(100)), 2, ROOM) is None
+            elif doing < 0.8:
+                records.end(connection, rng.choice(known)[0], Ended(200, bytes(rng.randrange(200)), None), float(at))
+            elif doing < 0.97:
+                records.remove(connection, *rng.choice(known))
+            else:
+                records.forget(connection, at - 50.0)
+            principal = rng.choice(WHO)
+            assert kept.amounts(connection, principal) == counted(connection, principal)
+            rows = connection.execute(select(func.count()).select_from(KEPT)).scalar_one()
+            assert rows <= kept.LOOSE + 2 * len(WHO) + 1
+
+
+def test_what_a_version_without_sums_has_written_is_counted(database: Database) -> None:
+    with database.begin() as connection:
+        for at in range(3):
+            records.add(connection, job(f"j{at}", "anna", 10), 2, ROOM)
+        connection.execute(delete(KEPT))
+        assert kept.amounts(connection, "anna").jobs == 0
+        kept.recount(connection)
+        assert kept.amounts(connection, "anna") == (3, 30, 3, 30)
+
+
+def test_two_replicas_put_sums_together_at_the_same_moment(postgresql: PostgreSql) -> None:
+    url = postgresql.new_database()
+    one, other = open_database(Store(url=url)), open_database(Store(url=url))
+    with one.begin() as connection:
+        for _ in range(kept.LOOSE + 3):
+            kept.change(connection, "anna", 1, 5)
+    whole = kept.LOOSE + 3, 5 * (kept.LOOSE + 3)
+    with one.begin() as first, other.begin() as second:
+        assert kept.amounts(first, "anna")[:2] == whole  # and puts them together
+        kept.change(first, "anna", 1, 5)
+        assert kept.amounts(second, "anna")[:2] == whole
+        kept.change(second, "bob", 1, 7)
+    with one.begin() as connection:
+        assert kept.amounts(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
+    for each in (one, other):
+        each.close()
