@@ -11,7 +11,7 @@ from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH
-from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, listed
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.models import HeldModel
 from firstline_edge.reloading import Reloading
@@ -42,17 +42,23 @@ class SignedCatalogue:
         self._root = root
         self._now_s = now_s
         self._clock = clock
+        self._turn = asyncio.Lock()
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
-        return await asyncio.to_thread(self._listed, name, version)
+        return listed(await self.files(), name, version)
 
-    def _listed(self, name: str, version: int) -> ListedBundle:
+    async def files(self) -> dict[str, SignedFile]:
+        """All that is signed now, by path; raises as `listed` does."""
+        async with self._turn:  # one at a time: it has a folder to itself
+            return await asyncio.to_thread(self._files)
+
+    def _files(self) -> dict[str, SignedFile]:
         with self._http.blocking_client() as client:
             trust = Trust(
                 self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s, clock=self._clock
             )
-            return listed(trust.refresh(), name, version)
+            return trust.refresh()
 
     def _anchor(self) -> bytes:
         if self._root is None:
