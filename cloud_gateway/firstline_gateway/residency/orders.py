@@ -55,6 +55,28 @@ class Orders:
         """See `DataPlane.unload`."""
         await self._carried_out(self._unload(name))
 
+    async def add(self, served: ServedModel) -> None:
+        """Serves one version that was read, beside the others of its name.
+
+        Raises:
+            FirstlineError: it does not load; nothing has changed.
+        """
+        await self._carried_out(self._add(served))
+
+    async def retire(self, key: ModelKey, why: str) -> None:
+        """Serves one version no more; requests for it that are under way are answered."""
+        await self._carried_out(self._retire(key, why))
+
+    async def _add(self, served: ServedModel) -> None:
+        async with self._memory.turn:
+            await self._exchange(served)
+
+    async def _retire(self, key: ModelKey, why: str) -> None:
+        async with self._memory.turn:
+            place = self._memory.places.get(key)
+            if place is not None:
+                await self._give_up(place, why)
+
     async def _carried_out(self, order: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(order)
         self._under_way.add(task)
