@@ -28,9 +28,17 @@ from firstline_edge.models import HeldModel
 from firstline_edge.report import VERSION
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
+from firstline_edge.updater.adapters import (
+    BYTES_NEED_HTTP,
+    NO_REGISTRY,
+    AgentServing,
+    RegistryBytes,
+    SignedCatalogue,
+)
 from firstline_edge.updater.history import History
-from firstline_edge.updater.installation import Patience
-from firstline_edge.updater.updater import Trials, Updater
+from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.ports import ByteSource, Catalogue
+from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
     from firstline_edge.parts import Parts
@@ -54,7 +62,7 @@ class FleetRoom:
         updater: None until it has joined.
 
     Raises:
-        ConfigError: there is no way to a gateway, or the disk refuses.
+        ConfigError: there is no way to a gateway.
     """
 
     def __init__(self, settings: EdgeSettings, state: StateDirectory, clock: Clock) -> None:
@@ -71,12 +79,7 @@ class FleetRoom:
         self._twin: Twin | None = None
         self.updater: Updater | None = None
         self.history = History(state.updates_path)
-        try:
-            self.history.start(clock.wall_s())
-        except OSError as error:
-            raise ConfigError(
-                f"What is being tried cannot be counted in {state.updates_path}: {error.strerror}; make room."
-            ) from error
+        self.history.start(clock.wall_s())
 
     def hold_installed(self, hold: Callable[[Path], HeldModel]) -> list[HeldModel]:
         """The models that run from a slot; one that cannot makes way for what ran before.
@@ -97,7 +100,10 @@ class FleetRoom:
                     break
                 except UpdateError as error:
                     log.error("an installed model cannot run", model=name, path=str(path), error=error.message)
-                    self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    try:
+                        self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    except OSError as refusal:
+                        log.error("going back is not on the disk yet", model=name, error=str(refusal))
         return found
 
     def join(self, parts: Parts) -> None:
@@ -120,8 +126,7 @@ class FleetRoom:
         parts.recorder.listener = counts
         capabilities = reported.capabilities(reported.hardware(parts.state.path))
         parts.reloading.instead |= self._instead
-        if self._http is not None:
-            self.updater = self._make_updater(parts, counts, self._http, rng)
+        self.updater = self._make_updater(parts, counts, rng)
         self._twin = Twin(
             self._folder / "desired",
             way,
@@ -134,33 +139,37 @@ class FleetRoom:
             rng=rng,
         )
 
-    def _make_updater(self, parts: Parts, counts: FleetCounts, http: FleetHttp, rng: random.Random) -> Updater:
-        from firstline_edge.updater.adapters import AgentServing, RegistryBytes, SignedCatalogue
-
+    def _make_updater(self, parts: Parts, counts: FleetCounts, rng: random.Random) -> Updater:
         section, credentials = self._settings.fleet, parts.identity.credentials
-        return Updater(
+        now_s = credentials.floor.now_s if credentials is not None else self._clock.wall_s
+        catalogue: Catalogue = NO_REGISTRY
+        source: ByteSource = NO_REGISTRY
+        if self._http is not None:
+            root = Path(section.root_file) if section.root_file else None
+            catalogue = SignedCatalogue(parts.state.path / "metadata", self._http, root, now_s, self._clock)
+            source = RegistryBytes(self._http)
+        else:
+            log.warning("no model can come from the fleet", why=BYTES_NEED_HTTP)
+        serving = AgentServing(
+            parts.reloading,
+            self._hold,
+            running=parts.models.find,
+            answered=counts.answered_of,
+            hardware=partial(reported.hardware, parts.state.path),
+        )
+        means = Means(
             self.history,
-            SignedCatalogue(
-                parts.state.path / "metadata",
-                http,
-                Path(section.root_file) if section.root_file else None,
-                credentials.floor.now_s if credentials is not None else self._clock.wall_s,
-                self._clock,
-            ),
-            RegistryBytes(http),
-            AgentServing(
-                parts.reloading,
-                self._hold,
-                running=parts.models.find,
-                answered=counts.answered_of,
-                hardware=partial(reported.hardware, parts.state.path),
-            ),
+            catalogue,
+            source,
+            serving,
             clock=self._clock,
+            now_s=now_s,
             rng=rng,
             patience=Patience(section.download_bytes_per_s, section.download_jitter_s),
             trials=Trials(section.trial_tries, section.trial_s),
             changed=self._look,
         )
+        return Updater(means)
 
     def _look(self) -> None:
         if self._twin is not None:
