@@ -16,6 +16,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet.rollout import LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
+from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.commanding import command_step
@@ -23,6 +25,7 @@ from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollo
 from firstline_gateway.rollouts.plan import consequences, plan
 from firstline_gateway.rollouts.states import Command, RolloutState
 from firstline_gateway.rollouts.step import Now
+from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
@@ -171,9 +174,9 @@ class Rollouts:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
-            view = StoreView(connection, "", definition.bundle, now.wall_s)
+            view = StoreView(connection, "", definition, now.wall_s)
             found = plan(definition, view, size_bytes, now)
-            over = tuple(rollout.id for rollout in records.live(connection, definition.bundle))
+            over = tuple(rollout.id for rollout in _in_the_way(connection, definition))
             return replace(found, supersedes=over)
 
         return await self._readers.ask(read)
@@ -183,8 +186,8 @@ class Rollouts:
 
 
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
-    """Ends what brings another version of the same bundle: devices under way stop, those that are done stay."""
-    for older in records.live(connection, newer.definition.bundle):
+    """Ends what is in a rollout's way: devices under way stop, those that are done stay."""
+    for older in _in_the_way(connection, newer.definition):
         if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:
             continue
         made = command_step(Command.ABORT, older, records.assignments(connection, older.id), by, now)
@@ -192,6 +195,21 @@ def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> Non
         made.rollout = replace(made.rollout, superseded_by=newer.id, sentence=sentence)
         made.notes = [("rollout.supersede", by, {"by": newer.id, "sentence": sentence})]
         apply(connection, older, made, now.wall_s)
+
+
+def _in_the_way(connection: Connection, newer: Definition) -> list[Rollout]:
+    """Rollouts under way of the same bundle; of any configuration that means a device which this one means too."""
+    found = [rollout for rollout in records.live(connection) if rollout.definition.what is newer.what]
+    if newer.what is Subject.MODEL:
+        return [rollout for rollout in found if rollout.definition.bundle == newer.bundle]
+    meant = parse_selector(newer.selector)
+    mine = [tags for _, tags in devices.tagged(connection) if meant.matches(tags)]
+    return [
+        rollout
+        for rollout in found
+        if rollout.definition.bundle == newer.bundle
+        or any(map(parse_selector(rollout.definition.selector).matches, mine))
+    ]
 
 
 def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH
-from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, listed
 from firstline_core.waiting import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.models import HeldModel
@@ -47,9 +46,13 @@ class SignedCatalogue:
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
-        return await in_daemon_thread(partial(self._listed, name, version))  # a slow registry holds up no one's end
+        return listed(await self.files(), name, version)
 
-    def _listed(self, name: str, version: int) -> ListedBundle:
+    async def files(self) -> dict[str, SignedFile]:
+        """All that is signed now, by path; raises as `listed` does."""
+        return await in_daemon_thread(self._files)  # a slow registry holds up nobody's end
+
+    def _files(self) -> dict[str, SignedFile]:
         # python-tuf takes 20 MB, which only who updates pays.
         from firstline_core.bundle.trust import Trust
         from firstline_core.bundle.trust_http import HttpMetadata
@@ -58,7 +61,7 @@ class SignedCatalogue:
             trust = Trust(
                 self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s, clock=self._clock
             )
-            return listed(trust.refresh(), name, version)
+            return trust.refresh()
 
     def _anchor(self) -> bytes:
         if self._root is None:
@@ -93,8 +96,8 @@ class RegistryBytes:
 
 
 BYTES_NEED_HTTP = (
-    'Models are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "http" and the '
-    "gateway's url below the MQTT one, which goes on to be asked first."
+    "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
+    '"http" and the gateway\'s url below the MQTT one, which goes on to be asked first.'
 )
 
 
@@ -105,13 +108,14 @@ class NoRegistry:
         """See `Catalogue`."""
         raise LinkDownError(BYTES_NEED_HTTP)
 
+    async def files(self) -> dict[str, SignedFile]:
+        """See `SignedCatalogue`."""
+        raise LinkDownError(BYTES_NEED_HTTP)
+
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         """See `ByteSource`."""
         raise LinkDownError(BYTES_NEED_HTTP)
         yield b""
-
-
-NO_REGISTRY = NoRegistry()
 
 
 class AgentServing:

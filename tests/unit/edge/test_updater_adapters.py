@@ -13,7 +13,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkDownError
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.settings import LinkSection
-from firstline_edge.updater.adapters import NO_REGISTRY, SignedCatalogue
+from firstline_edge.updater.adapters import NoRegistry, SignedCatalogue
 
 
 async def test_a_token_that_is_being_exchanged_is_no_verdict(tmp_path: Path) -> None:
@@ -30,9 +30,9 @@ async def test_a_token_that_is_being_exchanged_is_no_verdict(tmp_path: Path) -> 
 
 async def test_a_device_without_a_way_to_bytes_is_told_what_it_lacks() -> None:
     with pytest.raises(LinkDownError, match=r"kind = \"http\""):
-        await NO_REGISTRY.listed("digits", 1)
+        await NoRegistry().listed("digits", 1)
     with pytest.raises(LinkDownError, match=r"kind = \"http\""):
-        async for _ in NO_REGISTRY.read("0" * 64, 0, 1):
+        async for _ in NoRegistry().read("0" * 64, 0, 1):
             pass
 
 
