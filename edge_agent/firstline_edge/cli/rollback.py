@@ -45,12 +45,8 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _on_disk(settings: EdgeSettings, model: str) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
-        history = History(state.updates_path)
-        pointer = history.pointer(model)
-        if pointer.slot == pointer.previous:
-            raise RequestError(f"Model {model}: there is nothing to go back to; `edge-agent updates` tells more.")
         try:
-            history.give_up(model, "asked", _ASKED, time.time())
+            History(state.updates_path).roll_back(model, time.time())
         except OSError as error:
             raise CapacityError(f"{state.updates_path} cannot be written: {error.strerror}.") from error
 

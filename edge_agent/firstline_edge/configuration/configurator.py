@@ -28,7 +28,7 @@ from firstline_edge.configuration.beginning import configured
 from firstline_edge.configuration.kept import Held, Kept, Record, write_kept
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.updater.installation import PASSING
-from firstline_edge.updater.updater import Trials
+from firstline_edge.updater.means import Trials
 
 log = logger(__name__)
 

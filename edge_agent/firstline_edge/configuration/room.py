@@ -17,7 +17,7 @@ from firstline_edge.configuration.configurator import Configurations, Configurat
 from firstline_edge.configuration.kept import Kept
 from firstline_edge.models import HeldModel
 from firstline_edge.settings import EdgeSettings
-from firstline_edge.updater.updater import Trials
+from firstline_edge.updater.means import Trials
 
 if TYPE_CHECKING:
     from firstline_edge.parts import Parts

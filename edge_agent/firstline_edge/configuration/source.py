@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.target import SignedFile
-from firstline_edge.updater.adapters import RegistryBytes, SignedCatalogue
+from firstline_edge.updater.adapters import NoRegistry, SignedCatalogue
+from firstline_edge.updater.ports import ByteSource
 
 
 class SignedConfigurations:
     """See `configurator.Configurations`; shares the metadata with the models' updates."""
 
-    def __init__(self, catalogue: SignedCatalogue, source: RegistryBytes) -> None:
+    def __init__(self, catalogue: SignedCatalogue | NoRegistry, source: ByteSource) -> None:
         self._catalogue = catalogue
         self._source = source
 

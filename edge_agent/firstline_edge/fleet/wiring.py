@@ -19,6 +19,7 @@ from firstline_core.fleet.twin import Desired, Reported, Update
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_edge.configuration.room import ConfigurationRoom
+from firstline_edge.configuration.source import SignedConfigurations
 from firstline_edge.fleet import reported, starts
 from firstline_edge.fleet.brake import SAVE_EVERY_S, BrakePedal
 from firstline_edge.fleet.counts import FleetCounts
@@ -29,9 +30,16 @@ from firstline_edge.models import HeldModel
 from firstline_edge.report import VERSION
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
+from firstline_edge.updater.adapters import (
+    BYTES_NEED_HTTP,
+    AgentServing,
+    NoRegistry,
+    RegistryBytes,
+    SignedCatalogue,
+)
 from firstline_edge.updater.history import History
-from firstline_edge.updater.installation import Patience
-from firstline_edge.updater.updater import Trials, Updater
+from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
     from firstline_edge.parts import Parts
@@ -56,7 +64,7 @@ class FleetRoom:
         configuration: which settings of the fleet the agent starts with, and goes on with.
 
     Raises:
-        ConfigError: there is no way to a gateway, or the disk refuses.
+        ConfigError: there is no way to a gateway.
     """
 
     def __init__(self, settings: EdgeSettings, state: StateDirectory, clock: Clock) -> None:
@@ -73,12 +81,7 @@ class FleetRoom:
         self._twin: Twin | None = None
         self.updater: Updater | None = None
         self.history = History(state.updates_path)
-        try:
-            self.history.start(clock.wall_s())
-        except OSError as error:
-            raise ConfigError(
-                f"What is being tried cannot be counted in {state.updates_path}: {error.strerror}; make room."
-            ) from error
+        self.history.start(clock.wall_s())
         self.configuration = ConfigurationRoom(settings, state.configuration_path, clock)
 
     def hold_installed(self, hold: Callable[[Path], HeldModel]) -> list[HeldModel]:
@@ -100,7 +103,10 @@ class FleetRoom:
                     break
                 except UpdateError as error:
                     log.error("an installed model cannot run", model=name, path=str(path), error=error.message)
-                    self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    try:
+                        self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    except OSError as refusal:
+                        log.error("going back is not on the disk yet", model=name, error=str(refusal))
         return found
 
     def join(self, parts: Parts) -> None:
@@ -123,8 +129,7 @@ class FleetRoom:
         parts.recorder.listener = counts
         capabilities = reported.capabilities(reported.hardware(parts.state.path))
         parts.reloading.instead |= self._instead
-        if self._http is not None:
-            self._make_updaters(parts, counts, self._http, rng)
+        self._make_updaters(parts, counts, rng)
         self._twin = Twin(
             self._folder / "desired",
             way,
@@ -137,36 +142,37 @@ class FleetRoom:
             rng=rng,
         )
 
-    def _make_updaters(self, parts: Parts, counts: FleetCounts, http: FleetHttp, rng: random.Random) -> None:
-        from firstline_edge.configuration.source import SignedConfigurations
-        from firstline_edge.updater.adapters import AgentServing, RegistryBytes, SignedCatalogue
-
+    def _make_updaters(self, parts: Parts, counts: FleetCounts, rng: random.Random) -> None:
         section, credentials = self._settings.fleet, parts.identity.credentials
-        catalogue = SignedCatalogue(
-            parts.state.path / "metadata",
-            http,
-            Path(section.root_file) if section.root_file else None,
-            credentials.floor.now_s if credentials is not None else self._clock.wall_s,
-            self._clock,
+        now_s = credentials.floor.now_s if credentials is not None else self._clock.wall_s
+        catalogue: SignedCatalogue | NoRegistry = NoRegistry()
+        source: RegistryBytes | NoRegistry = NoRegistry()
+        if self._http is not None:
+            root = Path(section.root_file) if section.root_file else None
+            catalogue = SignedCatalogue(parts.state.path / "metadata", self._http, root, now_s, self._clock)
+            source = RegistryBytes(self._http)
+        else:
+            log.warning("nothing can come from the fleet", why=BYTES_NEED_HTTP)
+        serving = AgentServing(
+            parts.reloading,
+            self._hold,
+            running=parts.models.find,
+            answered=counts.answered_of,
+            hardware=partial(reported.hardware, parts.state.path),
         )
-        source = RegistryBytes(http)
-        self.updater = Updater(
+        means = Means(
             self.history,
             catalogue,
             source,
-            AgentServing(
-                parts.reloading,
-                self._hold,
-                running=parts.models.find,
-                answered=counts.answered_of,
-                hardware=partial(reported.hardware, parts.state.path),
-            ),
+            serving,
             clock=self._clock,
+            now_s=now_s,
             rng=rng,
             patience=Patience(section.download_bytes_per_s, section.download_jitter_s),
             trials=Trials(section.trial_tries, section.trial_s),
             changed=self._look,
         )
+        self.updater = Updater(means)
         configurations = SignedConfigurations(catalogue, source)
         self.configuration.join(parts, configurations, counts.answered_of, rng, self._look)
 

@@ -21,7 +21,7 @@ from firstline_edge.configuration.beginning import begin
 from firstline_edge.configuration.configurator import Configurator
 from firstline_edge.configuration.kept import read_kept
 from firstline_edge.settings import EdgeSettings
-from firstline_edge.updater.updater import Trials
+from firstline_edge.updater.means import Trials
 
 S = UpdateState
 TEXT = 'name = "{}"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
