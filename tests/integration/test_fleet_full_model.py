@@ -286,6 +286,23 @@ async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devic
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
 
 
+async def test_what_somebody_had_unloaded_is_not_served_again_behind_their_back(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    keeper = keeper_of(site)
+    await keeper.before(definition(tmp_path / "new"))
+    wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
+    await site.gateway.fleet.desired("cam")
+    await site.gateway.fleet.desire(["cam"], lambda _, said: replace(said, models=(wanted,)))
+    await site.gateway.plane.unload("digits")
+    await keeper.look()
+    assert not site.gateway.repository.models
+    with pytest.raises(ConflictError, match="had digits unloaded"):
+        await keeper.before(definition(tmp_path / "new"))
+    await site.gateway.plane.load("digits")
+    assert set(site.gateway.repository.models) == {NEW}
+
+
 async def test_files_that_are_not_what_was_signed_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
     sha256 = open_bundle(tmp_path / "new").manifest.full
     assert sha256 is not None

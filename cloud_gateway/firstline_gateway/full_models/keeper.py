@@ -86,7 +86,7 @@ class FullModels:
 
         Raises:
             NotReadyError: it is on its way; come back.
-            ConflictError: what is served under that version is another full model.
+            ConflictError: what is served under that version is another full model; somebody had it unloaded.
             FirstlineError: it cannot be had.
         """
         if definition.what is not Subject.MODEL:
@@ -104,6 +104,11 @@ class FullModels:
             )
         if served is not None or not digest:
             return
+        if key.name in self._orders.unloaded:
+            load = f"POST /v2/repository/models/{key.name}/load"
+            raise ConflictError(
+                f"Somebody had {key.name} unloaded on this gateway; have it loaded ({load}), then start its rollout."
+            )
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._brought(key)
@@ -124,6 +129,8 @@ class FullModels:
         since_s = self._clock.wall_s() - self._retire_after_s
         wanted = await self._readers.ask(partial(needed, since_s=since_s))
         for key in sorted(wanted - set(self._repository.models)):
+            if key.name in self._orders.unloaded:
+                continue  # at somebody's word, until they have it loaded
             try:
                 if (await self._listed(key)).release.full_digest:
                     await self._brought(key)
@@ -151,8 +158,13 @@ class FullModels:
         task = self._bringing.get(key)
         if task is None:
             task = self._bringing[key] = asyncio.create_task(self._bring(key))
-            task.add_done_callback(lambda _: self._bringing.pop(key, None))
+            task.add_done_callback(partial(self._has_ended, key))
         await asyncio.shield(task)
+
+    def _has_ended(self, key: ModelKey, task: asyncio.Task[None]) -> None:
+        del self._bringing[key]
+        if not task.cancelled():
+            task.exception()  # whoever waits hears of it; with nobody left, the next look does
 
     async def _bring(self, key: ModelKey) -> None:
         path = self._shelf.path(key)
