@@ -11,6 +11,7 @@ from firstline.cli import (
     audit,
     bundle,
     certify,
+    config,
     detections,
     device,
     evaluate,
@@ -31,6 +32,7 @@ app.add_typer(device.app, name="device")
 app.add_typer(job.app, name="job")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
+app.add_typer(config.app, name="config")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(audit.app, name="audit")

@@ -1,4 +1,4 @@
-"""`firstline rollout`: bring a version of a bundle to the fleet in stages, watch it, stop it, go back."""
+"""`firstline rollout`: bring a bundle or a configuration to the fleet in stages, watch it, stop it, go back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Where(NamedTuple):
 
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `rollout start` printed it.")]
-BundleArgument = Annotated[str, typer.Argument(help="The bundle's name.")]
+BundleArgument = Annotated[str, typer.Argument(help="The bundle's name, or the configuration's.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Which version, that was pushed.")]
 StagesOption = Annotated[
     str, typer.Option(metavar="LIST", help="Shares of the fleet (percent), such as 1,10,100; each contains the former.")
@@ -48,6 +48,9 @@ SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags,
 HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Held back until all stages were judged (percent).")]
 FileOption = Annotated[
     Path | None, typer.Option("--file", metavar="TOML", help="Any part of the definition in docs/fleet.md; it counts.")
+]
+ConfigurationOption = Annotated[
+    bool, typer.Option("--configuration", help="What is brought is no bundle but a configuration, see `config`.")
 ]
 UnseenOption = Annotated[
     bool,
@@ -66,6 +69,7 @@ def plan(
     selector: SelectorOption = "",
     held_back: HeldOption = 5.0,
     promote_unseen: UnseenOption = False,
+    configuration: ConfigurationOption = False,
     file: FileOption = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
@@ -74,6 +78,7 @@ def plan(
 ) -> None:
     """Say what a rollout would do, and do nothing."""
     options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | _read(file)
+    options |= {"what": "configuration"} if configuration else {}
     definition, size_bytes = _listed(options, bundle, version, _Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
         found = fleet.rollouts.plan(definition, size_bytes)
@@ -94,6 +99,7 @@ def start(
     selector: SelectorOption = "",
     held_back: HeldOption = 5.0,
     promote_unseen: UnseenOption = False,
+    configuration: ConfigurationOption = False,
     approval: Annotated[bool, typer.Option(help="A second person has to approve it before it starts.")] = False,
     file: FileOption = None,
     gateway: GatewayOption = "",
@@ -106,7 +112,8 @@ def start(
         _command("start", bundle, _Where(gateway, key_file, ca), output)
         return
     options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | {"approval": approval}
-    definition, _ = _listed(options | _read(file), bundle, version, _Where(gateway, key_file, ca))
+    options |= _read(file) | ({"what": "configuration"} if configuration else {})
+    definition, _ = _listed(options, bundle, version, _Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
         made = fleet.rollouts.create(definition)
         if made.state != "draft":
@@ -241,6 +248,9 @@ def _listed(options: dict[str, Any], bundle: str, version: int, where: _Where) -
     if "manifest_sha256" in options:
         return made, None
     with open_registry(gateway_named(where.gateway), api_key(where.key_file), where.ca) as registry:
+        if options.get("what") == "configuration":
+            signed = registry.configuration(bundle, version)
+            return made | {"manifest_sha256": signed.sha256}, signed.size_bytes
         entry = registry.bundle(bundle, version)
     return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
 

@@ -69,11 +69,13 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
 
 
 def of_bundle(totals: Totals, bundle: str) -> ModelCounts:
-    """All versions of a bundle together; `version` and `scores` are the newest one's."""
-    found = ModelCounts(bundle, 1)
+    """All versions of a bundle together; `version` and `scores` are the newest one's. Of "": all bundles, no scores."""
+    found = ModelCounts(bundle or "all", 1)
     for model in totals.models:
         if model.name == bundle:
             found = replace(_sum(found, model), version=model.version, scores=model.scores)
+        elif not bundle:
+            found = replace(_sum(found, model), scores=())
     return found
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from tuf.api.metadata import Targets
 
 from firstline_core.errors import IntegrityError, RequestError
-from firstline_core.fleet.registry import BundleEntry
+from firstline_core.fleet.configuration import configuration_at
+from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import SignedFile, bundles, listed, named_by
 from firstline_gateway.registry import signing
 
@@ -26,9 +27,12 @@ def listed_files(targets: Targets) -> dict[str, SignedFile]:
         RequestError: a device could make nothing of it.
     """
     files = signing.files_of(targets)
-    strange = [path for path in files if named_by(path) is None]
+    strange = [path for path in files if named_by(path) is None and configuration_at(path) is None]
     if strange:
-        raise RequestError(f"The target {strange[0]!a} belongs to no bundle; paths are NAME/VERSION/FILE.")
+        raise RequestError(
+            f"The target {strange[0]!a} is of no bundle and no configuration; paths are NAME/VERSION/FILE and "
+            "configurations/NAME@VERSION.toml."
+        )
     try:
         for name, version in bundles(files):
             listed(files, name, version)
@@ -53,3 +57,16 @@ def entry_of(files: dict[str, SignedFile], key: tuple[str, int], aliases: tuple[
         full_digest=found.release.full_digest,
         aliases=aliases,
     )
+
+
+def configurations(files: dict[str, SignedFile]) -> list[ConfigurationEntry]:
+    """The configurations that are signed for, by name and version."""
+    named = ((configuration_at(path), file) for path, file in files.items())
+    found = [ConfigurationEntry(*key, file.sha256, file.size_bytes) for key, file in named if key is not None]
+    return sorted(found, key=lambda entry: (entry.name, entry.version))
+
+
+def names(files: dict[str, SignedFile]) -> set[str]:
+    """All that is signed for, in people's words: for the trail."""
+    bundled = {f"{name} {version}" for name, version in bundles(files)}
+    return bundled | {f"configuration {entry.name} {entry.version}" for entry in configurations(files)}

@@ -27,7 +27,7 @@ from firstline_core.fleet.target import SignedFile, bundles
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.blobs import Blob, Blobs, checked
-from firstline_gateway.registry.catalogue import Catalogue, entry_of, listed_files
+from firstline_gateway.registry.catalogue import Catalogue, entry_of, listed_files, names
 from firstline_gateway.registry.records import Document
 from firstline_gateway.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
@@ -141,7 +141,7 @@ class Registry:
         before = (await self.catalogue()).files
         await self._check_files(files, before)
         signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
-        kept, had = set(bundles(files)), set(bundles(before))
+        kept, said, had = set(bundles(files)), names(files), names(before)
 
         def put(connection: Connection) -> dict[str, int] | FirstlineError:
             records.lock(connection)
@@ -168,8 +168,8 @@ class Registry:
                     "metadata": {
                         f"{one.role} {one.version}": sha256(one.content).hexdigest() for one in accepted.fresh
                     },
-                    "added": [f"{name} {version}" for name, version in sorted(kept - had)],
-                    "removed": [f"{name} {version}" for name, version in sorted(had - kept)],
+                    "added": sorted(said - had),
+                    "removed": sorted(had - said),
                 },
             )
             return {role: version for role, (version, _) in records.heads(connection).items()}

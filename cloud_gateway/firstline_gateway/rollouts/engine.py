@@ -142,5 +142,5 @@ def _made(connection: Connection, rollout_id: str, now: Now) -> tuple[Rollout, S
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
-    view = StoreView(connection, rollout_id, rollout.definition.bundle, now.wall_s)
+    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
     return rollout, step(rollout, records.assignments(connection, rollout_id), view, now)

@@ -58,9 +58,9 @@ def active(connection: Connection) -> list[str]:
     return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(_R.id)).scalars())
 
 
-def live(connection: Connection, bundle: str) -> list[Rollout]:
-    """Rollouts of a bundle of which devices may hear more."""
-    query = select(_R.record).where(_R.bundle == bundle, _R.active.is_(True)).order_by(_R.id)
+def live(connection: Connection) -> list[Rollout]:
+    """Rollouts of which devices may hear more."""
+    query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
     found = [_rollout(held) for held in connection.execute(query.with_for_update()).scalars()]
     return [rollout for rollout in found if rollout.state in LIVE]
 

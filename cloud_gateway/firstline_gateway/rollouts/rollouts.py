@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,13 +17,16 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet.rollout import LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
+from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.plan import consequences, plan
-from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.states import Command, RolloutState, after
 from firstline_gateway.rollouts.step import Now
+from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
@@ -41,6 +45,9 @@ class Rollouts:
         clock: for wall time.
         service: by which rollouts last.
         on_change: called where the engine has something to do.
+
+    Attributes:
+        before_start: what has to be there before devices are told; a rollout that it refuses does not start.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Rollouts:
         self._clock = clock
         self._service = service
         self.on_change = on_change
+        self.before_start: Callable[[Definition], Awaitable[None]] = _nothing
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
         """Makes a rollout, which then can be started, or first has to be approved by somebody else.
@@ -143,6 +151,8 @@ class Rollouts:
             RequestError: not in the state that it is in.
             ForbiddenError: whoever made it may not approve it.
         """
+        if command is Command.START:
+            await self._prepare(rollout_id)
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def commanded(connection: Connection) -> RolloutSummary:
@@ -154,12 +164,18 @@ class Rollouts:
             made = command_step(command, found, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:
                 _supersede(connection, found, by, now)
-            after = apply(connection, found, made, now.wall_s) or found
-            return _shown(after, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+            kept = apply(connection, found, made, now.wall_s) or found
+            return _shown(kept, records.counts(connection, [rollout_id]).get(rollout_id, {}))
 
         shown = await self._write(commanded)
         self.on_change()
         return shown
+
+    async def _prepare(self, rollout_id: str) -> None:
+        """What a start takes time for, before the transaction that starts."""
+        found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
+        after(Command.START, found.state)
+        await self.before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """What a rollout would do.
@@ -171,9 +187,9 @@ class Rollouts:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
-            view = StoreView(connection, "", definition.bundle, now.wall_s)
+            view = StoreView(connection, "", definition, now.wall_s)
             found = plan(definition, view, size_bytes, now)
-            over = tuple(rollout.id for rollout in records.live(connection, definition.bundle))
+            over = tuple(rollout.id for rollout in _in_the_way(connection, definition))
             return replace(found, supersedes=over)
 
         return await self._readers.ask(read)
@@ -182,9 +198,13 @@ class Rollouts:
         return await asyncio.wrap_future(self._writer.submit(operation))
 
 
+async def _nothing(_definition: Definition) -> None:
+    return
+
+
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
-    """Ends what brings another version of the same bundle: devices under way stop, those that are done stay."""
-    for older in records.live(connection, newer.definition.bundle):
+    """Ends what is in a rollout's way: devices under way stop, those that are done stay."""
+    for older in _in_the_way(connection, newer.definition):
         if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:
             continue
         made = command_step(Command.ABORT, older, records.assignments(connection, older.id), by, now)
@@ -192,6 +212,21 @@ def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> Non
         made.rollout = replace(made.rollout, superseded_by=newer.id, sentence=sentence)
         made.notes = [("rollout.supersede", by, {"by": newer.id, "sentence": sentence})]
         apply(connection, older, made, now.wall_s)
+
+
+def _in_the_way(connection: Connection, newer: Definition) -> list[Rollout]:
+    """Rollouts under way of the same bundle; of any configuration that means a device which this one means too."""
+    found = [rollout for rollout in records.live(connection) if rollout.definition.what is newer.what]
+    if newer.what is Subject.MODEL:
+        return [rollout for rollout in found if rollout.definition.bundle == newer.bundle]
+    meant = parse_selector(newer.selector)
+    mine = [tags for _, tags in devices.tagged(connection) if meant.matches(tags)]
+    return [
+        rollout
+        for rollout in found
+        if rollout.definition.bundle == newer.bundle
+        or any(map(parse_selector(rollout.definition.selector).matches, mine))
+    ]
 
 
 def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:

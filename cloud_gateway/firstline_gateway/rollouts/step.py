@@ -146,7 +146,7 @@ def _begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> 
             made.assigned[name] = Assignment(name, rollout.stage, is_treated, there, number, state)
     names = [*treated, *control]
     end, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
-    bundle = rollout.definition.bundle
+    bundle = rollout.definition.measured
     for name in names:
         known = end.get(name)
         made.before[name] = between(bundle, start.get(name, Totals()), known) if known is not None else None
@@ -228,7 +228,7 @@ def _observe(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -
 
 def _look(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> None:
     rollout = made.rollout
-    bundle, kept = rollout.definition.bundle, view.measured()
+    bundle, kept = rollout.definition.measured, view.measured()
     there = [each for each in held.values() if each.stage == rollout.stage and each.there and each.device in kept]
     totals = view.totals(each.device for each in there)
     groups: tuple[list[Any], list[Any]] = ([], [])
