@@ -245,6 +245,8 @@ async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
         assert (await ended(site, "r2")).state == "committed"
         agent.parts.state.publish_url(url)
+        assert await command(file, "status") == 0
+        assert "configuration careful version 1" in capsys.readouterr().out
         assert await command(file, *back) == 0
         assert agent.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0
