@@ -30,15 +30,10 @@ from firstline_edge.models import HeldModel
 from firstline_edge.report import VERSION
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.updater.adapters import (
-    BYTES_NEED_HTTP,
-    AgentServing,
-    NoRegistry,
-    RegistryBytes,
-    SignedCatalogue,
-)
+from firstline_edge.updater.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
 from firstline_edge.updater.history import History
 from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
