@@ -16,14 +16,20 @@ def age(age_s: float | None) -> str:
 
 
 def runs(device: FleetDevice) -> str:
-    """The bundles that answer on a device."""
-    models = device.reported.models if device.reported is not None else ()
-    return ", ".join(f"{model.name} {model.version}" for model in models) or "-"
+    """The bundles that answer on a device, and its configuration where the fleet gave it one."""
+    said = device.reported
+    if said is None:
+        return "-"
+    found = [f"{model.name} {model.version}" for model in said.models]
+    found += [f"configuration {said.configuration_name} {said.configuration}"] if said.configuration_name else []
+    return ", ".join(found) or "-"
 
 
 def wanted(device: FleetDevice) -> str:
-    """The bundles that a device is to run."""
-    said = (f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models)
+    """The bundles that a device is to run, and the configuration."""
+    said = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
+    if (word := device.desired.configuration) is not None:
+        said.append(f"{'not ' * word.undone}configuration {word.name} {word.version}")
     return ", ".join(said) or "-"
 
 

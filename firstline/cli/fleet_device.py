@@ -70,7 +70,8 @@ def _get(
     typer.echo(f"runs {wording.runs(found)}; is to run {wording.wanted(found)}")
     for update in found.reported.updates if found.reported is not None else ():
         why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
-        typer.echo(f"update to {update.name} {update.version}: {update.state}{why}")
+        what = "" if update.what == "model" else f"{update.what} "
+        typer.echo(f"update to {what}{update.name} {update.version}: {update.state}{why}")
 
 
 def _tag(

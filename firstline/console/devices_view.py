@@ -97,7 +97,12 @@ def _said(update: Update) -> str:
     share = ""
     if update.state is UpdateState.DOWNLOADING and update.total_bytes:
         share = f" {update.received_bytes / update.total_bytes:.0%}"
-    return f"{update.name} {update.version} {update.state.replace('_', ' ')}{share}{why}"
+    return f"{_what(update)} {update.state.replace('_', ' ')}{share}{why}"
+
+
+def _what(update: Update) -> str:
+    kind = "" if update.what == "model" else f"{update.what} "
+    return f"{kind}{update.name} {update.version}"
 
 
 def _tone(state: UpdateState) -> Tone:
@@ -155,7 +160,7 @@ def update_rows(device: FleetDevice) -> list[Row]:
     return [
         {
             "key": Cell(f"{update.what} {update.name}"),
-            "update": Cell(f"{update.name} {update.version}"),
+            "update": Cell(_what(update)),
             "state": Cell(update.state.replace("_", " "), tone=_tone(update.state)),
             "why": Cell(" ".join(filter(None, (update.reason, update.message))) or "-"),
             "since": Cell(moment(update.since_s or None)),

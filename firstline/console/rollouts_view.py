@@ -62,7 +62,9 @@ _VERDICTS = {"promote": Tone.GOOD, "hold": Tone.BUSY, "abort": Tone.BAD}
 
 
 def title(rollout: RolloutSummary) -> str:
-    return f"{rollout.bundle} {rollout.version}"
+    """What it brings."""
+    what = rollout.definition.get("what", "model")
+    return f"{rollout.bundle} {rollout.version}" if what == "model" else f"{what} {rollout.bundle} {rollout.version}"
 
 
 def state(rollout: RolloutSummary) -> Cell:

@@ -19,7 +19,9 @@ from msgspec.structs import replace
 from support.agent import edge_settings, until
 from support.keys import create_key
 from support.registry_site import RegistrySite, digits_bundle, registry_site
+from typer.testing import CliRunner
 
+from firstline.cli.app import app
 from firstline.demo import assets
 from firstline.release import publishing
 from firstline.release.pushing import push
@@ -280,9 +282,14 @@ async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devic
     other = digits_bundle(tmp_path / "models" / "digits", NEW.version)  # the old full model as version 2
     await site.gateway.plane.load("digits")
     made = await site.gateway.rollouts.create(definition(tmp_path / "new"), BY)
-    with pytest.raises(ConflictError, match="is signed: it would refuse devices"):
+    with pytest.raises(ConflictError, match="signed: it would refuse devices"):
         await site.gateway.rollouts.command(made.id, Command.START, BY)
     assert (await site.gateway.rollouts.get(made.id)).state == "approved"
+    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
+    said = await asyncio.to_thread(CliRunner().invoke, app, ["rollout", "start", "digits", "2"], env=environment)
+    assert said.exit_code == 1 and "it would refuse devices" in said.output, said.output
+    waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
+    assert f"`firstline rollout start {waiting}` starts it" in said.output
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
 
 
