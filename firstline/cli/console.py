@@ -68,7 +68,7 @@ def _say(url: str, output: Output) -> None:
 
 def run() -> int:
     """Runs this command by itself, for where there is no workbench; its exit code."""
-    if find_spec("nicegui") is None:
+    if find_spec("nicegui") is None:  # which takes a second to load, and is not for those who only ask for help
         raise ModuleNotFoundError("No module named 'nicegui'", name="nicegui")
     app = command_line()
     app.callback()(lambda: None)  # else the only command would have no name

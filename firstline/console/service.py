@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -38,8 +41,12 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
     Raises:
         ConfigError: the address cannot be had, or the gateway's URL, key or authority is none.
     """
-    listening = _bind(settings)
-    with open_fleet(settings.gateway, settings.key, settings.ca_file, _GATEWAY_S) as fleet:
+    with (
+        open_fleet(settings.gateway, settings.key, settings.ca_file, _GATEWAY_S) as fleet,
+        _bound(settings) as listening,
+    ):
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends its server, then gives the signal back
+            signal.signal(number, _end)
         asyncio.run(_serve(settings, fleet, listening, ready))
 
 
@@ -81,16 +88,20 @@ def application(watch: Watch) -> ASGIApp:
     return app
 
 
-def _bind(settings: Settings) -> socket.socket:
+def _end(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+@contextmanager
+def _bound(settings: Settings) -> Iterator[socket.socket]:
     host = settings.host.strip("[]")
     try:
         family, *_, address = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-        taken.listen()  # whoever is told the address may call at once, and waits until it is served
+        with socket.socket(family, socket.SOCK_STREAM) as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+            taken.listen()  # whoever is told the address may call at once, and waits until it is served
+            yield taken
     except OSError as error:
-        raise ConfigError(
-            f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
-        ) from error
-    return taken
+        said = f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
+        raise ConfigError(said) from error

@@ -22,6 +22,23 @@ from firstline_gateway.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
+_WORKBENCH = {
+    *("onnxruntime", "ai_edge_litert", "PIL", "tuf", "securesystemslib", "sqlalchemy", "paho"),
+    *("firstline_edge", "firstline_gateway"),
+}
+_ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ["firstline", "console", *{arguments}]
+from firstline.__main__ import main
+sys.exit(main())
+"""
 _GATEWAY = (sys.executable, "-m", "firstline_gateway", "run")
 
 
@@ -140,22 +157,15 @@ class Fleet:
         return rollout
 
 
+def without(absent: set[str], *arguments: str) -> list[str]:
+    """The console's command where some packages are not installed."""
+    return [sys.executable, "-c", _ABSENT.format(absent=absent, arguments=arguments)]
+
+
 @contextmanager
 def console(gateway: str, key: str, log: Path, *options: str, **environment: str) -> Iterator[str]:
-    """Runs the console until the end of the block; its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "firstline",
-        "console",
-        "--gateway",
-        gateway,
-        "--port",
-        "0",
-        "-o",
-        "json",
-        *options,
-    ]
+    """Runs the console, where nothing but its extra is installed, until the end of the block; its address."""
+    command = without(_WORKBENCH, "--gateway", gateway, "--port", "0", "-o", "json", *options)
     told = {**os.environ, "FIRSTLINE_TOKEN": key, **environment}
     with log.open("w") as stream:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=told)
@@ -167,3 +177,4 @@ def console(gateway: str, key: str, log: Path, *options: str, **environment: str
     finally:
         process.terminate()
         process.communicate(timeout=_START_S)
+    assert process.returncode == 0, log.read_text()

@@ -1,0 +1,42 @@
+"""`firstline console` on the command line: what it refuses, and what it does without."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from support.console import without
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+
+GATEWAY = ("--gateway", "http://127.0.0.1:8080")
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        ((), {"FIRSTLINE_TOKEN": "key"}, "No gateway is named"),
+        (GATEWAY, {}, "There is no API key"),
+        ((*GATEWAY, "--host", "0.0.0.0"), {"FIRSTLINE_TOKEN": "key"}, "--password-file"),
+        ((*GATEWAY, "--password-file", "/nowhere"), {"FIRSTLINE_TOKEN": "key"}, "cannot be read"),
+        (("--gateway", "here", "--port", "0"), {"FIRSTLINE_TOKEN": "key"}, "is no server's URL"),
+        (
+            (*GATEWAY, "--port", "0", "--host", "192.0.2.1", "--plain-http"),
+            {"FIRSTLINE_TOKEN": "key", "FIRSTLINE_CONSOLE_PASSWORD": "x" * 12},
+            "cannot listen on 192.0.2.1",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_sentence(
+    arguments: tuple[str, ...], environment: dict[str, str], said: str
+) -> None:
+    clean = dict.fromkeys(("FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_CONSOLE_PASSWORD"), "")
+    refused = CliRunner().invoke(app, ["console", *arguments], env=clean | environment)
+    assert refused.exit_code == 2 and said in refused.stderr, refused.output
+
+
+def test_without_its_own_packages_it_says_what_to_install() -> None:
+    command = without({"nicegui"}, "--help")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "install firstline[console]" in done.stderr
+    assert "Traceback" not in done.stderr
