@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +14,11 @@ from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, 
 from firstline.cli.output import Output, OutputOption
 from firstline.cli.sentences import command_line
 from firstline.console.settings import DEFAULT_PORT, Settings
+from firstline_core.errors import ConfigError
 from firstline_core.secrets_file import read_secret
 
 _PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
+_NEEDED = ("nicegui", "uvicorn", "fastapi", "starlette")
 
 
 def console(
@@ -54,8 +55,12 @@ def console(
         tls_key=tls_key,
         plain_http=plain_http,
     )
-    from firstline.console.service import run as serve
-
+    try:
+        from firstline.console.service import run as serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        raise ConfigError("The console needs more than is installed: install firstline[console].") from error
     serve(settings, lambda url: _say(url, output))
 
 
@@ -68,8 +73,6 @@ def _say(url: str, output: Output) -> None:
 
 def run() -> int:
     """Runs this command by itself, for where there is no workbench; its exit code."""
-    if find_spec("nicegui") is None:  # which takes a second to load, and is not for those who only ask for help
-        raise ModuleNotFoundError("No module named 'nicegui'", name="nicegui")
     app = command_line()
     app.callback()(lambda: None)  # else the only command would have no name
     app.command("console")(console)

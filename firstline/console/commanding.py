@@ -10,7 +10,7 @@ from firstline.console.watching import Watch
 from firstline_core.errors import ConflictError, FirstlineError
 from firstline_core.fleet.rollout import RolloutSummary
 
-COMMANDS = ("approve", "start", "pause", "resume", "promote", "retry", "abort", "rollback")
+_COMMANDS = ("approve", "start", "pause", "resume", "promote", "retry", "abort", "rollback")
 _GRAVE = frozenset({"abort", "rollback"})
 
 
@@ -29,15 +29,16 @@ class Commands:
         self._rollout = rollout
         self._seen: RolloutSummary | None = None
         self._command = ""
+        self._doing = False
         with ui.element("div").props('role="group" aria-label="What can be done"').classes("commands"):
-            self._buttons = {command: self._button(command) for command in COMMANDS}
+            self._buttons = {command: self._button(command) for command in _COMMANDS}
         with ui.dialog() as self._dialog, ui.element("div").classes("dialog"):
             self._title = text("h2")
             self._title.props["id"] = self._title.html_id
             self._consequence = text("p").props('aria-live="polite"')
             with ui.element("div").classes("commands"):
                 # Where the focus lies at first: a second Enter must not stop a fleet.
-                self._back = ui.button("Do nothing", on_click=self._dialog.close).props("no-caps outline autofocus")
+                ui.button("Do nothing", on_click=self._dialog.close).props("no-caps outline autofocus")
                 self._do = ui.button(on_click=self._confirmed).props("no-caps")
         self._dialog.props["aria-labelledby"] = self._title.html_id
         frame.on_stale(self._lock)
@@ -73,8 +74,9 @@ class Commands:
 
     async def _confirmed(self) -> None:
         seen, command = self._seen, self._command
-        if seen is None or not self._dialog.value:
+        if seen is None or self._doing or not self._dialog.value:
             return
+        self._doing = True  # a second click is none
         try:
             after = await self._watch.do(lambda fleet: fleet.rollouts.command(self._rollout, command, seen.revision))
         except ConflictError:
@@ -84,7 +86,9 @@ class Commands:
         else:
             self._frame.say(f"{command.capitalize()}: done. {after.sentence}")
             self.show(after)
-        self._dialog.close()
+        finally:
+            self._doing = False
+            self._dialog.close()
 
     def _lock(self, stale: bool) -> None:
         """Nothing is commanded by what is stale."""

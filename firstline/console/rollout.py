@@ -46,7 +46,7 @@ def add_pages(watch: Watch) -> None:
             if now.value is None or now.error is not None:
                 return Answer(None, now.heard_s, now.error)
             asked = "evidence", rollout, str(now.value.revision)
-            seen = await watch.ask(asked, lambda fleet: _evidence(fleet, rollout))
+            seen = await watch.ask(asked, lambda fleet: _evidence(fleet, rollout), lasting=True)
             if seen.value is None:
                 return Answer(None, seen.heard_s, seen.error)
             return Answer((now.value, seen.value), now.heard_s, None)

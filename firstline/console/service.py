@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import ssl
+from collections.abc import Callable
 from typing import NoReturn
 
 import uvicorn
@@ -22,7 +22,7 @@ from firstline.fleet import Fleet, open_fleet
 from firstline_core.errors import ConfigError
 
 _GATEWAY_S = 5.0  # a gateway that says nothing for so long is away
-_STOP_S = 2
+_STOP_S = 1  # for pages that are open, which are told nothing more
 _CONNECTIONS = 256
 _KEPT_MESSAGES = 100  # for a browser whose connection broke and comes back
 _RECONNECT_S = 5.0
@@ -39,8 +39,9 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
         ready: told the console's address once it listens.
 
     Raises:
-        ConfigError: the address cannot be had, or the gateway's URL, key or authority is none.
+        ConfigError: the address cannot be had, TLS has no certificate, or the gateway's URL, key or authority is none.
     """
+    _check_tls(settings)
     with (
         open_fleet(settings.gateway, settings.key, settings.ca_file, _GATEWAY_S) as fleet,
         _bound(settings) as listening,
@@ -92,16 +93,30 @@ def _end(_number: int, _frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-@contextmanager
-def _bound(settings: Settings) -> Iterator[socket.socket]:
-    host = settings.host.strip("[]")
+def _bound(settings: Settings) -> socket.socket:
     try:
-        family, *_, address = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as taken:
+        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        try:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(address)
             taken.listen()  # whoever is told the address may call at once, and waits until it is served
-            yield taken
+        except OSError:
+            taken.close()
+            raise
     except OSError as error:
         said = f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
         raise ConfigError(said) from error
+    return taken
+
+
+def _check_tls(settings: Settings) -> None:
+    """Whether the certificate and its key can be used; uvicorn would say so in a traceback."""
+    if settings.tls_certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except OSError as error:  # an SSLError is one
+        said = f"{settings.tls_certificate} with {settings.tls_key} cannot be used: {error.strerror or error}."
+        raise ConfigError(f"{said} Name a certificate and its key, both in PEM.") from error

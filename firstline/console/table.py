@@ -45,6 +45,8 @@ class Rows:
         self._table.props('flat bordered dense wrap-cells hide-no-data role="group"').props["aria-label"] = label
         self._table.add_slot("body", _BODY)
         self._empty = ui.label(empty).classes("empty")
+        for each in (self._table, self._empty):  # nothing is said of either before somebody asked
+            each.set_visibility(False)
 
     def show(self, rows: Sequence[Row]) -> None:
         """Shows these rows instead; nothing is sent where they are the same."""

@@ -36,8 +36,11 @@ def add_pages(watch: Watch) -> None:
             span_s, found = view.shares(history, hours)
             sentence.set_text(view.summary(found, hours))
             rows.show(view.tier_rows(found))
-            # The time's end moves on in steps, so that a chart in which nothing is new is not sent again.
-            chart.options.update(view.chart(found, span_s, -(-time.time() // span_s) * span_s, hours))
+            # The time's end moves on in steps: a chart in which nothing is new is not sent again.
+            drawn = view.chart(found, span_s, -(-time.time() // span_s) * span_s, hours)
+            if drawn != chart.options:
+                chart.options.update(drawn)
+                chart.update()
             names = ["", *history.models[:_MODELS]]
             if names != known:
                 known[:] = names

@@ -83,12 +83,13 @@ class Watch:
         self._held: dict[Question, _Held] = {}
         self._gate = asyncio.Semaphore(_UNDER_WAY)
 
-    async def ask(self, question: Question, fetch: Callable[[Fleet], T]) -> Answer[T]:
+    async def ask(self, question: Question, fetch: Callable[[Fleet], T], *, lasting: bool = False) -> Answer[T]:
         """What the gateway says, or said not long ago.
 
         Args:
             question: stands for `fetch`.
             fetch: asks; in a thread.
+            lasting: an answer to this question does not change, so that one is enough.
         """
         now_s = self._monotonic()
         held = self._held.get(question)
@@ -96,7 +97,8 @@ class Watch:
             self._forget(now_s)
             held = self._held[question] = _Held(Answer(None, self._heard_s, None), now_s)
         held.asked_s = now_s
-        if held.task is None and now_s >= held.due_s:
+        known = lasting and held.answer.value is not None
+        if held.task is None and now_s >= held.due_s and not known:
             held.task = asyncio.create_task(self._fetch(held, fetch))
         if held.task is not None:
             done, _ = await asyncio.wait({held.task}, timeout=_LONG_S)

@@ -68,6 +68,10 @@ def test_every_module_of_the_checkout_is_in_it(contents: set[str]) -> None:
     assert modules <= contents
 
 
+def test_the_console_s_looks_travel_with_it(contents: set[str]) -> None:
+    assert "firstline/console/style.css" in contents
+
+
 @pytest.mark.parametrize("part", ["bundle", "heldout"])
 def test_the_demo_s_models_and_samples_travel_with_it(contents: set[str], part: str) -> None:
     shipped = {path.relative_to(DIGITS).as_posix() for path in (DIGITS / part).rglob("*") if path.is_file()}

@@ -22,6 +22,7 @@ from firstline_gateway.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
+_RUNS = (UpdateState.TRIAL, UpdateState.COMMITTED)
 _WORKBENCH = {
     *("onnxruntime", "ai_edge_litert", "PIL", "tuf", "securesystemslib", "sqlalchemy", "paho"),
     *("firstline_edge", "firstline_gateway"),
@@ -29,12 +30,7 @@ _WORKBENCH = {
 _ABSENT = """
 import sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent}:
-            raise ModuleNotFoundError(f"No module named {{name}}", name=name)
-
-sys.meta_path.insert(0, Absent())
+sys.modules.update(dict.fromkeys({absent}))
 sys.argv = ["firstline", "console", *{arguments}]
 from firstline.__main__ import main
 sys.exit(main())
@@ -99,6 +95,7 @@ class Fleet:
             name: httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=30)
             for name, key in create_keys(gateway.store, names, "device").items()
         }
+        self._updates: dict[str, dict[str, Update]] = {}
         self._sequence = 0
         for name in names:
             self.say(name)
@@ -113,18 +110,27 @@ class Fleet:
         assert reply.is_success, reply.text
         return reply.json()
 
-    def say(self, name: str, state: UpdateState | None = None, reason: str = "") -> Desired:
-        """Has a device hear what it is to run, and say how its update stands; what it heard."""
+    def say(self, name: str, state: UpdateState | None = None, reason: str = "", bundle: str = "digits") -> Desired:
+        """Has a device hear what it is to run, and say how its updates stand.
+
+        Args:
+            name: of the device.
+            state: of its update of the bundle by now; None where nothing is new.
+            reason: why.
+            bundle: which one.
+
+        Returns:
+            What it heard.
+        """
         told = msgspec.json.decode(self._devices[name].get("/fleet/v1/twin").content, type=Desired)
-        self._sequence += 1
-        version, updates = 1, tuple[Update, ...]()
+        updates = self._updates.setdefault(name, {})
         if state is not None:
-            model = told.models[0]
-            version = model.version if state in (UpdateState.TRIAL, UpdateState.COMMITTED) else 1
-            updates = (Update("digits", model.version, state, rollout=model.rollout, reason=reason),)
-        said = Reported(
-            "session", self._sequence, told.revision, (RunningModel("digits", version, certified=True),), updates
-        )
+            (wanted,) = (model for model in told.models if model.name == bundle)
+            updates[bundle] = Update(bundle, wanted.version, state, rollout=wanted.rollout, reason=reason)
+        self._sequence += 1
+        versions = {"digits": 1} | {each.name: each.version for each in updates.values() if each.state in _RUNS}
+        models = tuple(RunningModel(model, version, certified=True) for model, version in versions.items())
+        said = Reported("session", self._sequence, told.revision, models, tuple(updates.values()))
         reply = self._devices[name].put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))
         assert reply.is_success, reply.text
         return told
@@ -142,13 +148,13 @@ class Fleet:
         found = self.ask("GET", "/fleet/v1/devices")["devices"]
         return [one["name"] for one in found if any(model["rollout"] == rollout for model in one["desired"]["models"])]
 
-    def start(self, patience_s: float, **stage: Any) -> str:
+    def start(self, patience_s: float, bundle: str = "digits") -> str:
         """Starts a rollout of version 2 to half of the devices; its id."""
         definition = {
-            "bundle": "digits",
+            "bundle": bundle,
             "version": 2,
             "manifest_sha256": "0" * 64,
-            "stages": [{"share": 0.5, "soak_s": 0, "patience_s": patience_s} | stage, {"share": 1.0}],
+            "stages": [{"share": 0.5, "soak_s": 0, "patience_s": patience_s}, {"share": 1.0}],
             "held_back": 0.1,
             "salt": "half",
         }

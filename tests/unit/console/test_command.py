@@ -12,6 +12,7 @@ from firstline.cli.app import app
 
 GATEWAY = ("--gateway", "http://127.0.0.1:8080")
 
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
@@ -20,6 +21,11 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
         ((*GATEWAY, "--host", "0.0.0.0"), {"FIRSTLINE_TOKEN": "key"}, "--password-file"),
         ((*GATEWAY, "--password-file", "/nowhere"), {"FIRSTLINE_TOKEN": "key"}, "cannot be read"),
         (("--gateway", "here", "--port", "0"), {"FIRSTLINE_TOKEN": "key"}, "is no server's URL"),
+        (
+            (*GATEWAY, "--port", "0", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"),
+            {"FIRSTLINE_TOKEN": "key"},
+            "both in PEM",
+        ),
         (
             (*GATEWAY, "--port", "0", "--host", "192.0.2.1", "--plain-http"),
             {"FIRSTLINE_TOKEN": "key", "FIRSTLINE_CONSOLE_PASSWORD": "x" * 12},

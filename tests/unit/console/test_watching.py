@@ -113,6 +113,17 @@ async def test_a_deed_has_everything_asked_anew() -> None:
     assert (await room.ask()).value == 3
 
 
+async def test_what_does_not_change_is_asked_once_it_was_answered_no_more() -> None:
+    room = Room()
+    room.error = LinkDownError("away")
+    for expected in (None, None, 3, 3):
+        room.error = None if expected else LinkDownError("away")
+        room.now_s += 100
+        answer = await room.watch.ask(("evidence", "7"), room.fetch, lasting=True)
+        assert answer.value == expected
+    assert room.asked == 3
+
+
 async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "_LONG_S", 0.01)
     watch, end = Watch(cast(Fleet, None)), threading.Event()

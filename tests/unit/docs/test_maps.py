@@ -24,6 +24,7 @@ MAPPED = (
     "firstline_gateway.rollouts.judgement",
     "firstline_gateway.scheduling",
     "firstline_gateway.trail",
+    "firstline.console",
     "firstline.release",
     "firstline.workbench",
 )
