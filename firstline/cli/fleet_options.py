@@ -18,6 +18,9 @@ from firstline_core.secrets_file import read_secret
 
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
+KEYS = Path("keys")
+"""Where the signing keys are, unless somebody says so."""
+
 GatewayOption = Annotated[
     str,
     typer.Option(envvar=_GATEWAY, show_envvar=False, metavar="URL", help=f"The gateway; else {_GATEWAY} names it."),

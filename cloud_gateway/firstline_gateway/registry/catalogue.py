@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuf.api.metadata import Targets
@@ -13,37 +14,54 @@ from firstline_gateway.registry import signing
 
 
 class Catalogue(NamedTuple):
-    """What the current targets list: the files by path, and the version of the metadata; 0 where nothing is."""
+    """What targets list.
+
+    Attributes:
+        version: of the metadata; 0 where nothing is listed yet.
+        files: by path.
+        bundles: the files of each bundle by path, by its name and version, in their order.
+    """
 
     version: int
-    files: dict[str, SignedFile]
+    files: Mapping[str, SignedFile]
+    bundles: Mapping[tuple[str, int], Mapping[str, SignedFile]]
 
 
-def listed_files(targets: Targets) -> dict[str, SignedFile]:
-    """What targets list, with what is said of each bundle read as devices read it.
+def catalogue_of(targets: Targets) -> Catalogue:
+    """What targets list, each bundle's files together: there may be thousands of either.
 
     Raises:
-        RequestError: a device could make nothing of it.
+        RequestError: a file belongs to no bundle.
     """
-    files = signing.files_of(targets)
-    strange = [path for path in files if named_by(path) is None]
-    if strange:
-        raise RequestError(f"The target {strange[0]!a} belongs to no bundle; paths are NAME/VERSION/FILE.")
+    files, parted = signing.files_of(targets), dict[tuple[str, int], dict[str, SignedFile]]()
+    for path, file in files.items():
+        key = named_by(path)
+        if key is None:
+            raise RequestError(f"The target {path!a} belongs to no bundle; paths are NAME/VERSION/FILE.")
+        parted.setdefault(key, {})[path] = file
+    return Catalogue(targets.version, files, {key: parted[key] for key in bundles(files)})
+
+
+def check_listed(catalogue: Catalogue) -> None:
+    """Whether devices can make something of each bundle.
+
+    Raises:
+        RequestError: they cannot.
+    """
     try:
-        for name, version in bundles(files):
+        for (name, version), files in catalogue.bundles.items():
             listed(files, name, version)
     except IntegrityError as error:
         raise RequestError(error.message) from error
-    return files
 
 
-def entry_of(files: dict[str, SignedFile], key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
+def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
     """A bundle as the API shows it.
 
     Raises:
         NotFoundError: it is not listed.
     """
-    found = listed(files, *key)
+    found = listed(catalogue.bundles.get(key, {}), *key)
     sizes = {file.sha256: file.size_bytes for file, _ in found.files.values()}
     return BundleEntry(
         *key,
