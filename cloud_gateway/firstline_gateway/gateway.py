@@ -177,13 +177,14 @@ class Gateway:
         )
         self.jobs.on_new = self._job_runner.wake
         self.fleet = Fleet(self._readers, self.writer, settings.fleet, clock=clock)
-        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service)
+        self.registry = _registry(self, settings, self._readers)
+        listed = self.registry.bundles.manifest if self.registry is not None else None
+        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service, listed=listed)
         self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
         # Asked of the fleet each time: who is to be told is only known further down.
         told = partial(_tell, self.fleet)
         self._engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=told)
         self.rollouts.on_change = self._engine.wake
-        self.registry = _registry(self, settings, self._readers)
         self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)

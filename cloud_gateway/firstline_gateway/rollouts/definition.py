@@ -73,6 +73,7 @@ class Rollout(Struct, frozen=True):
         sentence: why it stands so.
         unsettled: whether devices still have to be told of an abort.
         attempt: of those that are offered the model now.
+        started_s: when a person started it; 0 before.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Rollout(Struct, frozen=True):
     sentence: str = ""
     unsettled: bool = False
     attempt: int = 1
+    started_s: float = 0.0
 
     @property
     def salt(self) -> str:

@@ -17,13 +17,13 @@ from firstline_gateway.fleet.tables import DEVICES
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.standing import Seen
+from firstline_gateway.store.statements import batched
 
 _C = DEVICES.c
-_MANY = 5000  # names in one statement: databases take some tens of thousands
 
 
 class StoreView:
-    """See `step.View`.
+    """See `changes.View`.
 
     Args:
         connection: within a transaction that sees one moment.
@@ -55,9 +55,9 @@ class StoreView:
         return records.measured(self._connection, self._rollout_id)
 
     def _asked(self, names: Iterable[str], ask: Callable[[list[str]], Mapping[str, Totals]]) -> dict[str, Totals]:
-        wanted, found = list(names), dict[str, Totals]()
-        for start in range(0, len(wanted), _MANY):
-            found.update(ask(wanted[start : start + _MANY]))
+        found: dict[str, Totals] = {}
+        for some in batched(names):
+            found.update(ask(some))
         return found
 
     def _seen(self, row: Any) -> Seen:
