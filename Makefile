@@ -53,7 +53,7 @@ endef
 
 .PHONY: help demo test check format mosquitto postgres kubectl node wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
   bench bench-peers hot-path loadgen bench-routing bench-fleet alarm \
-  chaos chaos-full soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
+  chaos chaos-full update-kill soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
 help: ## list these targets
@@ -180,6 +180,9 @@ chaos: .venv/test.stamp mosquitto ## kills, outages, an hour offline and a soak,
 
 chaos-full: .venv/test.stamp mosquitto ## the same with all its numbers (hours)
 	$(CHAOS) --full
+
+update-kill: .venv/test.stamp ## a device killed at every persisted step of an update, with 500 seeds (minutes)
+	FIRSTLINE_SEEDS=500 $(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL:loadfile=load) tests/property/test_update_kill.py
 
 soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, threads, bytes written
 	$(CHAOS) --full --only soak

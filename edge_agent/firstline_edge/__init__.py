@@ -38,6 +38,7 @@ What it rests on
     outbox/         promises of corrections, on disk, and how they are kept
     fleet/          one of a fleet: its twin, its counts, its brake
     updater/        models from the fleet: tried, and kept or undone
+    configuration/  settings from the fleet, likewise
     audits/         the contract in the field: checks of kept answers, alarms, drift
     budgets/        what may be spent, and what was
 

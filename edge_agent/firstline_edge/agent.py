@@ -202,6 +202,16 @@ class EdgeAgent:
             raise RequestError("This device takes no models from a fleet, so there is nothing to go back to.")
         await fleet.updater.roll_back(model)
 
+    async def roll_back_configuration(self) -> None:
+        """The settings before the fleet's latest configuration hold again.
+
+        Raises:
+            RequestError: this device is none of a fleet, or there is nothing to go back to.
+        """
+        if self.parts.fleet is None:
+            raise RequestError("This device takes no configuration from a fleet, so there is nothing to go back to.")
+        await self.parts.fleet.configuration.roll_back()
+
     def statistics(self) -> list[ModelStatistics]:
         return [self.parts.recorder.statistics(held.manifest.name, held.version) for held in self._held()]
 

@@ -104,7 +104,7 @@ async def open_parts(
         workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
         copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
         directories = [Path(folder) for folder in settings.models.directories]
-        fleet = _open_fleet(settings, state, clock)
+        fleet, settings = _open_fleet(settings, state, clock)
         installed = fleet.hold_installed(partial(hold, options=options, workers=workers)) if fleet is not None else []
         models = open_models(directories, options, workers, copies, installed)
         opened.callback(models.close)
@@ -136,7 +136,7 @@ async def open_parts(
             opened.callback(spending.save)
         toll = _toll(spending, fleet)
         identity = IdentityRoom(settings, clock)
-        birth = partial(report.birth_of, models, audits.standings)
+        birth = partial(report.birth_of, models, audits.standings, fleet.configuration.running if fleet else None)
         links = await open_links(settings, birth, limits, clock, toll, credentials=identity.credentials)
         opened.push_async_callback(links.close)
         identity.renews(links.renewed)
@@ -211,12 +211,14 @@ async def open_parts(
         yield parts
 
 
-def _open_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> FleetRoom | None:
+def _open_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> tuple[FleetRoom | None, EdgeSettings]:
+    """The fleet's part, if there is to be one, and the settings under its configuration."""
     if not settings.fleet.enabled:
-        return None
+        return None, settings
     from firstline_edge.fleet.wiring import FleetRoom  # httpx, which takes time and memory to import
 
-    return FleetRoom(settings, state, clock)
+    fleet = FleetRoom(settings, state, clock)
+    return fleet, fleet.configuration.settings
 
 
 def _toll(spending: Spending | None, fleet: FleetRoom | None) -> Toll:

@@ -47,16 +47,19 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "links": {name: asdict(link) | {"timing": timings[name]} for name, link in parts.links.reports().items()},
         "outbox": {"items": parts.outbox.depth, "size_bytes": parts.outbox.size_bytes},
         "cache": {"entries": len(parts.cache), "size_bytes": parts.cache.size_bytes},
-        "policy": agent.settings.policy.kind,
+        "policy": parts.router.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
         "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
 
-def birth_of(models: Models, standings: Standings) -> dict[str, object]:
-    """What the broker keeps of this device: which models it runs."""
-    return {
+def birth_of(
+    models: Models, standings: Standings, configuration: Callable[[], object] | None = None
+) -> dict[str, object]:
+    """What the broker keeps of this device: which models it runs, and under which configuration of a fleet."""
+    told: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
+    return told | {
         "agent_version": VERSION,
         "models": [_identity(held) | {"contract": _contract_of(standings.find(held))} for held in models.all],
     }

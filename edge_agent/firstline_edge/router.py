@@ -67,6 +67,13 @@ class Router:
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
         self._standings = standings
 
+    def adopt(self, chosen: Policy, min_threshold: float) -> None:
+        """Decides by another policy, or above another least threshold, from the next row on."""
+        if chosen.kind != self.policy.kind:
+            self._states.clear()
+        self.policy, self._min_threshold = chosen, min_threshold
+        self._terms.clear()
+
     def threshold(self, model: HeldModel, group: str | None = None) -> float:
         """The score from which the bundle has an edge answer kept; the device can only raise it.
 

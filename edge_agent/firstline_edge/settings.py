@@ -273,9 +273,11 @@ class FleetSection(Section, frozen=True, kw_only=True):
     download_jitter_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """A download begins up to so many seconds later than it could, lest a fleet asks together."""
     trial_tries: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Starts of the agent that the trial of a new model may take; then what ran before runs again."""
+    """Starts of the agent that a trial may take; then what ran before runs again."""
     trial_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
-    """Seconds that a new model answers requests before it stays."""
+    """Seconds that a new model, or a new configuration, answers requests before it stays."""
+    locked: tuple[str, ...] = ()
+    """Settings that no configuration of the fleet changes: sections or keys, such as "policy" or "audit.per_hour"."""
 
 
 class LogSection(Section, frozen=True, kw_only=True):

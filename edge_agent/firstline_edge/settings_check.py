@@ -38,11 +38,24 @@ def check(settings: EdgeSettings) -> None:
             "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
             "costs.money_per_request, costs.money_per_mib, costs.money_per_joule or policy.least_value."
         )
+    if settings.fleet.locked:
+        _check_locked(settings.fleet.locked)
     for number, link in enumerate(settings.links):
         if link.kind == "http":
             _check_http(f"links[{number}]", link)
         else:
             _check_mqtt(f"links[{number}]", link)
+
+
+def _check_locked(names: tuple[str, ...]) -> None:
+    from firstline_core.fleet.configuration import KEYS, SECTIONS  # which most devices need not import
+
+    unknown = [name for name in names if name not in SECTIONS and name not in KEYS]
+    if unknown:
+        raise ConfigError(
+            f"fleet.locked names {unknown[0]!a}, which no configuration of the fleet can set anyhow; name one of "
+            f"{', '.join(SECTIONS)}, or a key of those such as {KEYS[0]}."
+        )
 
 
 def _has_prices(settings: EdgeSettings) -> bool:

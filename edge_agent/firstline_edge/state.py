@@ -67,6 +67,10 @@ class StateDirectory:
         return fleet_path(self.path)
 
     @property
+    def configuration_path(self) -> Path:
+        return configuration_path(self.path)
+
+    @property
     def updates_path(self) -> Path:
         return updates_path(self.path)
 
@@ -124,6 +128,11 @@ def cache_path(state_dir: Path) -> Path:
 def fleet_path(state_dir: Path) -> Path:
     """What the fleet desires of this device, and what it is to remember for it."""
     return state_dir / "fleet"
+
+
+def configuration_path(state_dir: Path) -> Path:
+    """Which configuration of the fleet runs, and how its update stands."""
+    return fleet_path(state_dir) / "configuration"
 
 
 def updates_path(state_dir: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from firstline.cli import audit, bundle, certify, detections, device, evaluate, fleet, job, keys, model, rollout
+from firstline.cli import audit, bundle, certify, config, detections, device, evaluate, fleet, job, keys, model, rollout
 from firstline.cli.demo import demo
 from firstline_core.errors import ConfigError, FirstlineError
 
@@ -41,6 +41,7 @@ app.add_typer(device.app, name="device")
 app.add_typer(job.app, name="job")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
+app.add_typer(config.app, name="config")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(audit.app, name="audit")

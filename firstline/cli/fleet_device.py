@@ -63,7 +63,8 @@ def _get(
     typer.echo(f"runs {_runs(found)}; is to run {_wanted(found)}")
     for update in found.reported.updates if found.reported is not None else ():
         why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
-        typer.echo(f"update to {update.name} {update.version}: {update.state}{why}")
+        what = "" if update.what == "model" else f"{update.what} "
+        typer.echo(f"update to {what}{update.name} {update.version}: {update.state}{why}")
 
 
 def _tag(
@@ -147,12 +148,18 @@ def _age(device: FleetDevice) -> str:
 
 
 def _runs(device: FleetDevice) -> str:
-    models = device.reported.models if device.reported is not None else ()
-    return ", ".join(f"{model.name} {model.version}" for model in models) or "-"
+    said = device.reported
+    if said is None:
+        return "-"
+    found = [f"{model.name} {model.version}" for model in said.models]
+    found += [f"configuration {said.configuration_name} {said.configuration}"] if said.configuration_name else []
+    return ", ".join(found) or "-"
 
 
 def _wanted(device: FleetDevice) -> str:
-    said = (f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models)
+    said = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
+    if (word := device.desired.configuration) is not None:
+        said.append(f"{'not ' * word.undone}configuration {word.name} {word.version}")
     return ", ".join(said) or "-"
 
 

@@ -1,4 +1,4 @@
-"""`firstline rollout`: bring a version of a bundle to the fleet in stages, watch it, stop it, go back."""
+"""`firstline rollout`: bring a bundle or a configuration to the fleet in stages, watch it, stop it, go back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from firstline.cli.output import Output, OutputOption, print_json, print_table, 
 from firstline.cli.rollout_options import (
     DURATIONS_S,
     BundleArgument,
+    ConfigurationOption,
     FileOption,
     HeldOption,
     PaceOption,
@@ -26,6 +27,8 @@ from firstline.cli.rollout_options import (
     said,
 )
 from firstline.cli.when import date
+from firstline.rollouts import Rollouts
+from firstline_core.errors import FirstlineError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 
 EXIT_ENDED_OTHERWISE = 1
@@ -49,6 +52,7 @@ def plan(
     selector: SelectorOption = "",
     held_back: HeldOption = 5.0,
     promote_unseen: UnseenOption = False,
+    configuration: ConfigurationOption = False,
     file: FileOption = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
@@ -56,7 +60,9 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Say what a rollout would do, and do nothing."""
-    options = said(stages, soak, per_minute, selector, held_back) | read_file(file, unseen=promote_unseen)
+    options = said(stages, soak, per_minute, selector, held_back) | read_file(
+        file, unseen=promote_unseen, configuration=configuration
+    )
     wanted, size_bytes = definition(options, bundle, version, Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
         found = fleet.rollouts.plan(wanted, size_bytes)
@@ -77,6 +83,7 @@ def start(
     selector: SelectorOption = "",
     held_back: HeldOption = 5.0,
     promote_unseen: UnseenOption = False,
+    configuration: ConfigurationOption = False,
     approval: Annotated[bool, typer.Option(help="A second person has to approve it before it starts.")] = False,
     file: FileOption = None,
     gateway: GatewayOption = "",
@@ -89,12 +96,12 @@ def start(
         _command("start", bundle, Where(gateway, key_file, ca), output)
         return
     options = said(stages, soak, per_minute, selector, held_back) | {"approval": approval}
-    options |= read_file(file, unseen=promote_unseen)
+    options |= read_file(file, unseen=promote_unseen, configuration=configuration)
     wanted, _ = definition(options, bundle, version, Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
         made = fleet.rollouts.create(wanted)
         if made.state != "draft":
-            made = fleet.rollouts.command(made.id, "start")
+            made = _started(fleet.rollouts, made.id)
     typer.echo(made.sentence, err=True)
     if output is Output.JSON:
         print_json(made)
@@ -117,10 +124,10 @@ def list_rollouts(
     if output is Output.JSON:
         print_json(found)
         return
-    made = table("id", "bundle", ">version", "state", "stage", "made", "by")
+    made = table("id", "brings", ">version", "state", "stage", "made", "by")
     for one in found:
         stage = f"{min(one.stage + 1, one.stages)} of {one.stages}"
-        made.add_row(one.id, one.bundle, str(one.version), one.state, stage, date(one.created_s), one.created_by)
+        made.add_row(one.id, _brought(one), str(one.version), one.state, stage, date(one.created_s), one.created_by)
     print_table(made)
 
 
@@ -148,7 +155,7 @@ def get(
     if output is Output.JSON:
         print_json({"rollout": found, "looks": looks})
     else:
-        typer.echo(f"{found.bundle} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
+        typer.echo(f"{_brought(found)} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
         for command, sentence in found.consequences.items():
             typer.echo(f"{command}: {sentence}")
         made = table(">stage", ">look", "when", "verdict", "rule", "why")
@@ -186,6 +193,15 @@ _add("abort", "Stop devices under way; those that are done stay.")
 _add("rollback", "Stop devices under way; those that are done run again what they ran before.")
 
 
+def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
+    """A rollout that has just been made, started; who is refused is told which one it is."""
+    try:
+        return rollouts.command(rollout, "start")
+    except FirstlineError:
+        typer.echo(f"Made, and not started: `firstline rollout start {rollout}` starts it.", err=True)
+        raise
+
+
 def _command(command: str, rollout: str, where: Where, output: Output) -> None:
     with fleet_at(*where) as fleet:
         before = fleet.rollouts.get(rollout)
@@ -196,6 +212,11 @@ def _command(command: str, rollout: str, where: Where, output: Output) -> None:
         print_json(found)
     else:
         typer.echo(f"{found.state}: {found.sentence}")
+
+
+def _brought(found: RolloutSummary) -> str:
+    what = found.definition.get("what", "model")
+    return found.bundle if what == "model" else f"{what} {found.bundle}"
 
 
 def _counts(found: RolloutSummary) -> str:

@@ -16,7 +16,7 @@ _FILE_BYTES = 256 * 1024
 DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """Units of time, from the shortest on."""
 
-BundleArgument = Annotated[str, typer.Argument(help="The bundle's name.")]
+BundleArgument = Annotated[str, typer.Argument(help="The bundle's name, or the configuration's.")]
 VersionArgument = Annotated[int, typer.Argument(min=1, help="Which version, that was pushed.")]
 StagesOption = Annotated[
     str, typer.Option(metavar="LIST", help="Shares of the fleet (percent), such as 1,10,100; each contains the former.")
@@ -29,6 +29,9 @@ SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags,
 HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Held back until all stages were judged (percent).")]
 FileOption = Annotated[
     Path | None, typer.Option("--file", metavar="TOML", help="Any part of the definition in docs/fleet.md; it counts.")
+]
+ConfigurationOption = Annotated[
+    bool, typer.Option("--configuration", help="What is brought is no bundle but a configuration, see `config`.")
 ]
 UnseenOption = Annotated[
     bool,
@@ -70,12 +73,15 @@ def definition(options: dict[str, Any], bundle: str, version: int, where: Where)
     if "manifest_sha256" in options:
         return made, None
     with open_registry(gateway_named(where.gateway), api_key(where.key_file), where.ca) as registry:
+        if options.get("what") == "configuration":
+            signed = registry.configuration(bundle, version)
+            return made | {"manifest_sha256": signed.sha256}, signed.size_bytes
         entry = registry.bundle(bundle, version)
     return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
 
 
-def read_file(file: Path | None, *, unseen: bool) -> dict[str, Any]:
-    """What a file says of the definition, and the one option that is a part of its rules.
+def read_file(file: Path | None, *, unseen: bool, configuration: bool) -> dict[str, Any]:
+    """What a file says of the definition, and the options that go with it.
 
     Raises:
         ConfigError: it cannot be read.
@@ -84,7 +90,7 @@ def read_file(file: Path | None, *, unseen: bool) -> dict[str, Any]:
     rules = found.get("rules", {})
     if unseen and isinstance(rules, dict):  # the gateway says of anything else what is wrong with it
         found["rules"] = {"promote_unseen": True} | rules
-    return found
+    return found | ({"what": "configuration"} if configuration else {})
 
 
 def _toml(file: Path) -> dict[str, Any]:

@@ -8,5 +8,6 @@ Rooms
     registry        a gateway's registry over REST
     publishing      what is signed, made current there
     pushing         a bundle's files, sent where they are missing, and signed for
+    configurations  settings of agents, sent, signed for and read
     pulling         a bundle fetched as a device would: verified, resumed
 """

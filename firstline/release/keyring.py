@@ -55,6 +55,14 @@ class Keyring:
         """The first root metadata: what devices are given, and whoever verifies begins with."""
         return self.metadata / "1.root.json"
 
+    def anchor_content(self) -> bytes:
+        """The same as bytes.
+
+        Raises:
+            ConfigError: it is not here.
+        """
+        return self._read(self.anchor)
+
     def init(self, online: OnlineKey, now_s: float) -> list[Path]:
         """Makes the keys, and signs the first root and empty targets.
 

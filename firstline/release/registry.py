@@ -15,11 +15,12 @@ import msgspec
 from firstline import connection
 from firstline.release.listing import File
 from firstline_core.bundle.trust_http import HttpMetadata
-from firstline_core.errors import IntegrityError, ProtocolError
+from firstline_core.errors import IntegrityError, NotFoundError, ProtocolError
 from firstline_core.fleet.registry import (
     ALIASES_PATH,
     BLOBS_PATH,
     BUNDLES_PATH,
+    CONFIGURATIONS_PATH,
     METADATA_PATH,
     ONLINE_KEY_PATH,
     REGISTRY_PATH,
@@ -28,6 +29,8 @@ from firstline_core.fleet.registry import (
     AliasRequest,
     BundleEntry,
     BundlePage,
+    ConfigurationEntry,
+    ConfigurationPage,
     OnlineKey,
     Publication,
     RegistryStatus,
@@ -126,6 +129,26 @@ class Registry:
     def bundle(self, model: str, version: int) -> BundleEntry:
         """One bundle."""
         return self._asked("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
+
+    def configurations(self, name: str = "") -> Iterator[ConfigurationEntry]:
+        """The configurations that are signed for, by name and version."""
+        after: str | None = ""
+        while after is not None:
+            query = f"?after={quote(after, safe='')}&name={quote(name, safe='')}"
+            page = self._asked("GET", CONFIGURATIONS_PATH + query, ConfigurationPage)
+            yield from page.configurations
+            after = page.after
+
+    def configuration(self, name: str, version: int) -> ConfigurationEntry:
+        """One configuration.
+
+        Raises:
+            NotFoundError: it is not signed for.
+        """
+        found = next((one for one in self.configurations(name) if one.version == version), None)
+        if found is None:
+            raise NotFoundError(f"The registry has no configuration {name} version {version}.")
+        return found
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
         """What aliases stand for."""

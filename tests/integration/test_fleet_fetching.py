@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.errors import LinkError
+from firstline_core.errors import LinkError, ProtocolError
 from firstline_core.fleet.target import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.settings import LinkSection
@@ -107,6 +107,22 @@ async def test_a_server_without_ranges_is_borne_with(tmp_path: Path) -> None:
     async with served(server) as http:
         await fetch(RegistryBytes(http), file, path, Pace(0, SYSTEM_CLOCK), lambda _: None)
     assert path.read_bytes() == content
+
+
+async def test_a_page_that_asks_for_a_login_is_no_part_of_a_file(tmp_path: Path) -> None:
+    async def portal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://login.invalid/\r\nContent-Length: 5\r\n\r\nlogin")
+        await writer.drain()
+        writer.close()
+
+    server = CuttingServer(b"", random.Random(1))
+    server.serve = portal  # type: ignore[method-assign]
+    file = SignedFile("m/1/edge.onnx", 5, hashlib.sha256(b"model").hexdigest(), {})
+    async with served(server) as http:
+        with pytest.raises(ProtocolError, match="login"):
+            await fetch(RegistryBytes(http), file, tmp_path / "partial", Pace(0, SYSTEM_CLOCK), lambda _: None)
+    assert (tmp_path / "partial").read_bytes() == b""
 
 
 async def test_it_comes_no_faster_than_it_may(tmp_path: Path) -> None:

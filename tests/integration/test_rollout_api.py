@@ -195,7 +195,7 @@ async def test_what_is_not_signed_for_is_not_begun(tmp_path: Path) -> None:
         entry = (await site.client.get("/fleet/v1/registry/bundles/digits/versions/2")).json()
         for change, word in (
             ({"version": 3}, "list no digits version 3"),
-            ({}, f"with the manifest {entry['manifest_sha256']}"),
+            ({}, f"with the sha256 {entry['manifest_sha256']}"),
         ):
             made = (await site.client.post(ROLLOUTS, json=DEFINITION | change)).json()
             refused = await site.client.post(f"{ROLLOUTS}/{made['id']}/start")

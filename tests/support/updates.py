@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import to_builtins
+from msgspec.structs import replace
 from support.bundles import artefact
 from support.onnx_models import linear
 
@@ -25,31 +27,42 @@ from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError,
 from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, described, listed, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_edge.updater.history import History
-from firstline_edge.updater.installation import Patience
-from firstline_edge.updater.updater import Trials, Updater
+from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.updater import Updater
 
 NAME = "wide"
 
 
-def bundle_at(folder: Path, version: int) -> Path:
+def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
     """A real bundle whose weights say which version it is."""
     folder.mkdir(parents=True)
     path = linear(folder / "edge.onnx", np.full((4, 2), version, np.float32))
     model = Model("edge", artefact(path, folder), "onnx", "fp32", postprocess=(Softmax(),))
     spec = InputSpec("x", "FP32", (-1, 4))
-    manifest = Manifest(name=NAME, version=version, labels=("yes", "no"), input=spec, edge=(model,))
+    manifest = Manifest(name=name, version=version, labels=("yes", "no"), input=spec, edge=(model,))
     (folder / "manifest.json").write_bytes(encode_manifest(manifest))
     return folder
 
 
 class Registry:
-    """What is signed, and its bytes; with `cuts`, a read breaks off at any byte."""
+    """What is signed, and its bytes.
 
-    def __init__(self, rng: random.Random) -> None:
+    Attributes:
+        cuts: how likely a read breaks off before each part.
+        cut_off_after: no more than so many bytes ever come; None for all.
+        never: models whose metadata never comes.
+        pause_s: passes before each read.
+    """
+
+    def __init__(self, rng: random.Random, clock: HastyClock | None = None) -> None:
+        self.clock = clock
         self.files: dict[str, SignedFile] = {}
         self.blobs: dict[str, bytes] = {}
         self.rng = rng
         self.cuts = 0.0
+        self.cut_off_after: int | None = None
+        self.never: set[str] = set()
+        self.pause_s = 0.0
         self.sent_bytes = 0
         self.error: FirstlineError | None = None
 
@@ -65,7 +78,21 @@ class Registry:
         sha256 = self.files[target_path(manifest.name, manifest.version, "manifest.json")].sha256
         return DesiredModel(manifest.name, manifest.version, sha256, rollout)
 
+    def relabelled(self, wanted: DesiredModel, name: str, version: int) -> DesiredModel:
+        """The same files, signed as another bundle; what a fleet would desire."""
+        folder = target_path(wanted.name, wanted.version, "")
+        for path, file in list(self.files.items()):
+            inside = path.removeprefix(folder)
+            custom = dict(file.custom)
+            if inside == "manifest.json":
+                custom |= {"bundle": name, "version": version}
+            moved = target_path(name, version, inside)
+            self.files[moved] = file._replace(path=moved, custom=custom)
+        return replace(wanted, name=name, version=version)
+
     async def listed(self, name: str, version: int) -> ListedBundle:
+        if name in self.never:
+            await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
         return listed(self.files, name, version)
@@ -74,8 +101,10 @@ class Registry:
         content = self.blobs.get(sha256)
         if content is None:
             raise NotFoundError("There is no such file.")
+        if self.clock is not None:
+            self.clock.pass_by(self.pause_s)
         while offset < len(content):
-            if self.rng.random() < self.cuts:
+            if self.rng.random() < self.cuts or (self.cut_off_after or self.sent_bytes + 1) <= self.sent_bytes:
                 raise LinkDownError("cut")
             part = content[offset : offset + self.rng.randint(1, 400)]
             offset += len(part)
@@ -162,18 +191,21 @@ class Device:
                 self.serving.answers = path
                 break
             except IntegrityError as error:
-                history.give_up(NAME, "damaged", error.message, self.clock.wall_s())
-        self.updater = Updater(
+                with suppress(OSError):
+                    history.give_up(NAME, "damaged", error.message, self.clock.wall_s())
+        means = Means(
             history,
             self.registry,
             self.registry,
             self.serving,
             clock=self.clock,
+            now_s=self.clock.wall_s,
             rng=random.Random(1),
             patience=self.patience,
             trials=Trials(self.tries, 60.0),
             off_loop=here,
         )
+        self.updater = Updater(means)
 
     @property
     def version(self) -> int:
@@ -181,16 +213,36 @@ class Device:
         assert self.serving.answers is not None
         return open_bundle(self.serving.answers).manifest.version
 
+    async def step(self) -> float:
+        """As far as it comes now; seconds after which to look again."""
+        return await self.updater.model(NAME).step()
+
+    async def roll_back(self) -> None:
+        """At somebody's word, while it runs."""
+        await asyncio.gather(self.updater.roll_back(NAME), self.step())
+
     async def run(self, steps: int = 200) -> None:
         """Until nothing is left to do."""
         for _ in range(steps):
             record = self.history.records.get(NAME)
-            wait_s = await self.updater.step()
+            wait_s = await self.step()
             if record is not None and record.ended and record == self.history.records[NAME]:
                 return
             if wait_s > 0:
                 self.clock.pass_by(wait_s)
         raise AssertionError(f"never ended: {self.history.records.get(NAME)}")
+
+
+@contextmanager
+def full_disk(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing that is written reaches the disk."""
+
+    def refused(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with patch.context() as within:
+        within.setattr(os, "fsync", refused)
+        yield
 
 
 class Cut(BaseException):

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, identity, jobs, openapi, store
-from firstline_gateway.api.fleet import audit, blobs, devices, registry, rollouts, twins
+from firstline_gateway.api.fleet import audit, blobs, configurations, devices, registry, rollouts, twins
 from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -43,6 +43,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         blobs.writing,
         registry.reading,
         registry.keeping,
+        configurations.router,
         twins.router,
         devices.router,
         rollouts.router,

@@ -113,7 +113,7 @@ async def follow(request: Request, request_id: str) -> Response:
     gateway, form, principal = gateway_of(request), _form(request), request.state.principal
     seen = events.last_event_id(request.headers)
     with ExitStack() as held:
-        ending = held.enter_context(gateway.jobs.endings.watched(request_id))
+        ending = held.enter_context(gateway.jobs.endings.watched(request_id, principal))
         job = await gateway.jobs.find(request_id, principal)
         if seen == events.LAST_ID:
             return Response(status_code=204)  # tells a browser's EventSource not to come back

@@ -133,6 +133,11 @@ class Offer:
         self.begun_s: float | None = None
         self.ran: Future[list[Outcome]] = Future()
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a thread has begun it."""
+        return self.ran.running() or (self.ran.done() and not self.ran.cancelled())
+
     def withdraw(self) -> bool:
         """Takes it back; False where a thread has begun it."""
         return self.ran.cancel()

@@ -81,17 +81,19 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
 
 
 def gained(bundle: str, start: Totals, end: Totals) -> ModelCounts:
-    """What was counted of all versions of a bundle between two totals.
+    """What was counted of all versions of a bundle between two totals; of "": of all bundles, without scores.
 
     Scores and alarm are those of the version that answered most of it: another version's scores are on another scale,
     and the alarm of one that answers no more says nothing.
     """
-    earlier = {model.version: model for model in start.models if model.name == bundle}
-    found = [difference(model, earlier.get(model.version)) for model in end.models if model.name == bundle]
+    earlier = {(model.name, model.version): model for model in start.models}
+    mine = (model for model in end.models if bundle in ("", model.name))
+    found = [difference(model, earlier.get((model.name, model.version))) for model in mine]
     if not found:
-        return ModelCounts(bundle, 1)
+        return ModelCounts(bundle or "all", 1)
     most = max(found, key=lambda model: (model.rows, model.version))
-    return replace(reduce(_sum, found), version=most.version, scores=most.scores, alarm=most.alarm)
+    scores = most.scores if bundle else ()
+    return replace(reduce(_sum, found), version=most.version, scores=scores, alarm=most.alarm)
 
 
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:

@@ -51,8 +51,9 @@ class Bundles:
         aliases = await self._readers.ask(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
-    async def manifest(self, name: str, version: int) -> str | None:
-        """The sha256 of a bundle's manifest; None where it is not listed."""
-        catalogue = await self.catalogue()
-        key = (name, version)
+    async def digest(self, what: str, name: str, version: int) -> str | None:
+        """The sha256 of a model's manifest, or of a configuration (`twin.Update.what`); None where it is not listed."""
+        catalogue, key = await self.catalogue(), (name, version)
+        if what == "configuration":
+            return next((one.sha256 for one in catalogue.configurations if (one.name, one.version) == key), None)
         return entry_of(catalogue, key, ()).manifest_sha256 if key in catalogue.bundles else None

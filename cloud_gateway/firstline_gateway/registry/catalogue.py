@@ -8,7 +8,8 @@ from typing import NamedTuple
 from tuf.api.metadata import Targets
 
 from firstline_core.errors import IntegrityError, RequestError
-from firstline_core.fleet.registry import BundleEntry
+from firstline_core.fleet.configuration import configuration_at
+from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import SignedFile, bundles, listed, named_by
 from firstline_gateway.registry import signing
 
@@ -20,26 +21,35 @@ class Catalogue(NamedTuple):
         version: of the metadata; 0 where nothing is listed yet.
         files: by path.
         bundles: the files of each bundle by path, by its name and version, in their order.
+        configurations: by name and version.
     """
 
     version: int
     files: Mapping[str, SignedFile]
     bundles: Mapping[tuple[str, int], Mapping[str, SignedFile]]
+    configurations: tuple[ConfigurationEntry, ...] = ()
 
 
 def catalogue_of(targets: Targets) -> Catalogue:
     """What targets list, each bundle's files together: there may be thousands of either.
 
     Raises:
-        RequestError: a file belongs to no bundle.
+        RequestError: a file is neither a bundle's nor a configuration.
     """
     files, parted = signing.files_of(targets), dict[tuple[str, int], dict[str, SignedFile]]()
+    configurations = []
     for path, file in files.items():
-        key = named_by(path)
-        if key is None:
-            raise RequestError(f"The target {path!a} belongs to no bundle; paths are NAME/VERSION/FILE.")
-        parted.setdefault(key, {})[path] = file
-    return Catalogue(targets.version, files, {key: parted[key] for key in bundles(files)})
+        if (key := named_by(path)) is not None:
+            parted.setdefault(key, {})[path] = file
+        elif (key := configuration_at(path)) is not None:
+            configurations.append(ConfigurationEntry(*key, file.sha256, file.size_bytes))
+        else:
+            raise RequestError(
+                f"The target {path!a} is of no bundle and no configuration; paths are NAME/VERSION/FILE and "
+                "configurations/NAME@VERSION.toml."
+            )
+    ordered = sorted(configurations, key=lambda entry: (entry.name, entry.version))
+    return Catalogue(targets.version, files, {key: parted[key] for key in bundles(files)}, tuple(ordered))
 
 
 def check_listed(catalogue: Catalogue) -> None:
@@ -71,3 +81,9 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...
         full_digest=found.release.full_digest,
         aliases=aliases,
     )
+
+
+def names(catalogue: Catalogue) -> set[str]:
+    """All that is signed for, in people's words: for the trail."""
+    bundled = {f"{name} {version}" for name, version in catalogue.bundles}
+    return bundled | {f"configuration {entry.name} {entry.version}" for entry in catalogue.configurations}

@@ -25,7 +25,7 @@ from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.bundles import Bundles
-from firstline_gateway.registry.catalogue import catalogue_of, check_listed
+from firstline_gateway.registry.catalogue import catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.records import Document
 from firstline_gateway.store.readers import Readers
@@ -107,7 +107,7 @@ class Registry:
         before = await self._bundles.catalogue()
         await self._files.check(new.files, before.files)
         signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
-        kept, had = set(new.bundles), set(before.bundles)
+        kept, said, had = set(new.bundles), names(new), names(before)
 
         def put(connection: Connection) -> dict[str, int] | FirstlineError:
             records.lock(connection)
@@ -134,8 +134,8 @@ class Registry:
                     "metadata": {
                         f"{one.role} {one.version}": sha256(one.content).hexdigest() for one in accepted.fresh
                     },
-                    "added": [f"{name} {version}" for name, version in sorted(kept - had)],
-                    "removed": [f"{name} {version}" for name, version in sorted(had - kept)],
+                    "added": sorted(said - had),
+                    "removed": sorted(had - said),
                 },
             )
             return {role: version for role, (version, _) in records.heads(connection).items()}

@@ -1,6 +1,7 @@
 """How a model comes to a fleet: in stages, each of which is judged before the next one begins.
 
 Rules, pure functions without I/O
+    subject         a bundle or a configuration, as the fleet's documents speak of it
     definition      what a rollout is to do, and how it and its devices stand
     states          of a rollout, and what a person may do in each
     stages          which devices a stage takes, and which it leaves alone

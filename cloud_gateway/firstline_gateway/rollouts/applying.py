@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from firstline_core.fleet.twin import Desired, DesiredModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.changes import Step
 from firstline_gateway.rollouts.definition import Rollout
+from firstline_gateway.rollouts.subject import with_word
 from firstline_gateway.trail import records as trail
 
 
@@ -32,13 +31,8 @@ def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) ->
     records.measure(connection, before.id, made.before, made.start)
     if made.look is not None:
         records.add_look(connection, before.id, made.look)
-    devices.desire(connection, made.told, lambda name, said: _with(said, made.told[name]), wall_s, known=True)
+    what = before.definition.what
+    devices.desire(connection, made.told, lambda name, said: with_word(said, what, made.told[name]), wall_s, known=True)
     for action, actor, details in made.notes:
         trail.add(connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details)
     return records.put(connection, made.rollout) if made.rollout != before else held
-
-
-def _with(said: Desired, model: DesiredModel) -> Desired:
-    """A device's document with another word about one bundle."""
-    others = tuple(each for each in said.models if each.name != model.name)
-    return replace(said, models=tuple(sorted((*others, model), key=lambda each: each.name)))

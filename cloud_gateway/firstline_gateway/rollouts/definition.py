@@ -14,6 +14,7 @@ from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.rollouts.states import RolloutState
+from firstline_gateway.rollouts.subject import Subject
 
 DEFAULT_STAGES = (Stage(0.01), Stage(0.1), Stage(1.0))
 
@@ -22,7 +23,8 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     """What a rollout is to do.
 
     Attributes:
-        manifest_sha256: of the bundle's manifest, as signed metadata has it.
+        bundle: its name; of a configuration, where it brings one.
+        manifest_sha256: of the bundle's manifest, or of the configuration, as signed metadata has it.
         stages: judged one after the other; devices that no stage took get the model when the last was promoted.
         rules: by which they are judged.
         selector: of the devices that it is for; "" is all.
@@ -31,6 +33,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         approval: whether a second person has to approve it.
         silent_s: a device that was not heard of for so long is away before it was offered the model, and has failed
             after.
+        what: whether it brings a bundle or a configuration.
     """
 
     bundle: Name
@@ -43,9 +46,26 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     salt: Annotated[str, Meta(max_length=64)] = ""
     approval: bool = False
     silent_s: Annotated[float, Meta(ge=10, le=86_400)] = 900.0
+    what: Subject = Subject.MODEL
 
     def __post_init__(self) -> None:
         parse_selector(self.selector)
+
+    @property
+    def brought(self) -> str:
+        """What it brings, in words."""
+        what = "" if self.what is Subject.MODEL else f"{self.what} "
+        return f"{what}{self.bundle} version {self.version}"
+
+    @property
+    def place(self) -> tuple[Subject, str]:
+        """What it fills of a device's document, which has a word for each bundle and one for all configurations."""
+        return self.what, self.bundle if self.what is Subject.MODEL else ""
+
+    @property
+    def measured(self) -> str:
+        """The bundle whose answers are judged; "" for all of a device's, of which a configuration speaks."""
+        return self.bundle if self.what is Subject.MODEL else ""
 
 
 class Phase(StrEnum):

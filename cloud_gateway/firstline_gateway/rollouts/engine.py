@@ -169,7 +169,7 @@ def _stepped(connection: Connection, rollout_id: str, now: Now) -> _Made:
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
-    view = StoreView(connection, rollout_id, rollout.definition.bundle, now.wall_s)
+    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
     return rollout, step(rollout, records.assignments(connection, rollout_id), view, now)
 
 
@@ -178,9 +178,9 @@ def _joined(connection: Connection, rollout_id: str, now: Now) -> _Made:
     rollout = next((each for each in in_force(all_of_them) if each.id == rollout_id), None)
     if rollout is None:
         return None
-    bundle = rollout.definition.bundle
-    same = [each for each in all_of_them if each.definition.bundle == bundle]
-    live = [each.id for each in records.live(connection, bundle)]
-    view = StoreView(connection, rollout_id, bundle, now.wall_s)
+    place = rollout.definition.place
+    same = [each for each in all_of_them if each.definition.place == place]
+    live = [each.id for each in records.live(connection) if each.definition.place == place]
+    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
     held = records.assignments(connection, rollout_id)
     return rollout, joined(rollout, same, held, view, now, busy=partial(records.assigned, connection, live))

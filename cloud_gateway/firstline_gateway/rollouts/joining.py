@@ -24,7 +24,7 @@ def in_force(completed: Iterable[Rollout]) -> list[Rollout]:
     found: list[Rollout] = []
     for rollout in sorted(completed, key=_order, reverse=True):
         mine = rollout.definition
-        newer = (each.definition for each in found if each.definition.bundle == mine.bundle)
+        newer = (each.definition for each in found if each.definition.place == mine.place)
         if not any(each.selector in ("", mine.selector) for each in newer):
             found.append(rollout)
     return found
@@ -43,11 +43,11 @@ def joined(
 
     Args:
         rollout: in force.
-        completed: all of its bundle's that are.
+        completed: all that are, of the same place.
         held: its devices so far.
         view: of the fleet.
         now: the time.
-        busy: those of some devices that another rollout of the bundle has to do with now.
+        busy: those of some devices that a rollout of the same place has to do with now.
     """
     made = Step(rollout)
     for name, assignment in held.items():
@@ -77,7 +77,7 @@ def joined(
 
 
 def _is_new(name: str, view: View, older: set[str], held: Mapping[str, Assignment]) -> bool:
-    """Whether a device has no word of the fleet about the bundle, or one that was current before this one was."""
+    """Whether a device has no such word of the fleet, or one that was current before this one was."""
     said = view.devices[name].desired
     return said is None or (name not in held and said.rollout in older)
 

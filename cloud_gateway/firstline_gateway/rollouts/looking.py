@@ -89,7 +89,7 @@ def finite(value: float) -> float | None:
 
 def _groups(rollout: Rollout, held: Mapping[str, Assignment], view: View) -> tuple[list[Device], list[Device]]:
     """The stage's devices that were there when it began, and its control likewise."""
-    bundle, kept = rollout.definition.bundle, view.measured()
+    bundle, kept = rollout.definition.measured, view.measured()
     there = [each for each in held.values() if each.stage == rollout.stage and each.there and each.device in kept]
     totals = view.totals(each.device for each in there)
     groups: tuple[list[Device], list[Device]] = ([], [])

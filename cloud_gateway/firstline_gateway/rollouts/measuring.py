@@ -33,7 +33,7 @@ def compared(bundle: str, before: Period | None, start: Totals, end: Totals | No
     that came from a device that was well.
     """
     found = between(bundle, start, end) if end is not None else None
-    after = found or Period(ModelCounts(bundle, 1), 0.0)
+    after = found or Period(ModelCounts(bundle or "all", 1), 0.0)
     index = _stability_index(before.counts, after.counts) if before is not None else None
     return Device(replace(after, stability_index=index, silent=silent), before)
 

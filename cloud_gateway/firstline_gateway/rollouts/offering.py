@@ -53,7 +53,7 @@ def begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> N
         made.assigned[each.device] = replace(each, stage=rollout.stage, there=False, place=number - len(left))
     names = [*treated, *control]
     end_, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
-    bundle = rollout.definition.bundle
+    bundle = rollout.definition.measured
     for name in names:
         known = end_.get(name)
         made.before[name] = between(bundle, start.get(name, Totals()), known) if known is not None else None

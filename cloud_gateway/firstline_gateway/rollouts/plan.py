@@ -46,7 +46,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
     # Without a salt the rollout's id, which it has not got yet, would divide: the numbers are what another salt gives.
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = meant(rollout, view)
-    spreads = _spreads(definition.bundle, [name for name, _ in devices], view, now)
+    spreads = _spreads(definition.measured, [name for name, _ in devices], view, now)
     stages, taken = [], set[str]()
     for number, stage in enumerate(definition.stages):
         divided = divide(rollout.salt, definition.stages, number, devices, definition.held_back)

@@ -64,9 +64,9 @@ def active(connection: Connection) -> list[str]:
     return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
 
 
-def live(connection: Connection, bundle: str) -> list[Rollout]:
-    """Rollouts of a bundle of which devices may hear more."""
-    query = select(_R.record).where(_R.bundle == bundle, _R.active.is_(True)).order_by(_R.id)
+def live(connection: Connection) -> list[Rollout]:
+    """Rollouts of which devices may hear more."""
+    query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
     found = [_rollout(held) for held in connection.execute(query).scalars()]
     return [rollout for rollout in found if rollout.state in LIVE]
 
@@ -77,12 +77,12 @@ def completed(connection: Connection) -> list[Rollout]:
     return [_rollout(held) for held in connection.execute(query).scalars()]
 
 
-def lock(connection: Connection, bundle: str) -> None:
-    """Has nobody else change a rollout of a bundle before this transaction ends, one that waits to be started neither.
+def lock(connection: Connection) -> None:
+    """Has nobody else change a rollout before this transaction ends, one that waits to be started neither.
 
     Of two that are started at the same moment the second so sees the first.
     """
-    connection.execute(select(_R.id).where(_R.bundle == bundle).order_by(_R.id).with_for_update()).all()
+    connection.execute(select(_R.id).order_by(_R.id).with_for_update()).all()
 
 
 def put(connection: Connection, rollout: Rollout) -> Rollout:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,13 +17,16 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet.rollout import Look, LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
+from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.plan import consequences, plan
-from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.states import Command, RolloutState, after
+from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
@@ -32,8 +36,8 @@ from firstline_gateway.trail import records as trail
 _LOOKS = 200  # a page of them
 
 _T = TypeVar("_T")
-Listed = Callable[[str, int], Awaitable[str | None]]
-"""The sha256 of the manifest that is signed of a bundle's version; None where none is."""
+Listed = Callable[[str, str, int], Awaitable[str | None]]
+"""The sha256 that is signed for, of "model" or "configuration", a name and a version; None where none is."""
 
 
 class Rollouts:
@@ -46,6 +50,9 @@ class Rollouts:
         service: by which rollouts last.
         listed: what the registry's current targets say; None where this gateway has no registry.
         on_change: called where the engine has something to do.
+
+    Attributes:
+        before_start: what has to be there before devices are told; a rollout that it refuses does not start.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Rollouts:
         self._service = service
         self._listed = listed
         self.on_change = on_change
+        self.before_start: Callable[[Definition], Awaitable[None]] = _nothing
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
         """Makes a rollout, which then can be started, or first has to be approved by somebody else.
@@ -154,13 +162,12 @@ class Rollouts:
             ForbiddenError: whoever made it may not approve it.
         """
         if command is Command.START:
-            await self._check_listed(rollout_id)
+            await self._prepare(rollout_id)
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def commanded(connection: Connection) -> RolloutSummary:
             if command is Command.START:
-                seen = _known(records.find(connection, rollout_id), rollout_id)
-                records.lock(connection, seen.definition.bundle)
+                records.lock(connection)
             found = _known(records.find(connection, rollout_id, lock=True), rollout_id)
             if revision is not None and revision != found.revision:
                 raise ConflictError("The rollout was changed since you looked at it; look again, then repeat.")
@@ -169,12 +176,19 @@ class Rollouts:
             made = command_step(command, found, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:
                 _supersede(connection, found, by, now)
-            after = apply(connection, found, made, now.wall_s) or found
-            return _shown(after, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+            kept = apply(connection, found, made, now.wall_s) or found
+            return _shown(kept, records.counts(connection, [rollout_id]).get(rollout_id, {}))
 
         shown = await self._write(commanded)
         self.on_change()
         return shown
+
+    async def _prepare(self, rollout_id: str) -> None:
+        """What a start takes time for, before the transaction that starts."""
+        found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
+        after(Command.START, found.state)
+        await self._check_listed(found.definition)
+        await self.before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """What a rollout would do.
@@ -190,38 +204,39 @@ class Rollouts:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
-            view = StoreView(connection, "", definition.bundle, now.wall_s)
+            view = StoreView(connection, "", definition, now.wall_s)
             found = plan(definition, view, size_bytes, now)
-            over = tuple(rollout.id for rollout in records.live(connection, definition.bundle))
+            over = tuple(rollout.id for rollout in _in_the_way(connection, definition))
             return replace(found, supersedes=over)
 
         return await self._readers.ask(read)
 
-    async def _check_listed(self, rollout_id: str) -> None:
+    async def _check_listed(self, wanted: Definition) -> None:
         """Whether devices would find what the rollout is to offer; each would refuse it otherwise, one by one."""
         if self._listed is None:
             return
-        found = await self._readers.ask(lambda connection: records.find(connection, rollout_id))
-        wanted = _known(found, rollout_id).definition
-        listed = await self._listed(wanted.bundle, wanted.version)
+        listed = await self._listed(wanted.what.value, wanted.bundle, wanted.version)
         if listed is None:
             raise ConflictError(
-                f"The registry's signed targets list no {wanted.bundle} version {wanted.version}, and no device would "
-                "take it; push it first (`firstline model push`)."
+                f"The registry's signed targets list no {wanted.brought}, and no device would take it; push it first."
             )
         if listed != wanted.manifest_sha256:
             raise ConflictError(
-                f"The registry's signed targets list {wanted.bundle} version {wanted.version} with the manifest "
-                f"{listed}, and this rollout offers {wanted.manifest_sha256}, which no device would take; make it anew."
+                f"The registry's signed targets list {wanted.brought} with the sha256 {listed}, and this rollout "
+                f"offers {wanted.manifest_sha256}, which no device would take; make it anew."
             )
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))
 
 
+async def _nothing(_definition: Definition) -> None:
+    return
+
+
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
-    """Ends what brings another version of the same bundle: devices under way stop, those that are done stay."""
-    for older in records.live(connection, newer.definition.bundle):
+    """Ends what is in a rollout's way: devices under way stop, those that are done stay."""
+    for older in _in_the_way(connection, newer.definition):
         if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:
             continue
         made = command_step(Command.ABORT, older, records.assignments(connection, older.id), by, now)
@@ -229,6 +244,21 @@ def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> Non
         made.rollout = replace(made.rollout, superseded_by=newer.id, sentence=sentence)
         made.notes = [("rollout.supersede", by, {"by": newer.id, "sentence": sentence})]
         apply(connection, older, made, now.wall_s)
+
+
+def _in_the_way(connection: Connection, newer: Definition) -> list[Rollout]:
+    """Rollouts under way of the same bundle; of any configuration that means a device which this one means too."""
+    found = [rollout for rollout in records.live(connection) if rollout.definition.what is newer.what]
+    if newer.what is Subject.MODEL:
+        return [rollout for rollout in found if rollout.definition.bundle == newer.bundle]
+    meant = parse_selector(newer.selector)
+    mine = [tags for _, tags in devices.tagged(connection) if meant.matches(tags)]
+    return [
+        rollout
+        for rollout in found
+        if rollout.definition.bundle == newer.bundle
+        or any(map(parse_selector(rollout.definition.selector).matches, mine))
+    ]
 
 
 def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:

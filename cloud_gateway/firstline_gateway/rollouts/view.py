@@ -15,8 +15,10 @@ from firstline_gateway.fleet import counting
 from firstline_gateway.fleet.counting import Totals
 from firstline_gateway.fleet.tables import DEVICES
 from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.standing import Seen
+from firstline_gateway.rollouts.subject import desired_of, update_of, version_of
 from firstline_gateway.store.statements import batched
 
 _C = DEVICES.c
@@ -28,14 +30,14 @@ class StoreView:
     Args:
         connection: within a transaction that sees one moment.
         rollout_id: whose measures are asked for; "" for a rollout that is only planned.
-        bundle: that the rollout brings.
+        definition: of the rollout.
         wall_s: now.
     """
 
-    def __init__(self, connection: Connection, rollout_id: str, bundle: str, wall_s: float) -> None:
+    def __init__(self, connection: Connection, rollout_id: str, definition: Definition, wall_s: float) -> None:
         self._connection = connection
         self._rollout_id = rollout_id
-        self._bundle = bundle
+        self._definition = definition
         self._wall_s = wall_s
 
     @cached_property
@@ -63,15 +65,14 @@ class StoreView:
     def _seen(self, row: Any) -> Seen:
         reported = msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None
         desired = msgspec.json.decode(row.desired, type=Desired)
-        running = next((each for each in reported.models if each.name == self._bundle), None) if reported else None
-        said = reported.updates if reported is not None else ()
+        what, name = self._definition.what, self._definition.bundle
         return Seen(
             name=row.name,
             tags=msgspec.json.decode(row.tags, type=dict[str, str]),
             age_s=max(0.0, self._wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf,
             online=row.online,
             heard=reported is not None and reported.revision >= row.revision,
-            version=running.version if running is not None else 0,
-            update=next((each for each in said if each.name == self._bundle and each.what == "model"), None),
-            desired=next((each for each in desired.models if each.name == self._bundle), None),
+            version=version_of(reported, what, name),
+            update=update_of(reported, what, name),
+            desired=desired_of(desired, what, name),
         )

@@ -22,7 +22,15 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Outcome, Probabilities, TakesAhead
+from firstline_gateway.executors.base import (
+    Executor,
+    InProcess,
+    ModelKey,
+    Offer,
+    Outcome,
+    Probabilities,
+    TakesAhead,
+)
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.ahead import Ahead
 from firstline_gateway.scheduling.batches import choose
@@ -205,21 +213,24 @@ class Batcher:
         return sum(running.left_s(now_s) for running in self._running.values())
 
     def _start_batches(self) -> None:
-        if self._ahead is not None and len(self._running) < self._executor.slots:
-            self._adopt(self._ahead)
-        self._fill()
-        if self._ahead is not None and len(self._running) >= self._executor.slots:
-            self._ahead.look(self._busy_s(self._clock.monotonic_s()))
-
-    def _adopt(self, ahead: Ahead) -> None:
-        """Counts among the running what a thread has begun by itself."""
-        begun = ahead.begun()
-        if begun is None:
+        ahead, slots = self._ahead, self._executor.slots
+        if ahead is None:
+            self._fill()
             return
-        item, offer = begun
-        self._queue.remove(item)
-        started_s = self._clock.monotonic_s() if offer.begun_s is None else offer.begun_s
-        self._follow([item], asyncio.wrap_future(offer.ran), started_s)
+        if len(self._running) < slots:
+            self._adopt(ahead.begun())
+        if len(self._running) < slots:
+            self._adopt(ahead.take_back())
+            self._fill()
+        if len(self._running) >= slots:
+            ahead.look(self._busy_s(self._clock.monotonic_s()), slots)
+
+    def _adopt(self, begun: list[tuple[Waiting, Offer]]) -> None:
+        """Counts among the running what threads have begun by themselves."""
+        for item, offer in begun:
+            self._queue.remove(item)
+            started_s = self._clock.monotonic_s() if offer.begun_s is None else offer.begun_s
+            self._follow([item], asyncio.wrap_future(offer.ran), started_s)
 
     def _fill(self) -> None:
         while self._queue and len(self._running) < self._executor.slots:

@@ -122,6 +122,11 @@ class _Handlers:
         await self._agent.roll_back(request.parameters["model"])
         return http.json_reply({"rolled_back": request.parameters["model"]})
 
+    async def roll_back_configuration(self, request: Request, _principal: str) -> Reply:
+        check_local(request.peer)
+        await self._agent.roll_back_configuration()
+        return http.json_reply({"rolled_back": "configuration"})
+
     async def status(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(self._agent.status())
 
@@ -160,6 +165,7 @@ def _routes(handlers: _Handlers, answers: Answers) -> tuple[Route, ...]:
         Route("/firstline/v1/answers/{request_id}/events", answers.events),
         Route("/firstline/v1/status", handlers.status),
         Route("/firstline/v1/updates/{model}/rollback", handlers.roll_back, "POST"),
+        Route("/firstline/v1/configuration/rollback", handlers.roll_back_configuration, "POST"),
         Route("/firstline/v1/purge", handlers.purge, "POST"),
         Route("/metrics", handlers.metrics),
         Route("/openapi.json", handlers.described),

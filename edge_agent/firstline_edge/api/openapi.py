@@ -55,6 +55,13 @@ _ROLL_BACK = {
     "parameters": [MODEL],
     "responses": {"200": {"description": "It runs.", "content": {_JSON: {}}}, **refusals()},
 }
+_ROLL_BACK_CONFIGURATION = {
+    "tags": ["state"],
+    "summary": "Have the settings before the fleet's latest configuration hold again; only from the device itself.",
+    "security": [{"HTTPBearer": []}],
+    "parameters": [],
+    "responses": {"200": {"description": "They hold.", "content": {_JSON: {}}}, **refusals()},
+}
 _PURGE = {
     "tags": ["state"],
     "summary": "Erase what the device keeps; `edge-agent purge` asks for it, from the device itself.",
@@ -117,6 +124,7 @@ def description() -> dict[str, Any]:
         ),
         "/firstline/v1/status": _get("health", "How the agent is: models, links, cache, outbox, budgets."),
         "/firstline/v1/updates/{model}/rollback": {"post": _ROLL_BACK},
+        "/firstline/v1/configuration/rollback": {"post": _ROLL_BACK_CONFIGURATION},
         "/firstline/v1/purge": {"post": _PURGE},
         "/metrics": _get("health", "Prometheus metrics.", content=_TEXT),
         "/openapi.json": _get("health", "This description."),

@@ -108,6 +108,12 @@ class Auditor:
         self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
         self._waiting_bytes = 0
 
+    def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
+        """Audits cost something else from now on, and test the contracts that another policy keeps."""
+        self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
+        self._certifies = certifies
+        self._share_until_s = -math.inf
+
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Looks at each row that the policy has judged by its score, before any of them is escalated.
 

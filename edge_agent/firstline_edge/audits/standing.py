@@ -95,6 +95,10 @@ class Standings:
         """What is wrong with the file, in a sentence or two; "" where nothing is."""
         return " ".join(filter(None, (self._lost, self._refusal)))
 
+    def adopt(self, settings: AuditSection) -> None:
+        """What an alarm does is something else from the next one on; its quota at once."""
+        self._settings = settings
+
     def find(self, model: HeldModel) -> Watched | None:
         """The model's certificate; None where it has none that audits can test."""
         return self._watched.get(model)

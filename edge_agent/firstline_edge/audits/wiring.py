@@ -41,6 +41,7 @@ class AuditRoom:
     def __init__(self, settings: AuditSection, state: StateDirectory, models: Models, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
+        self._auditor: Auditor | None = None
         self._news: asyncio.Queue[Watched] = asyncio.Queue()
         self._samples = SampleLog(state.samples_path, settings.samples_limit_bytes)
         self.traffic = LiveTraffic()
@@ -68,7 +69,7 @@ class AuditRoom:
             on_drawn: told when an answer is drawn.
             on_finding: told how each audit ended.
         """
-        return Auditor(
+        self._auditor = Auditor(
             cloud=links.chain,
             available=lambda: links.available,
             cache=cache,
@@ -83,6 +84,13 @@ class AuditRoom:
             on_drawn=on_drawn,
             on_finding=on_finding,
         )
+        return self._auditor
+
+    def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
+        """Goes on under other settings, for a policy that keeps these contracts."""
+        self.standings.adopt(settings)
+        if self._auditor is not None:
+            self._auditor.adopt(settings, certifies)
 
     async def run(self, auditor: Auditor, links: Links) -> None:
         """Audits, saves and tells until it is cancelled."""

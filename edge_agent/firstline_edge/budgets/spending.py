@@ -80,6 +80,15 @@ class Spending:
         self._around_bytes = around_bytes
         self._changed = False
 
+    def adopt(self, account: Account, tariff: Tariff, metered_factor: float) -> None:
+        """Budgets and prices are others from now on.
+
+        What is under way is settled with the account that it was paid by: a budget that both have is one ledger.
+        """
+        self.account, self._tariff, self._metered_factor = account, tariff, metered_factor
+        self._take_up(self.conditions)
+        self._changed = True
+
     def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
         """Why an escalation is not worth its price now; None where it is. Nothing is charged yet.
 
@@ -193,7 +202,7 @@ class Spending:
     async def _keep_writing(self) -> None:
         while True:
             await self._clock.sleep(SAVE_EVERY_S)
-            if self._file is not None and (self._changed or self._file.refusal):
+            if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
                 self._changed = False
                 await asyncio.to_thread(self._file.write, self._books())
 

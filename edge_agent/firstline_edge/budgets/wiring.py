@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from firstline_core.clock import Clock
@@ -33,16 +33,12 @@ def open_spending(
         links: names of those that a request would try now, in that order.
     """
     budgets = budgets_of(settings.budget)
-    if not budgets and settings.policy.kind != "value":
+    if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
         return None
     costs, file = settings.costs, LedgerFile(path)
     books = file.read() if budgets else Books()
     return Spending(
-        Account(
-            {name: Meter(budget, books.ledgers.get(name) or Ledger()) for name, budget in budgets.items()},
-            worth=costs.worth,
-            worths=Cost(joules=costs.money_per_joule, money=1.0),
-        ),
+        _account(settings, books.ledgers),
         tariff_of(settings, link_names),
         clock,
         file=file,
@@ -50,6 +46,24 @@ def open_spending(
         links=links,
         sense=Sensors(costs.heat_limit_c).read,
         metered_factor=costs.metered_factor,
+    )
+
+
+def exchange(spending: Spending, settings: EdgeSettings, link_names: Sequence[str]) -> None:
+    """Has spending go on with other budgets and costs; what was spent of a budget that stays is not forgotten."""
+    ledgers = {name: meter.ledger for name, meter in spending.account.meters.items()}
+    account = _account(settings, ledgers)
+    spending.adopt(account, tariff_of(settings, link_names), settings.costs.metered_factor)
+
+
+def _account(settings: EdgeSettings, ledgers: Mapping[str, Ledger]) -> Account:
+    """Where nothing is limited, and nothing decides by price, nothing has one."""
+    budgets, costs = budgets_of(settings.budget), settings.costs
+    priced = bool(budgets) or settings.policy.kind == "value"
+    return Account(
+        {name: Meter(budget, ledgers.get(name) or Ledger()) for name, budget in budgets.items()},
+        worth=costs.worth,
+        worths=Cost(joules=costs.money_per_joule, money=1.0) if priced else Cost(),
     )
 
 

@@ -71,10 +71,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="only this; may be repeated",
     )
 
-    _command(commands, "updates", "tell how the fleet's updates of this device's models stand")
+    _command(commands, "updates", "tell how the fleet's updates of this device's models and configuration stand")
 
-    rollback = _command(commands, "rollback", "have what ran before the fleet's latest update of a model run again")
-    rollback.add_argument("model", metavar="MODEL", help="the model's name, see `edge-agent updates`")
+    rollback = _command(commands, "rollback", "have what ran before the fleet's latest update run again")
+    what = rollback.add_mutually_exclusive_group(required=True)
+    what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent updates`")
+    what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)

@@ -14,6 +14,7 @@ from firstline_core.protocol.http_errors import error_from
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
+from firstline_edge.configuration.kept import read_kept, write_kept
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.settings_load import load
 from firstline_edge.state import StateDirectory
@@ -21,41 +22,57 @@ from firstline_edge.tokens import first_token
 from firstline_edge.updater.history import History
 
 _TIMEOUT_S = 120.0
+_ASKED = "Rolled back on the device."
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Goes back, and says so."""
     settings = load(arguments.config, overrides=dict(arguments.overrides))
-    url = address_of(settings)
-    if url is None:
-        _on_disk(settings, arguments.model)
+    try:
+        url = address_of(settings)
+    except OSError as error:
+        raise CapacityError(
+            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+        ) from error
+    model, what = arguments.model, arguments.model or "configuration"
+    if url is not None:
+        _ask(settings, url, f"updates/{quote(model, safe='')}" if model else "configuration")
+    elif model:
+        _on_disk(settings, model)
     else:
-        _ask(settings, url, arguments.model)
+        _configuration_on_disk(settings)
     if arguments.output == "json":
-        say_json({"rolled_back": arguments.model})
+        say_json({"rolled_back": what})
     else:
-        say(f"{arguments.model}: what ran before runs again")
+        say(f"{what}: what ran before runs again")
     return OK
 
 
 def _on_disk(settings: EdgeSettings, model: str) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
-        history = History(state.updates_path)
-        pointer = history.pointer(model)
-        if pointer.slot == pointer.previous:
-            raise RequestError(f"Model {model}: there is nothing to go back to; `edge-agent updates` tells more.")
         try:
-            history.give_up(model, "asked", "Rolled back on the device.", time.time())
+            History(state.updates_path).roll_back(model, time.time())
         except OSError as error:
             raise CapacityError(f"{state.updates_path} cannot be written: {error.strerror}.") from error
 
 
-def _ask(settings: EdgeSettings, url: str, model: str) -> None:
+def _configuration_on_disk(settings: EdgeSettings) -> None:
+    with contextlib.closing(StateDirectory(settings.state_dir)) as state:
+        try:
+            kept = read_kept(state.configuration_path)
+            if not kept.can_go_back:
+                raise RequestError("There is no configuration to go back from; `edge-agent updates` tells more.")
+            write_kept(state.configuration_path, kept.given_up("asked", _ASKED, time.time()))
+        except OSError as error:
+            raise CapacityError(f"{state.configuration_path} cannot be written: {error.strerror}.") from error
+
+
+def _ask(settings: EdgeSettings, url: str, what: str) -> None:
     token = first_token(settings.api.token_file, "api.token_file")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         reply = httpx.post(
-            f"{url}/firstline/v1/updates/{quote(model, safe='')}/rollback",
+            f"{url}/firstline/v1/{what}/rollback",
             headers=headers,
             timeout=_TIMEOUT_S,
             trust_env=False,

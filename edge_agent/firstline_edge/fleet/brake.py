@@ -80,6 +80,8 @@ class BrakePedal:
     def _take(self, rows: int, brake: Brake) -> None:
         now_s = self._clock.wall_s()
         used = self._in(now_s)
+        if self._used.hour > now_s // _HOUR_S:  # the clock was ahead: from the next hour on it begins anew
+            self._used = Used(int(now_s // _HOUR_S), used)
         if used + rows > brake.escalations_per_hour:
             ends_s = (now_s // _HOUR_S + 1) * _HOUR_S
             raise BudgetExceededError(

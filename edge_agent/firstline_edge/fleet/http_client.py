@@ -62,15 +62,22 @@ class FleetHttp:
         """The same for whoever blocks in a thread of its own, and closes it.
 
         Raises:
-            ConfigError: the token cannot be read.
+            LinkDownError: the token cannot be read now.
         """
         return httpx.Client(
             base_url=self._section.url,
             verify=False if self._tls is None else self._tls,
             proxy=self._section.proxy or None,
             trust_env=False,
-            headers=self._headers(),
+            headers=self._headers_now(),
         )
+
+    def _headers_now(self) -> dict[str, str]:
+        """The same once the agent runs: whoever exchanges the token may be at it."""
+        try:
+            return self._headers()
+        except ConfigError as error:
+            raise LinkDownError(error.message) from error
 
     async def ask(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
@@ -101,10 +108,7 @@ class FleetHttp:
             FirstlineError: as `ask`, also while the body is read.
         """
         url = self._section.url
-        try:
-            own = {**self._headers(), **(headers or {})}
-        except ConfigError as error:
-            raise LinkDownError(error.message) from error
+        own = {**self._headers_now(), **(headers or {})}
         try:
             timeout = httpx.Timeout(_SILENCE_S, connect=_TIMEOUT_S)
             async with self._client.stream(method, path, headers=own, content=content, timeout=timeout) as response:

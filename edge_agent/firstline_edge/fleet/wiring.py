@@ -18,6 +18,8 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, Update
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
+from firstline_edge.configuration.room import ConfigurationRoom
+from firstline_edge.configuration.source import SignedConfigurations
 from firstline_edge.fleet import reported, starts
 from firstline_edge.fleet.brake import SAVE_EVERY_S, BrakePedal
 from firstline_edge.fleet.counts import FleetCounts
@@ -28,9 +30,11 @@ from firstline_edge.models import HeldModel
 from firstline_edge.report import VERSION
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
+from firstline_edge.updater.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
 from firstline_edge.updater.history import History
-from firstline_edge.updater.installation import Patience
-from firstline_edge.updater.updater import Trials, Updater
+from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
+from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
     from firstline_edge.parts import Parts
@@ -52,9 +56,10 @@ class FleetRoom:
         pedal: stands at the gate of the links.
         history: of this device's updates.
         updater: None until it has joined.
+        configuration: which settings of the fleet the agent starts with, and goes on with.
 
     Raises:
-        ConfigError: there is no way to a gateway, or the disk refuses.
+        ConfigError: there is no way to a gateway.
     """
 
     def __init__(self, settings: EdgeSettings, state: StateDirectory, clock: Clock) -> None:
@@ -71,12 +76,8 @@ class FleetRoom:
         self._twin: Twin | None = None
         self.updater: Updater | None = None
         self.history = History(state.updates_path)
-        try:
-            self.history.start(clock.wall_s())
-        except OSError as error:
-            raise ConfigError(
-                f"What is being tried cannot be counted in {state.updates_path}: {error.strerror}; make room."
-            ) from error
+        self.history.start(clock.wall_s())
+        self.configuration = ConfigurationRoom(settings, state.configuration_path, clock)
 
     def hold_installed(self, hold: Callable[[Path], HeldModel]) -> list[HeldModel]:
         """The models that run from a slot; one that cannot makes way for what ran before.
@@ -97,7 +98,10 @@ class FleetRoom:
                     break
                 except UpdateError as error:
                     log.error("an installed model cannot run", model=name, path=str(path), error=error.message)
-                    self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    try:
+                        self.history.give_up(name, "damaged", error.message, self._clock.wall_s())
+                    except OSError as refusal:
+                        log.error("going back is not on the disk yet", model=name, error=str(refusal))
         return found
 
     def join(self, parts: Parts) -> None:
@@ -120,8 +124,7 @@ class FleetRoom:
         parts.recorder.listener = counts
         capabilities = reported.capabilities(reported.hardware(parts.state.path))
         parts.reloading.instead |= self._instead
-        if self._http is not None:
-            self.updater = self._make_updater(parts, counts, self._http, rng)
+        self._make_updaters(parts, counts, rng)
         self._twin = Twin(
             self._folder / "desired",
             way,
@@ -134,33 +137,39 @@ class FleetRoom:
             rng=rng,
         )
 
-    def _make_updater(self, parts: Parts, counts: FleetCounts, http: FleetHttp, rng: random.Random) -> Updater:
-        from firstline_edge.updater.adapters import AgentServing, RegistryBytes, SignedCatalogue
-
+    def _make_updaters(self, parts: Parts, counts: FleetCounts, rng: random.Random) -> None:
         section, credentials = self._settings.fleet, parts.identity.credentials
-        return Updater(
+        now_s = credentials.floor.now_s if credentials is not None else self._clock.wall_s
+        catalogue: SignedCatalogue | NoRegistry = NoRegistry()
+        source: RegistryBytes | NoRegistry = NoRegistry()
+        if self._http is not None:
+            root = Path(section.root_file) if section.root_file else None
+            catalogue = SignedCatalogue(parts.state.path / "metadata", self._http, root, now_s, self._clock)
+            source = RegistryBytes(self._http)
+        else:
+            log.warning("nothing can come from the fleet", why=BYTES_NEED_HTTP)
+        serving = AgentServing(
+            parts.reloading,
+            self._hold,
+            running=parts.models.find,
+            answered=counts.answered_of,
+            hardware=partial(reported.hardware, parts.state.path),
+        )
+        means = Means(
             self.history,
-            SignedCatalogue(
-                parts.state.path / "metadata",
-                http,
-                Path(section.root_file) if section.root_file else None,
-                credentials.floor.now_s if credentials is not None else self._clock.wall_s,
-                self._clock,
-            ),
-            RegistryBytes(http),
-            AgentServing(
-                parts.reloading,
-                self._hold,
-                running=parts.models.find,
-                answered=counts.answered_of,
-                hardware=partial(reported.hardware, parts.state.path),
-            ),
+            catalogue,
+            source,
+            serving,
             clock=self._clock,
+            now_s=now_s,
             rng=rng,
             patience=Patience(section.download_bytes_per_s, section.download_jitter_s),
             trials=Trials(section.trial_tries, section.trial_s),
             changed=self._look,
         )
+        self.updater = Updater(means)
+        configurations = SignedConfigurations(catalogue, source)
+        self.configuration.join(parts, configurations, counts.answered_of, rng, self._look)
 
     def _look(self) -> None:
         if self._twin is not None:
@@ -181,6 +190,8 @@ class FleetRoom:
             tasks.create_task(self._keep_brake(), name="brake")
             if self.updater is not None:
                 tasks.create_task(self.updater.run(), name="updater")
+            if self.configuration.configurator is not None:
+                tasks.create_task(self.configuration.configurator.run(), name="configuration")
 
     async def close(self) -> None:
         """Says what was counted last, if that is quickly done, and notes that this process ended as it should."""
@@ -202,6 +213,7 @@ class FleetRoom:
             "brake": self.pedal.status(),
             "starts": self._starts.starts,
             "unclean_ends": self._starts.unclean,
+            "configuration": self.configuration.running(),
             "updates": [msgspec.to_builtins(update) for update in self._updates()],
             "problem": (twin.problem if twin is not None else "") or None,
         }
@@ -210,11 +222,15 @@ class FleetRoom:
         self.pedal.brake = desired.brake
         if self.updater is not None:
             self.updater.desire(desired.models)
+        if self.configuration.configurator is not None:
+            self.configuration.configurator.desire(desired.configuration)
 
     def _updates(self) -> tuple[Update, ...]:
         if self.updater is not None:
-            return self.updater.updates()
-        return tuple(record.update() for record in self.history.records.values())
+            found = self.updater.updates()
+        else:
+            found = tuple(record.update() for record in self.history.records.values())
+        return found + self.configuration.updates()
 
     async def _keep_brake(self) -> None:
         while True:
@@ -222,11 +238,15 @@ class FleetRoom:
             await asyncio.to_thread(self.pedal.save)
 
     def _describe(self, parts: Parts, capabilities: dict[str, Any]) -> Reported:
+        held = self.configuration.kept.running
         return Reported(
             "-",
             0,
             models=reported.running(parts.models),
             updates=self._updates(),
+            configuration=held.version if held is not None else 0,
+            configuration_name=held.name if held is not None else "",
+            configuration_sha256=held.sha256 if held is not None else "",
             braked=self.pedal.holds is not None,
             agent_version=VERSION,
             capabilities=capabilities,

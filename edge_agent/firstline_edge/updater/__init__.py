@@ -7,12 +7,15 @@ What is on the disk
     history         all of it, and what a start makes of it
 
 What is done
-    updater         the states of an update, one after the other
+    updater         all updates of a device
+    model_updates   the states of one model's updates, one after the other
+    trial           put before requests, looked at, kept or gone back from
     installation    from a word of the fleet to a bundle in the other slot
     self_test       does it answer here as it did where it was made?
     fetching        a file over a line that breaks
 
 What it rests on
+    means           all that updates are made with
     ports           metadata, bytes, and what answers, as the updater sees them
     adapters        the same on a registry and on the models of an agent
 """

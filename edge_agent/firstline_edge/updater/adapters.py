@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from firstline_core.bundle.trust import Trust
-from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.clock import Clock
-from firstline_core.errors import IntegrityError, SelfTestError, SignatureError
+from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH
-from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, listed
+from firstline_core.waiting import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.models import HeldModel
 from firstline_edge.reloading import Reloading
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_edge.updater.self_test import self_test
 
 _ROOT_LIMIT_BYTES = 512_000
-_PARTIAL = 206
+_WHOLE, _PARTIAL = 200, 206
 # A trial's answers that got none, of at least so many.
 _LEAST_ROWS, _FAILED_SHARE = 20, 0.5
 
@@ -42,17 +43,26 @@ class SignedCatalogue:
         self._root = root
         self._now_s = now_s
         self._clock = clock
+        self._turn = threading.Lock()  # one look at a time, though nobody may wait for the one before any more
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
-        return await asyncio.to_thread(self._listed, name, version)
+        return listed(await self.files(), name, version)
 
-    def _listed(self, name: str, version: int) -> ListedBundle:
-        with self._http.blocking_client() as client:
+    async def files(self) -> dict[str, SignedFile]:
+        """All that is signed now, by path; raises as `listed` does."""
+        return await in_daemon_thread(self._files)  # a slow registry holds up nobody's end
+
+    def _files(self) -> dict[str, SignedFile]:
+        # python-tuf takes 20 MB, which only who updates pays.
+        from firstline_core.bundle.trust import Trust
+        from firstline_core.bundle.trust_http import HttpMetadata
+
+        with self._turn, self._http.blocking_client() as client:
             trust = Trust(
                 self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s, clock=self._clock
             )
-            return listed(trust.refresh(), name, version)
+            return trust.refresh()
 
     def _anchor(self) -> bytes:
         if self._root is None:
@@ -74,11 +84,33 @@ class RegistryBytes:
         """See `ByteSource`."""
         headers = {"Range": f"bytes={offset}-{size_bytes - 1}"} if offset else {}
         async with self._http.streaming("GET", f"{BLOBS_PATH}/{sha256}", headers) as response:
+            if response.status_code not in (_WHOLE, _PARTIAL):
+                raise ProtocolError(
+                    f"A file is answered with HTTP status {response.status_code}; does somebody between here and the "
+                    "registry want a login?"
+                )
             passed = 0 if response.status_code == _PARTIAL or not offset else offset
             async for part in response.aiter_raw():
                 if passed < len(part):
                     yield part[passed:]
                 passed = max(0, passed - len(part))
+
+
+class NoRegistry:
+    """A `Catalogue` and a `ByteSource` of a device that has no way to a registry: it is told what it lacks."""
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        """See `Catalogue`."""
+        raise LinkDownError(BYTES_NEED_HTTP)
+
+    async def files(self) -> dict[str, SignedFile]:
+        """See `SignedCatalogue`."""
+        raise LinkDownError(BYTES_NEED_HTTP)
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """See `ByteSource`."""
+        raise LinkDownError(BYTES_NEED_HTTP)
+        yield b""
 
 
 class AgentServing:

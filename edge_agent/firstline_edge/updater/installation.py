@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,23 +37,11 @@ _SPARE_BYTES = 16 << 20
 _WRONG_LIMIT = 2
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How a device fetches.
-
-    Args:
-        bytes_per_s: at most; 0 for as fast as it comes.
-        jitter_s: the first byte is asked for up to so much later, lest a fleet asks together.
-    """
-
-    bytes_per_s: float = 0.0
-    jitter_s: float = 0.0
-
-
 class Needed(NamedTuple):
     """What this device takes of a bundle: the files by their paths in it, the manifest last."""
 
-    variant: str
+    name: str
+    version: int
     files: tuple[tuple[str, SignedFile], ...]
 
     @property
@@ -77,7 +64,8 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
     variant = choose(bundle.release, device._replace(free_bytes=None))
     folder = target_path(wanted.name, wanted.version, "")
     manifest, *files = files_for(bundle, variant.id)
-    return Needed(variant.id, (*((file.path.removeprefix(folder), file) for file in files), (MANIFEST_NAME, manifest)))
+    inside = ((file.path.removeprefix(folder), file) for file in files)
+    return Needed(wanted.name, wanted.version, (*inside, (MANIFEST_NAME, manifest)))
 
 
 class Installation:
@@ -90,6 +78,8 @@ class Installation:
         source: of bytes.
         elsewhere: bundles on this device whose files are as good.
         free_bytes: on the disk, None where nobody knows.
+        pace: how fast bytes may come.
+        jitter_s: the first byte is asked for up to so much later, lest a fleet asks together.
         off_loop: has a blocking call made elsewhere.
     """
 
@@ -102,7 +92,8 @@ class Installation:
         *,
         elsewhere: list[Path],
         free_bytes: int | None,
-        patience: Patience,
+        pace: Pace,
+        jitter_s: float,
         clock: Clock,
         rng: random.Random,
         off_loop: Callable[..., Awaitable[Any]],
@@ -113,7 +104,8 @@ class Installation:
         self._source = source
         self._elsewhere = elsewhere
         self._free_bytes = free_bytes
-        self._patience = patience
+        self._pace = pace
+        self._jitter_s = jitter_s
         self._clock = clock
         self._rng = rng
         self._off_loop = off_loop
@@ -130,36 +122,42 @@ class Installation:
             OSError: the disk refuses.
         """
         files = self._what.files
-        await self._off_loop(self._slots.begin, self._slot)
+        freed_bytes = await self._off_loop(self._slots.begin, self._slot, files)
         lacking = await self._off_loop(self._slots.lacking, self._slot, files, self._elsewhere)
         missing_bytes = sum(file.size_bytes for inside, file in files if inside in lacking)
         self.received_bytes = self._what.size_bytes - missing_bytes + self._slots.partial_bytes()
-        self._check_room(missing_bytes - self._slots.partial_bytes())
+        self._check_room(missing_bytes - self._slots.partial_bytes(), freed_bytes)
         if lacking:
-            await self._clock.sleep(self._rng.uniform(0, self._patience.jitter_s))
-        pace = Pace(self._patience.bytes_per_s, self._clock)
+            await self._clock.sleep(self._rng.uniform(0, self._jitter_s))
         for inside, file in files:
             if inside in lacking:
-                await self._bring(inside, file, pace)
+                await self._bring(inside, file)
         self.received_bytes = self._what.size_bytes
-        await self._off_loop(self._slots.finish, self._slot, [inside for inside, _ in files])
-        await self._off_loop(open_bundle, self._slots.path(self._slot))
+        await self._off_loop(self._slots.finish, self._slot)
+        bundle = await self._off_loop(open_bundle, self._slots.path(self._slot))
+        if (bundle.manifest.name, bundle.manifest.version) != (self._what.name, self._what.version):
+            raise IntegrityError(
+                f"What is signed as {self._what.name} version {self._what.version} says that it is "
+                f"{bundle.manifest.name} version {bundle.manifest.version}; sign it as what it is."
+            )
 
-    def _check_room(self, missing_bytes: int) -> None:
-        free_bytes = self._free_bytes
-        if free_bytes is not None and missing_bytes + _SPARE_BYTES > free_bytes:
+    def _check_room(self, missing_bytes: int, freed_bytes: int) -> None:
+        if self._free_bytes is None:
+            return
+        free_bytes = self._free_bytes + freed_bytes
+        if missing_bytes + _SPARE_BYTES > free_bytes:
             raise NoRoomError(
                 f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_SPARE_BYTES} stay "
                 "free; make room in the state directory."
             )
 
-    async def _bring(self, inside: str, file: SignedFile, pace: Pace) -> None:
+    async def _bring(self, inside: str, file: SignedFile) -> None:
         partial = self._slots.partial(file.sha256)
         failures = wrong = 0
         while True:
             before_bytes = self.received_bytes
             try:
-                await fetch(self._source, file, partial, pace, self._came)
+                await fetch(self._source, file, partial, self._pace, self._came)
                 await self._off_loop(self._slots.place, self._slot, inside, file)
                 self.problem = ""
                 return

@@ -15,6 +15,8 @@ from firstline_core.storage.files import make_folder, read_checked, with_checksu
 from firstline_edge.updater.pointer import Slot
 
 _MESSAGE_CHARS = 500
+_S = UpdateState
+_HERE = frozenset({_S.VERIFIED, _S.STAGED, _S.TRIAL, _S.COMMITTED, _S.ROLLED_BACK})
 
 
 class Record(Struct, frozen=True):
@@ -46,7 +48,7 @@ class Record(Struct, frozen=True):
         return self.state in ENDED
 
     def update(self, received_bytes: int = 0) -> Update:
-        """The same as the fleet is told."""
+        """The same as the fleet is told; `received_bytes` counts until all is here."""
         return Update(
             self.target.name,
             self.target.version,
@@ -54,7 +56,7 @@ class Record(Struct, frozen=True):
             rollout=self.target.rollout,
             reason=self.reason[:64],
             message=self.message[:_MESSAGE_CHARS],
-            received_bytes=received_bytes if received_bytes else self.total_bytes * (self.slot != ""),
+            received_bytes=self.total_bytes if self.state in _HERE else received_bytes,
             total_bytes=self.total_bytes,
             since_s=max(0.0, self.since_s),
             tries=self.tries,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME
@@ -31,19 +32,35 @@ class Slots:
 
     def partial(self, sha256: str) -> Path:
         """Where a file grows."""
-        return self.folder / "fetch" / sha256
+        return self._fetch / sha256
 
-    def begin(self, slot: Slot) -> None:
-        """Makes a slot no bundle any more; its files stay, for those that are needed again.
+    @property
+    def _fetch(self) -> Path:
+        return self.folder / "fetch"
+
+    def begin(self, slot: Slot, files: Sequence[tuple[str, SignedFile]]) -> int:
+        """Makes a slot no bundle any more, and room: only what the next bundle needs too stays, or is on its way.
+
+        Args:
+            slot: that is to be filled.
+            files: that are to be in it, with their paths.
+
+        Returns:
+            Bytes that are free again.
 
         Raises:
             OSError: the disk refuses.
         """
         path = self.path(slot)
         make_folder(path)
-        (path / MANIFEST_NAME).unlink(missing_ok=True)
+        freed_bytes = _remove(path, lambda found: found != MANIFEST_NAME)
         sync_folder(path)
-        make_folder(self.partial("x").parent)
+        wanted, coming = dict(files), {file.sha256 for _, file in files}
+        freed_bytes += _remove(path, lambda found: found in wanted and is_file(path / found, wanted[found]))
+        make_folder(self._fetch)
+        freed_bytes += _remove(self._fetch, lambda found: found in coming)
+        sync_folder(path)
+        return freed_bytes
 
     def lacking(self, slot: Slot, files: Sequence[tuple[str, SignedFile]], elsewhere: Iterable[Path]) -> set[str]:
         """Which of a bundle's files have to be fetched; copies those that lie in another bundle on this device.
@@ -64,9 +81,9 @@ class Slots:
 
     def _is_here(self, slot: Slot, inside: str, file: SignedFile, places: Sequence[Path]) -> bool:
         own = self.path(slot) / inside
-        if inside != MANIFEST_NAME and _is(own, file):
+        if inside != MANIFEST_NAME and is_file(own, file):
             return True
-        found = next((place / inside for place in places if _is(place / inside, file)), None)
+        found = next((place / inside for place in places if is_file(place / inside, file)), None)
         if found is None:
             return False
         partial = self.partial(file.sha256)
@@ -82,7 +99,7 @@ class Slots:
             OSError: the disk refuses.
         """
         partial, target = self.partial(file.sha256), self.path(slot) / inside
-        if not _is(partial, file):
+        if not is_file(partial, file):
             partial.unlink(missing_ok=True)
             raise IntegrityError(f"{inside} is not what was signed: another sha256 than {file.sha256}.")
         with partial.open("rb+") as stream:
@@ -91,26 +108,27 @@ class Slots:
         partial.replace(target)
         sync_folder(target.parent)
 
-    def finish(self, slot: Slot, files: Iterable[str]) -> None:
-        """Removes what the bundle does not need.
+    def finish(self, slot: Slot) -> None:
+        """The bundle is whole: nothing is on its way any more.
 
         Raises:
             OSError: the disk refuses.
         """
-        kept = {self.path(slot) / file for file in files}
-        for path in [path for path in self.path(slot).rglob("*") if path.is_file() and path not in kept]:
-            path.unlink()
         self.forget_partial()
         sync_folder(self.path(slot))
 
     def forget_partial(self) -> None:
         """Removes what was on its way."""
-        shutil.rmtree(self.folder / "fetch", ignore_errors=True)
+        shutil.rmtree(self._fetch, ignore_errors=True)
+
+    def clear(self, slot: Slot) -> None:
+        """Removes all that a slot holds, for whoever needs the room more."""
+        shutil.rmtree(self.path(slot), ignore_errors=True)
 
     def partial_bytes(self) -> int:
         """What has come of the files that are on their way."""
         try:
-            return sum(path.stat().st_size for path in (self.folder / "fetch").iterdir())
+            return sum(path.stat().st_size for path in self._fetch.iterdir())
         except OSError:
             return 0
 
@@ -124,7 +142,8 @@ def manifest_sha256(path: Path) -> str:
         return ""
 
 
-def _is(path: Path, file: SignedFile) -> bool:
+def is_file(path: Path, file: SignedFile) -> bool:
+    """Whether the file that was signed lies there."""
     try:
         if path.is_symlink() or path.stat().st_size != file.size_bytes:
             return False
@@ -132,3 +151,16 @@ def _is(path: Path, file: SignedFile) -> bool:
             return hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
     except OSError:
         return False
+
+
+def _remove(folder: Path, kept: Callable[[str], bool]) -> int:
+    """Removes the files of a folder but those of these paths in it, and folders that are empty then; bytes freed."""
+    freed_bytes = 0
+    for path in sorted(folder.rglob("*"), reverse=True):  # what lies in a folder comes before it
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # something in it stays
+                path.rmdir()
+        elif not kept(path.relative_to(folder).as_posix()):
+            freed_bytes += path.lstat().st_size
+            path.unlink()
+    return freed_bytes

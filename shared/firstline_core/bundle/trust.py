@@ -20,6 +20,7 @@ Only who updates imports this module: python-tuf brings urllib3, and takes some 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from firstline_core.errors import (
     MetadataExpiredError,
     MetadataMismatchError,
     MetadataRollbackError,
+    NoRoomError,
     NotFoundError,
     ProtocolError,
     RemoteTimeoutError,
@@ -121,7 +123,7 @@ class Trust:
             SignatureError, MetadataRollbackError, MetadataExpiredError, MetadataMismatchError, IntegrityError: it
                 must not be believed; what was believed before is still on the disk.
             LinkError: it could not be fetched.
-            UpdateError: it cannot be kept.
+            UpdateError: it cannot be kept; NoRoomError where the disk is full.
             FirstlineError: what else the source said.
         """
         fetcher = self._fetcher = _Fetcher(self._source, self._clock)
@@ -188,7 +190,10 @@ class Trust:
         return self._updater
 
     def _unkept(self, error: OSError) -> UpdateError:
-        return UpdateError(f"Metadata cannot be kept in {self._folder}: {error.strerror or error}.")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return (NoRoomError if full else UpdateError)(
+            f"Metadata cannot be kept in {self._folder}: {error.strerror or error}."
+        )
 
 
 class _DurableUpdater(Updater):

@@ -15,6 +15,7 @@ BLOBS_PATH = REGISTRY_PATH + "/blobs"
 METADATA_PATH = REGISTRY_PATH + "/metadata"
 ONLINE_KEY_PATH = REGISTRY_PATH + "/online-key"
 BUNDLES_PATH = REGISTRY_PATH + "/bundles"
+CONFIGURATIONS_PATH = REGISTRY_PATH + "/configurations"
 ALIASES_PATH = REGISTRY_PATH + "/aliases"
 
 PUBLICATION_LIMIT_BYTES = 16 * 1024 * 1024
@@ -87,6 +88,22 @@ class BundlePage(Struct, frozen=True):
     """Bundles by name and version; `after` is what to ask for next (`?after=`), None at the end."""
 
     bundles: tuple[BundleEntry, ...]
+    after: str | None
+
+
+class ConfigurationEntry(Struct, frozen=True):
+    """A configuration that is signed for: see `fleet/configuration.py`; its text is the blob of that sha256."""
+
+    name: Name
+    version: Version
+    sha256: Sha256
+    size_bytes: int
+
+
+class ConfigurationPage(Struct, frozen=True):
+    """Configurations by name and version; `after` is what to ask for next (`?after=`), None at the end."""
+
+    configurations: tuple[ConfigurationEntry, ...]
     after: str | None
 
 

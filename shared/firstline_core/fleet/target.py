@@ -251,6 +251,7 @@ def _relative(path: str, folder: str) -> str:
 
 def _custom(file: SignedFile, kind: type[_T]) -> _T:
     try:
+        msgspec.convert(file.sha256, Sha256)  # it names a file on disks and in URLs
         return msgspec.convert(file.custom, kind)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"What is signed of {file.path} does not say what it must: {error}.") from error

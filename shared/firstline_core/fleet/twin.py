@@ -77,7 +77,7 @@ class DesiredModel(Struct, frozen=True):
 
 
 class DesiredConfiguration(Struct, frozen=True):
-    """Settings that travel as models do: a signed file with a version; attributes as for models."""
+    """Settings that travel as models do: a signed file with a version, see `configuration.py`; attributes as there."""
 
     name: Name
     version: Version
@@ -86,6 +86,8 @@ class DesiredConfiguration(Struct, frozen=True):
     not_before_s: Seconds = 0.0
     expires_s: Seconds = 0.0
     window: Window | None = None
+    attempt: Annotated[int, Meta(ge=1, le=2**31)] = 1
+    undone: bool = False
 
 
 class Brake(Struct, frozen=True):
@@ -172,7 +174,9 @@ class Reported(Struct, frozen=True):
         sequence: grows with each report of a session, so that a late one is known as late.
         revision: of the desired document that it knows; 0 for none.
         updates: of each name the latest, ended ones too.
-        configuration: version of the settings that run; 0 where the file's do.
+        configuration: version of the settings that run; 0 where the device's own do.
+        configuration_name: of those; "" likewise.
+        configuration_sha256: of what was really read; likewise.
         braked: whether a brake holds.
         capabilities: what the needs of bundles are held against: runtimes, machine, free bytes.
     """
@@ -183,6 +187,8 @@ class Reported(Struct, frozen=True):
     models: Annotated[tuple[RunningModel, ...], Meta(max_length=_MODELS)] = ()
     updates: Annotated[tuple[Update, ...], Meta(max_length=_MODELS)] = ()
     configuration: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    configuration_name: Annotated[str, Meta(max_length=64)] = ""
+    configuration_sha256: Annotated[str, Meta(max_length=64)] = ""
     braked: bool = False
     agent_version: Annotated[str, Meta(max_length=64)] = ""
     capabilities: Annotated[dict[str, str | int | float | bool | tuple[str, ...]], Meta(max_length=64)] = {}

@@ -148,3 +148,12 @@ def test_an_artefact_in_the_manifests_place_is_refused() -> None:
     edge = (msgspec.structs.replace(manifest.edge[0], artefact=artefact),)
     with pytest.raises(IntegrityError, match="rename that file"):
         described(msgspec.structs.replace(manifest, edge=edge))
+
+
+@pytest.mark.parametrize("sha256", ["../../../etc/passwd", "0" * 63, "", "A" * 64])
+@pytest.mark.parametrize("file", ["digits/1/manifest.json", "digits/1/edge-onnx.onnx"])
+def test_what_names_a_file_on_disks_is_a_hash(file: str, sha256: str) -> None:
+    files = signed(digits())
+    files[file] = files[file]._replace(sha256=sha256)
+    with pytest.raises(IntegrityError, match=file):
+        listed(files, "digits", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -25,6 +26,7 @@ from firstline_core.errors import (
     MetadataExpiredError,
     MetadataMismatchError,
     MetadataRollbackError,
+    NoRoomError,
     ProtocolError,
     RemoteTimeoutError,
     SignatureError,
@@ -351,6 +353,20 @@ def test_each_file_is_on_the_disk_before_it_takes_its_place(
         *("sync", "snapshot.json", "sync"),
         *("sync", "targets.json", "sync"),
     ]
+
+
+@pytest.mark.parametrize(("refusal", "kind"), [(errno.ENOSPC, NoRoomError), (errno.EIO, UpdateError)])
+def test_a_disk_that_refuses_metadata_is_no_verdict_on_it(
+    device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[UpdateError]
+) -> None:
+    def refused(_: int) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    repository.publish()
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(UpdateError) as found:
+        device.trust.refresh()
+    assert type(found.value) is kind
 
 
 def test_a_target_without_sha256_is_not_listed(device: Device, repository: SignedRepository) -> None:

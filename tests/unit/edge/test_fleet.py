@@ -182,3 +182,13 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(taken) == 2  # at once, from the disk
+
+
+async def test_a_clock_that_was_ahead_costs_one_hour_of_the_brake_and_not_all(tmp_path: Path) -> None:
+    clock = SimulatedClock(wall_start_s=3600.0 * 9_000_000)
+    pedal = pedal_at(tmp_path, clock, 1)
+    assert passes(pedal)
+    clock.set_wall_s(3600.0 * 1000)
+    assert not passes(pedal)
+    await clock.advance(3600)
+    assert passes(pedal)

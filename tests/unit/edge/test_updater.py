@@ -54,6 +54,13 @@ def state(device: Device) -> tuple[UpdateState, str]:
     return update.state, update.reason
 
 
+async def reached(device: Device, wanted: UpdateState) -> float:
+    """Until an update is so far and can do no more for now; seconds after which to look again."""
+    while (wait_s := await device.step()) == 0 or state(device)[0] is not wanted:
+        pass
+    return wait_s
+
+
 async def test_a_good_bundle_is_fetched_tried_and_kept(device: Device, wanted: DesiredModel) -> None:
     device.updater.desire([wanted])
     await device.run()
@@ -141,7 +148,7 @@ async def test_what_may_go_better_later_is_tried_again(
 ) -> None:
     registry.error = error
     device.updater.desire([wanted])
-    assert await device.updater.step() > 0
+    assert await device.step() > 0
     assert state(device) == (S.OFFERED, error.code) and device.version == 1
     registry.error = None
     await device.run()
@@ -164,11 +171,11 @@ async def test_it_waits_for_its_window(device: Device, wanted: DesiredModel, clo
     wanted = replace(wanted, window=Window((minute + 120) % (7 * 24 * 60), 30))
     device.updater.desire([wanted])
     begun_s = clock.wall_s()
-    wait_s = await device.updater.step()
+    wait_s = await reached(device, S.STAGED)
     assert state(device) == (S.STAGED, "") and device.version == 1
     while state(device)[0] is S.STAGED:
         clock.pass_by(wait_s)
-        wait_s = await device.updater.step()
+        wait_s = await device.step()
     assert state(device)[0] is S.TRIAL and device.version == 2
     assert 119 * 60 <= clock.wall_s() - begun_s <= 121 * 60
 
@@ -177,7 +184,7 @@ async def test_a_trial_that_is_started_too_often_goes_back_without_a_network(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
     device.updater.desire([wanted])
-    await device.updater.step()
+    await reached(device, S.TRIAL)
     registry.error = LinkDownError("no network")
     for version, tries in ((2, 1), (2, 2), (2, 3), (1, 3)):
         device.start()
@@ -191,7 +198,7 @@ async def test_a_trial_that_is_started_too_often_goes_back_without_a_network(
 
 async def test_a_trial_whose_requests_fail_goes_back(device: Device, wanted: DesiredModel) -> None:
     device.updater.desire([wanted])
-    await device.updater.step()
+    await reached(device, S.TRIAL)
     device.serving.fails = True
     await device.run()
     assert state(device) == (S.ROLLED_BACK, "errors") and device.version == 1
@@ -202,10 +209,10 @@ async def test_somebody_goes_back_by_hand(device: Device, wanted: DesiredModel) 
         await device.updater.roll_back("other")
     device.updater.desire([wanted])
     await device.run()
-    await device.updater.roll_back(NAME)
+    await device.roll_back()
     assert state(device) == (S.ROLLED_BACK, "asked") and device.version == 1
     with pytest.raises(RequestError, match="nothing to go back to"):
-        await device.updater.roll_back(NAME)
+        await device.roll_back()
     await device.run()
     assert device.version == 1
 
@@ -227,8 +234,7 @@ async def test_what_the_fleet_takes_back_while_it_is_tried_is_tried_no_more(
     device: Device, wanted: DesiredModel
 ) -> None:
     device.updater.desire([wanted])
-    while not device.updater.updates() or device.updater.updates()[0].state is not S.TRIAL:
-        await device.updater.step()
+    await reached(device, S.TRIAL)
     device.updater.desire([replace(wanted, undone=True)])
     await device.run()
     assert state(device) == (S.ROLLED_BACK, "undone") and device.version == 1
@@ -258,12 +264,12 @@ async def test_what_the_fleet_wants_no_more_is_given_up(
 ) -> None:
     registry.cuts = 1.0
     device.updater.desire([wanted])
-    step = asyncio.create_task(device.updater.step())
+    step = asyncio.create_task(device.step())
     while not device.updater.updates() or device.updater.updates()[0].state is not S.DOWNLOADING:  # noqa: ASYNC110
         await asyncio.sleep(0)
     device.updater.desire([])
     await step
-    await device.updater.step()
+    await device.step()
     assert state(device) == (S.CANCELLED, "superseded")
     registry.cuts = 0.0
     device.updater.desire([registry.add(bundle_at(tmp_path / "three", 3))])

@@ -100,6 +100,35 @@ async def test_a_thread_goes_on_with_what_waits_though_the_event_loop_is_held() 
         assert bench.rows_run == [1, 1, 1]
 
 
+async def test_each_thread_goes_on_by_itself() -> None:
+    async with bench_of(sessions=2) as bench:
+        running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4, 5)]
+        assert {await bench.begins(), await bench.begins()} == {1, 2}
+        bench.end(1)
+        bench.end(2)
+        assert {bench.model.begun.get(timeout=10) for _ in range(2)} == {3, 4}  # meanwhile this holds the loop
+        assert bench.model.begun.empty()
+        for value in (3, 4, 5):
+            bench.end(value)
+        answers = await asyncio.gather(*running)
+        assert [float(rows[0, 0]) for rows in answers] == [2, 4, 6, 8, 10]
+        assert bench.batcher.depth == 0 and bench.rows_run == [1] * 5
+
+
+async def test_a_newcomer_who_goes_first_takes_the_place_of_both() -> None:
+    async with bench_of(sessions=2) as bench:
+        running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4)]
+        assert {await bench.begins(), await bench.begins()} == {1, 2}
+        running.append(await bench.submit(request_of(5, priority=1)))
+        bench.end(1)
+        assert await bench.begins() == 5
+        bench.end(2)
+        assert await bench.begins() == 3
+        for value in (3, 4, 5):
+            bench.end(value)
+        await asyncio.gather(*running)
+
+
 async def test_what_comes_later_and_is_due_before_goes_before() -> None:
     async with bench_of() as bench:
         running = [await bench.submit(request_of(1))]

@@ -365,7 +365,7 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
     assert entry_of(catalogue, ("m", 2), ()).manifest_sha256 == f"{2:064}"
     with pytest.raises(NotFoundError):
         entry_of(catalogue, ("m", 4), ())
-    with pytest.raises(RequestError, match="belongs to no bundle"):
+    with pytest.raises(RequestError, match="is of no bundle"):
         catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from firstline_core.fleet.twin import DesiredModel
 from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.joining import in_force, joined
 from firstline_gateway.rollouts.standing import Seen, target
 from firstline_gateway.rollouts.states import RolloutState
+from firstline_gateway.rollouts.subject import Subject
 
 NOW = Now(5000.0, 1.7e9)
 
@@ -104,3 +107,12 @@ def test_a_newer_rollout_for_the_same_devices_is_the_one_to_join() -> None:
         completed("r4", 5.0, "site=paris"),
     ]
     assert [each.id for each in in_force(all_of_them)] == ["r3", "r1"]
+
+
+def test_a_device_has_one_configuration_whatever_its_name() -> None:
+    def configured(name: str, started_s: float, bundle: str) -> Rollout:
+        made = completed(name, started_s)
+        return replace(made, definition=replace(made.definition, bundle=bundle, what=Subject.CONFIGURATION))
+
+    older, newer = configured("r1", 10.0, "quiet"), configured("r2", 20.0, "loud")
+    assert [each.id for each in in_force([older, newer, completed("r3", 5.0)])] == ["r2", "r3"]

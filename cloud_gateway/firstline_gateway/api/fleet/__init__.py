@@ -12,4 +12,5 @@ Routes
     audit           for people: who decided what
     blobs           files of bundles: sent, fetched, in parts
     registry        signed metadata, bundles, aliases, how the registry is
+    configurations  those that are signed for
 """

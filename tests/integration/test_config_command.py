@@ -1,0 +1,136 @@
+"""`firstline config` and a rollout of what it pushed, against a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest_asyncio
+from click.testing import Result
+from support.gateway import DIGITS
+from support.keys import bearer
+from support.registry_site import RegistrySite, registry_site
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+
+QUIET = 'name = "quiet"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
+AT_ONCE = ("--configuration", "--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    async with registry_site(tmp_path / "site") as found:
+        await said(found, "keys", "init")
+        yield found
+
+
+async def said(site: RegistrySite, *arguments: str | Path, code: int = 0) -> Result:
+    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*map(str, arguments)], env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+async def device_says(site: RegistrySite, sequence: int, version: int, *updates: Update) -> Desired:
+    async with httpx.AsyncClient(base_url=site.url, headers=bearer(site.device)) as client:
+        told = msgspec.json.decode((await client.get("/fleet/v1/twin")).content, type=Desired)
+        name = "quiet" if version else ""
+        reported = Reported(
+            "s",
+            sequence,
+            told.revision,
+            (RunningModel("digits", 1),),
+            updates,
+            configuration=version,
+            configuration_name=name,
+        )
+        reply = await client.put("/fleet/v1/twin/reported", content=msgspec.json.encode(reported))
+        assert reply.is_success, reply.text
+    return told
+
+
+async def test_a_configuration_is_signed_listed_read_and_no_longer_signed(site: RegistrySite, tmp_path: Path) -> None:
+    file = tmp_path / "quiet.toml"
+    file.write_text(QUIET.format(1, 5))
+    assert "quiet version 1: signed." in (await said(site, "config", "push", file)).stdout
+    assert "was signed before" in (await said(site, "config", "push", file)).stdout
+    file.write_text(QUIET.format(1, 6))
+    assert "other content" in (await said(site, "config", "push", file, code=1)).output
+    file.write_text(QUIET.format(2, 6))
+    pushed = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)
+    listed = json.loads((await said(site, "config", "ls", "quiet", "-o", "json")).stdout)
+    assert [one["version"] for one in listed] == [1, 2] and listed[1]["sha256"] == pushed["sha256"]
+    assert (await said(site, "config", "show", "quiet", "2")).stdout == file.read_text()
+    shown = json.loads((await said(site, "config", "show", "quiet", "1", "-o", "json")).stdout)
+    assert shown["sets"] == {"budget": {"bytes_per_day": 5}}
+
+    await said(site, "model", "push", DIGITS)  # bundles beside it, which list as they did
+    assert [one["name"] for one in json.loads((await said(site, "model", "ls", "-o", "json")).stdout)] == ["digits"]
+    await said(site, "config", "rm", "quiet", "1")
+    assert "no configuration" in (await said(site, "config", "rm", "quiet", "1", code=1)).output
+    assert "list no configuration" in (await said(site, "config", "show", "quiet", "1", code=1)).output
+    trail = json.loads((await said(site, "audit", "ls", "--subject", "registry", "-o", "json")).stdout)
+    added = [json.loads(entry["details"])["added"] for entry in trail]
+    assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
+
+
+async def test_what_is_no_configuration_is_not_signed(site: RegistrySite, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('name = "bad"\nversion = 1\n[links]\nurl = "https://elsewhere"\n')
+    assert "unknown key 'links'" in (await said(site, "config", "push", file, code=2)).output
+    assert "cannot be read" in (await said(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
+    assert (await said(site, "config", "ls", "-o", "json")).stdout.strip() == "[]"
+
+
+async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_path: Path) -> None:
+    file = tmp_path / "quiet.toml"
+    file.write_text(QUIET.format(1, 5))
+    sha256 = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
+    assert "no configuration" in (await said(site, "rollout", "start", "quiet", "7", *AT_ONCE, code=1)).output
+    await device_says(site, 1, 0)
+    assert "1 devices" in (await said(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
+    rollout = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
+    engine = site.gateway._engine
+    await engine.drive()
+    told = (await device_says(site, 2, 0)).configuration
+    assert told is not None and (told.name, told.version, told.sha256, told.rollout) == ("quiet", 1, sha256, rollout)
+    update = Update("quiet", 1, UpdateState.COMMITTED, what="configuration", rollout=rollout)
+    await device_says(site, 3, 1, update)
+    await engine.drive()
+    assert "configuration quiet 1: completed" in (await said(site, "rollout", "get", rollout)).stdout
+
+    assert "configuration quiet" in (await said(site, "rollout", "ls")).stdout
+    shown = (await said(site, "device", "get", "press-7")).stdout
+    assert "runs digits 1, configuration quiet 1; is to run configuration quiet 1" in shown
+    assert "update to configuration quiet 1: committed" in shown
+
+    await said(site, "rollout", "rollback", rollout)
+    await engine.drive()
+    told = (await device_says(site, 4, 1, update)).configuration
+    assert told is not None and told.undone
+    await device_says(site, 5, 0)
+    await engine.drive()
+    assert "rolled_back" in (await said(site, "rollout", "get", rollout)).stdout
+
+
+async def test_of_two_rollouts_that_mean_one_device_the_newer_one_goes_on(site: RegistrySite, tmp_path: Path) -> None:
+    for name in ("quiet", "loud"):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(QUIET.format(1, 5).replace("quiet", name))
+        await said(site, "config", "push", file)
+    await device_says(site, 1, 0)
+    await said(site, "device", "tag", "press-7", "site=berlin")
+    older = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
+    elsewhere = (await said(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=paris")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await said(site, "rollout", "ls", "-o", "json")).stdout)}
+    assert states[older] == "running" and states[elsewhere] != "aborted"
+    newer = (await said(site, "rollout", "start", "loud", "1", *AT_ONCE, "--selector", "site=berlin")).stdout.strip()
+    states = {one["id"]: one["state"] for one in json.loads((await said(site, "rollout", "ls", "-o", "json")).stdout)}
+    assert states[older] == "aborted" and states[newer] == "running"

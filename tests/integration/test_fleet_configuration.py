@@ -1,0 +1,253 @@
+"""A configuration comes from a real registry to a real agent: signed, brought by a rollout, adopted, and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+from support.agent import edge_settings, serving_agent, until
+from support.images import encode
+from support.keys import create_key
+from support.registry_site import RegistrySite, registry_site
+
+from firstline.release import publishing
+from firstline.release.configurations import PushedConfiguration, push_configuration
+from firstline.release.registry import Registry
+from firstline_core.fleet.twin import DesiredConfiguration, Update
+from firstline_core.fleet.update import ENDED
+from firstline_edge.__main__ import main
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings import EdgeSettings
+from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
+from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.states import Command
+from firstline_gateway.rollouts.subject import Subject
+
+CAREFUL = """
+name = "careful"
+version = 1
+[policy]
+min_threshold = 1.5
+[budget]
+bytes_per_day = 50_000_000
+[audit]
+per_hour = 7
+"""
+UNSEEN = Rules(limits={name: Limit(1e9) for name in ("crashes", "errors", "latency", "escalations", "disagreement")})
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    async with registry_site(tmp_path / "site") as found:
+
+        def begin(registry: Registry) -> None:
+            found.keyring.init(registry.online_key(), found.now_s())
+            publishing.publish(found.keyring, registry, found.now_s())
+
+        await found.with_registry(begin)
+        yield found
+
+
+@pytest.fixture
+def settings(site: RegistrySite, tmp_path: Path) -> EdgeSettings:
+    key = tmp_path / "key"
+    key.write_text(create_key(site.gateway.settings.store, "device-1", "device"))
+    return edge_settings(
+        tmp_path / "state",
+        links=[{"kind": "http", "url": site.url, "token_file": str(key)}],
+        fleet__enabled=True,
+        fleet__poll_s=0.1,
+        fleet__root_file=str(site.keyring.anchor),
+        fleet__download_jitter_s=0,
+        fleet__trial_s=0.2,
+        policy__default_timeout_ms=30_000,
+    )
+
+
+async def pushed(site: RegistrySite, folder: Path, text: str) -> PushedConfiguration:
+    file = folder / "configuration.toml"
+    file.write_text(text)
+    return await site.with_registry(lambda registry: push_configuration(site.keyring, registry, file, site.now_s()))
+
+
+async def told_of(site: RegistrySite) -> Any:
+    return (await site.gateway.fleet.device("device-1")).reported
+
+
+async def ended(site: RegistrySite, rollout: str) -> Update:
+    """How the device says that its update ended."""
+    found: list[Update] = []
+
+    async def told() -> bool:
+        reported = await told_of(site)
+        found[:] = [each for each in (reported.updates if reported is not None else ()) if each.rollout == rollout]
+        return bool(found) and found[0].state in ENDED
+
+    await until(told, 60)
+    return found[0]
+
+
+async def heard(agent: EdgeAgent) -> None:
+    async def known() -> bool:
+        return agent.status()["fleet"]["revision"] is not None
+
+    await until(known, 60)
+
+
+async def desired(site: RegistrySite, wanted: DesiredConfiguration) -> None:
+    await site.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, configuration=wanted))
+
+
+async def command(file: Path, *arguments: str) -> int:
+    """`edge-agent ARGUMENTS`, in a thread, as the agent answers on this one."""
+
+    def run() -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["edge-agent", *arguments, "--config", str(file)])
+            return main()
+
+    return await asyncio.to_thread(run)
+
+
+def a_digit(seed: int) -> bytes:
+    return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
+
+
+async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_back(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    signed = await pushed(site, tmp_path, CAREFUL)
+    rollouts, engine = site.gateway.rollouts, site.gateway._engine
+    definition = Definition(
+        signed.name,
+        signed.version,
+        signed.sha256,
+        (Stage(1.0, soak_s=0.0),),
+        UNSEEN,
+        held_back=0.0,
+        what=Subject.CONFIGURATION,
+    )
+    answers: list[str] = []
+    over = asyncio.Event()
+
+    async def ask(agent: EdgeAgent) -> None:
+        while not over.is_set():
+            response = await agent.infer_file("digits", a_digit(len(answers)))
+            assert response.answer is not None and response.answer.status == "final"
+            answers.append(response.answer.tier)
+            await asyncio.sleep(0)
+
+    async def kept(agent: EdgeAgent) -> set[str]:
+        """Which tiers answer ten digits of the bundle's own kind, which the edge model is sure of."""
+        found = [await agent.infer_file("digits", a_digit(10_000 + seed)) for seed in range(10)]
+        return {each.answer.tier for each in found if each.answer is not None}
+
+    async with EdgeAgent(settings) as agent:
+        await heard(agent)
+        assert agent.status()["budgets"] == []
+        asking = asyncio.create_task(ask(agent))
+        rollout = (await rollouts.create(definition, "application:ops")).id
+        await rollouts.command(rollout, Command.START, "application:ops")
+
+        async def completed() -> bool:
+            await engine.drive()
+            return (await rollouts.get(rollout)).state == "completed"
+
+        await until(completed, 60)
+        over.set()
+        await asking  # no request failed
+        assert answers
+        (held,) = agent.parts.models.all
+        assert agent.parts.router.threshold(held) == 1.5
+        (budget,) = agent.status()["budgets"]
+        assert (budget["budget"], budget["amount"]) == ("bytes/day", 50_000_000) and 0 < budget["left"] < 50_000_000
+        assert "edge" not in await kept(agent)
+        reported = await told_of(site)
+        assert (reported.configuration_name, reported.configuration, reported.configuration_sha256) == (
+            "careful",
+            1,
+            signed.sha256,
+        )
+
+    async with EdgeAgent(settings) as agent:  # it is there from the first request on
+        assert agent.parts.router.threshold(agent.parts.models.all[0]) == 1.5
+        assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
+        await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
+
+        async def back() -> bool:
+            await engine.drive()
+            return (await rollouts.get(rollout)).state == "rolled_back"
+
+        await until(back, 60)
+        assert agent.parts.router.threshold(agent.parts.models.all[0]) < 1
+        assert agent.status()["budgets"] == [] and agent.status()["fleet"]["configuration"] is None
+        update = await ended(site, rollout)
+        assert (update.state, update.reason) == ("rolled_back", "undone")
+
+
+async def test_a_device_that_keeps_a_setting_to_itself_refuses_with_a_sentence(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed = await pushed(site, tmp_path, CAREFUL)
+    own = replace(settings, fleet=replace(settings.fleet, locked=("audit",)))
+    async with EdgeAgent(own) as agent:
+        await heard(agent)
+        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
+        update = await ended(site, "r1")
+        assert update.state == "rejected" and "keeps to itself" in update.message, update
+        assert agent.parts.router.threshold(agent.parts.models.all[0]) < 1 and agent.status()["budgets"] == []
+    file = tmp_path / "edge-agent.toml"
+    file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
+    assert await command(file, "updates") == 0
+    assert "configuration careful" in capsys.readouterr().out
+    assert await command(file, "updates", "-o", "json") == 0
+    (shown,) = json.loads(capsys.readouterr().out)["updates"]
+    assert (shown["what"], shown["state"]) == ("configuration", "rejected")
+
+
+async def test_a_gateway_cannot_set_what_nobody_signed(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path
+) -> None:
+    signed = await pushed(site, tmp_path, CAREFUL)
+    async with EdgeAgent(settings) as agent:
+        await heard(agent)
+        await desired(site, DesiredConfiguration("careful", 2, "0" * 64, "r1"))
+        assert ((await ended(site, "r1")).state, (await ended(site, "r1")).reason) == ("rejected", "not_found")
+        await desired(site, DesiredConfiguration("careful", 1, "0" * 64, "r2"))
+        assert ((await ended(site, "r2")).state, (await ended(site, "r2")).reason) == ("rejected", "integrity")
+        assert signed.sha256 and agent.status()["fleet"]["configuration"] is None
+
+
+async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
+    site: RegistrySite, settings: EdgeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed = await pushed(site, tmp_path, CAREFUL)
+    file = tmp_path / "edge-agent.toml"
+    file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
+    back = "rollback", "--configuration"
+    async with EdgeAgent(settings) as agent:
+        await heard(agent)
+        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
+        assert (await ended(site, "r1")).state == "committed"
+    assert await command(file, *back) == 0
+    assert "configuration: what ran before runs again" in capsys.readouterr().out
+    async with serving_agent(settings) as (agent, url):
+        assert agent.status()["fleet"]["configuration"] is None
+        await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
+        assert (await ended(site, "r2")).state == "committed"
+        agent.parts.state.publish_url(url)
+        assert await command(file, "status") == 0
+        assert "configuration careful version 1" in capsys.readouterr().out
+        assert await command(file, *back) == 0
+        assert agent.status()["fleet"]["configuration"] is None
+        assert await command(file, *back) != 0
+    assert "no configuration to go back from" in capsys.readouterr().err

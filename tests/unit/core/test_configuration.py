@@ -1,0 +1,81 @@
+"""A configuration says what may be set from afar, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.configuration import (
+    KEYS,
+    LIMIT_BYTES,
+    SECTIONS,
+    configuration_at,
+    configuration_path,
+    parse_configuration,
+)
+from firstline_core.fleet.target import named_by
+from firstline_core.names import NAME_PATTERN
+
+HEAD = 'name = "quiet"\nversion = 2\n'
+
+
+def parsed(text: str) -> dict[str, dict[str, object]]:
+    return parse_configuration((HEAD + text).encode(), "quiet.toml").changes
+
+
+def test_what_is_set_is_told_and_nothing_else() -> None:
+    found = parsed("[policy]\nmin_threshold = inf\n[budget]\nbytes_per_day = 20_000\n[audit]\non_alarm = 'escalate'\n")
+    assert found == {
+        "policy": {"min_threshold": math.inf},
+        "budget": {"bytes_per_day": 20_000},
+        "audit": {"on_alarm": "escalate"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "sets nothing"),
+        ("[budget]\n", "sets nothing"),
+        ("[links]\nurl = 'https://evil'\n", "unknown key 'links'"),
+        ("[api]\nport = 1\n", "unknown key 'api'"),
+        ("[policy]\nlimit_bytes = 1\n", "unknown key 'policy.limit_bytes'"),
+        ("[budget]\nbytes_per_dai = 1\n", "did you mean 'bytes_per_day'"),
+        ("[budget]\nbytes_per_day = -1\n", "bytes_per_day"),
+        ("[audit]\nmax_share = 1.5\n", "max_share"),
+        ("[policy]\nkind = 'mine'\n", "kind"),
+        ("[policy]\nmin_threshold = nan\n", "no number"),
+        ("[policy\n", "not valid TOML"),
+        ("#" * LIMIT_BYTES, "more than"),
+    ],
+)
+def test_what_cannot_be_set_from_afar_is_refused_with_a_sentence(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parsed(text)
+
+
+@pytest.mark.parametrize("head", ["version = 1\n", 'name = "../x"\nversion = 1\n', 'name = "x"\nversion = 0\n'])
+def test_a_configuration_has_a_name_and_a_version(head: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_configuration(f"{head}[budget]\nbytes_per_day = 1\n".encode(), "it")
+
+
+def test_no_address_identity_or_path_is_among_what_can_be_set() -> None:
+    assert {key.partition(".")[0] for key in KEYS} == set(SECTIONS)
+    assert not [key for key in KEYS for word in ("url", "host", "file", "dir", "token", "limit") if word in key]
+
+
+@given(st.from_regex(NAME_PATTERN, fullmatch=True), st.integers(1, 10**15 - 1))
+def test_a_path_says_which_configuration_it_is_and_is_no_bundles(name: str, version: int) -> None:
+    path = configuration_path(name, version)
+    assert configuration_at(path) == (name, version)
+    assert named_by(path) is None
+
+
+@pytest.mark.parametrize("path", ["digits/1/manifest.json", "configurations/a@0.toml", "configurations/../a@1.toml"])
+def test_another_path_is_no_configurations(path: str) -> None:
+    assert configuration_at(path) is None
