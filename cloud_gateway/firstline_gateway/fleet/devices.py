@@ -16,7 +16,7 @@ from firstline_gateway.store import statements
 from firstline_gateway.store.statements import batched
 
 _EARLIER = 8  # sessions whose late words are known as late
-_ROWS = 500  # of a long answer, at a time
+_AT_ONCE = 500  # rows that are read for a page of which most may not be meant
 _C = DEVICES.c
 _NOTHING = msgspec.json.encode(Desired(0)).decode()
 
@@ -132,17 +132,37 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
     return _device(row) if row is not None else None
 
 
-def page(connection: Connection, after: str, limit: int, selector: Selector) -> list[Device]:
-    """Devices by name, from the first one after a name on; those that the selector means."""
-    meant: list[str] = []
-    tags = select(_C.name, _C.tags).where(_C.name > after).order_by(_C.name)
-    with connection.execute(tags, execution_options={"yield_per": _ROWS}) as rows:
-        for row in rows:
-            if selector.matches(msgspec.json.decode(row.tags, type=dict[str, str])):
-                meant.append(row.name)
-                if len(meant) == limit:
-                    break
-    return [_device(row) for row in connection.execute(_query().where(_C.name.in_(meant)).order_by(_C.name))]
+def page(
+    connection: Connection, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
+) -> list[Device]:
+    """Devices by name, from the first one after a name on.
+
+    Args:
+        connection: within a transaction.
+        after: the name; "" for the first ones.
+        limit: most of them.
+        selector: of their tags.
+        model: only those that say they run it; "" for all.
+        version: likewise, in this version; None for any.
+    """
+    found: list[Device] = []
+    at_once = limit if not (selector.text or model) else max(limit, _AT_ONCE)
+    while len(found) < limit:
+        rows = connection.execute(_query().where(_C.name > after).order_by(_C.name).limit(at_once)).all()
+        found += [
+            device
+            for device in map(_device, rows)
+            if selector.matches(device.tags) and (not model or _runs(device, model, version))
+        ]
+        if len(rows) < at_once:
+            break
+        after = rows[-1].name
+    return found[:limit]
+
+
+def _runs(device: Device, model: str, version: int | None) -> bool:
+    said = device.reported.models if device.reported is not None else ()
+    return any(each.name == model and version in (None, each.version) for each in said)
 
 
 def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:

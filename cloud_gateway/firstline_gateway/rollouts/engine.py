@@ -95,7 +95,7 @@ class Engine:
         steps = 0
         for make in [partial(_stepped, rollout_id=each) for each in await self._read(records.active)]:
             steps += await self._follow(make)
-        if self._clock.monotonic_s() >= self._joining_s and await self._leads():
+        if self._clock.monotonic_s() >= self._joining_s:
             self._joining_s = self._clock.monotonic_s() + _JOIN_S
             for rollout in in_force(await self._read(records.completed)):
                 steps += await self._follow(partial(_joined, rollout_id=rollout.id))
