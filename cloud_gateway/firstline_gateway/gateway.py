@@ -304,6 +304,7 @@ class Gateway:
                     forgotten_s = self.clock.monotonic_s()
                     await self.fleet.forget_old()
                 await asyncio.wrap_future(self.contracts.refresh())
+                await self.fleet.keep_tiers()
                 await self.deliveries.advance()  # a write, however small, that tells whether the store takes any
             except CapacityError:
                 pass  # the writer says so, once

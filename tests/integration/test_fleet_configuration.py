@@ -25,6 +25,7 @@ from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import ENDED
 from firstline_edge.__main__ import main
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.report import birth_of
 from firstline_edge.settings import EdgeSettings
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
@@ -181,6 +182,10 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
     async with EdgeAgent(settings) as agent:  # it is there from the first request on
         assert agent.parts.router.threshold(agent.parts.models.all[0]) == 1.5
         assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
+        assert agent.parts.fleet is not None
+        told = agent.parts.models, agent.parts.audits.standings, agent.parts.fleet.configuration.running
+        birth: dict[str, Any] = birth_of(*told)
+        assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 
         async def back() -> bool:

@@ -11,13 +11,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import numpy as np
 import onnx
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import edge_settings, until
-from support.keys import create_key
+from support.gateway import serving
+from support.keys import bearer, create_key
 from support.registry_site import RegistrySite, digits_bundle, registry_site
 from typer.testing import CliRunner
 
@@ -38,6 +40,7 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.updater.slots import manifest_sha256
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.full_models.keeper import FullModels
+from firstline_gateway.gateway import open_gateway
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.stages import Stage, place
@@ -274,6 +277,35 @@ async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_wh
         shutil.copytree(tmp_path / "old", tmp_path / "models" / "digits")
         await again.gateway.plane.load("digits")
         assert set(again.gateway.repository.models) == {OLD, NEW}
+
+
+async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    await keeper_of(site).before(definition(tmp_path / "new"))
+    before = site.gateway.settings
+    shelf = replace(before.registry, full_models=str(tmp_path / "other shelf"))
+    replica = open_gateway(replace(before, registry=shelf))
+    key = create_key(before.store, "asks", "application")
+    body = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    async with serving(replica) as url, httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
+
+        async def asked(version: int) -> httpx.Response:
+            return await client.post(f"/v2/models/digits/versions/{version}/infer", json=body)
+
+        async def told_to_wait() -> bool:  # from its first look at the registry on
+            return (await asked(2)).status_code in (503, 400)
+
+        await until(told_to_wait, 60)
+        assert (await asked(7)).status_code == 404  # nobody signed it
+
+        async def served() -> bool:
+            reply = await asked(2)
+            assert reply.status_code == 400 or "is being fetched" in reply.json()["error"], reply.text
+            return reply.status_code == 400  # "x" is no picture: the model is there
+
+        await until(served, 60)
+        assert set(replica.repository.models) == {NEW}
 
 
 async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devices(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, RequestError, UnknownModelError
+from firstline_core.errors import EngineUnavailableError, FirstlineError, RequestError, UnknownModelError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import events, http, short
 from firstline_core.protocol.framing import Encoded
@@ -200,7 +200,7 @@ def _in_words(gateway: Gateway, job: Job) -> dict[str, object]:
     response = decode_response(job.content, job.header)
     try:
         labels = gateway.plane.metadata(response.model, response.version).labels
-    except UnknownModelError:  # unloaded since
+    except (UnknownModelError, EngineUnavailableError):  # unloaded since
         labels = ()
     return short.reply_from(response, labels)
 

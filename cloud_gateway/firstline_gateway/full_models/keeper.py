@@ -1,7 +1,9 @@
 """Full models come when the fleet needs them, and go when no device has needed them for a while.
 
-They are fetched from this gateway's own registry: what is signed there and nothing else. A version that lies in
-`models.directory` is whoever put it there's, and is neither fetched nor retired.
+They are fetched from this gateway's own registry: what is signed there and nothing else. A request for one that is
+signed and not here yet, as where another replica started the rollout, has it fetched and is told to come back: its
+device answers for now and promises a correction. A version that lies in `models.directory` is whoever put it there's,
+and is neither fetched nor retired.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock
-from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
-from firstline_core.fleet.target import ListedBundle, listed
+from firstline_core.errors import ConflictError, EngineUnavailableError, FirstlineError, NotFoundError, NotReadyError
+from firstline_core.fleet.target import ListedBundle, bundles, listed, target_path
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import first_of
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.full_models.needs import needed
 from firstline_gateway.full_models.shelf import Shelf
@@ -25,6 +29,7 @@ from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.store.readers import Readers
 
 _LOOK_S = 10.0
+_RETRY_S = 2.0
 # For whoever starts a rollout, before they are told to come back.
 _PATIENCE_S = 20.0
 _RETIRED = "no device needs it any more; it is fetched again when one does"
@@ -70,7 +75,12 @@ class FullModels:
         self._bringing: dict[ModelKey, asyncio.Task[None]] = {}
         self._needed_s: dict[ModelKey, float] = {}
         self._said: dict[ModelKey, str] = {}
+        self._signed: set[ModelKey] = set()
+        self._signed_version = 0
+        self._asked: set[ModelKey] = set()
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        repository.on_missing = self._missing
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -127,7 +137,10 @@ class FullModels:
         """
         now_s = self._clock.monotonic_s()
         since_s = self._clock.wall_s() - self._retire_after_s
-        wanted = await self._readers.ask(partial(needed, since_s=since_s))
+        await self._take_up_signed()
+        asked, self._asked = self._asked, set()
+        wanted = asked | await self._readers.ask(partial(needed, since_s=since_s))
+        self._said = {key: said for key, said in self._said.items() if key in wanted}
         for key in sorted(wanted - set(self._repository.models)):
             if key.name in self._orders.unloaded:
                 continue  # at somebody's word, until they have it loaded
@@ -146,6 +159,28 @@ class FullModels:
                 self._needed_s[key] = now_s
             elif now_s - self._needed_s.setdefault(key, now_s) >= self._retire_after_s:
                 await self._retire(key)
+
+    def _missing(self, name: str, version: str) -> FirstlineError | None:
+        """What a request is told whose model is not served; None where it never will be."""
+        if not (version.isascii() and version.isdigit() and len(version) <= 18):
+            return None
+        key = ModelKey(name, int(version))
+        if key not in self._signed or key in self._said or name in self._orders.unloaded:
+            return None
+        self._asked.add(key)
+        self._wake.set()
+        return EngineUnavailableError(
+            f"The full model of {name} version {version} is being fetched for this gateway; send it again in a moment.",
+            retry_after_s=_RETRY_S,
+        )
+
+    async def _take_up_signed(self) -> None:
+        """Which versions with a full model are signed now."""
+        version, files = await self._registry.catalogue()
+        if version != self._signed_version:
+            keys = (ModelKey(*found) for found in bundles(files))
+            self._signed = {key for key in keys if files[target_path(*key, MANIFEST_NAME)].custom.get("full_digest")}
+            self._signed_version = version
 
     def _is_ours(self, key: ModelKey) -> bool:
         return self._repository.models[key].path == self._shelf.path(key)
@@ -197,4 +232,5 @@ class FullModels:
                 trouble = error.message
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("full models not looked after")
-            await self._clock.sleep(_LOOK_S)
+            await first_of(self._wake.wait(), self._clock.sleep(_LOOK_S))
+            self._wake.clear()

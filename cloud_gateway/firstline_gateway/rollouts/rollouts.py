@@ -248,7 +248,7 @@ def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:
         superseded_by=rollout.superseded_by,
         devices=states,
         control=counts.get(DeviceState.CONTROL, 0),
-        consequences=consequences(rollout.state, states),
+        consequences=consequences(rollout, states),
         definition=msgspec.to_builtins(definition),
     )
 
