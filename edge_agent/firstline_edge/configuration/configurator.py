@@ -1,7 +1,7 @@
 """The states of an update of this device's configuration: every step is on the disk before it is done.
 
-The same states as a model's (`updater/model_updates.py`), with less to do in each: a configuration is one small file, and
-what proves it is that this device's own settings allow it, that the agent starts with it, and that it answers.
+The same states as a model's (`updater/model_updates.py`), with less to do in each: a configuration is one small file,
+and what proves it is that this device's own settings allow it, that the agent starts with it, and that it answers.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Configurator:
         return 0.0
 
     async def _go_back(self, reason: str, message: str) -> None:
-        """What ran before runs again, whatever the disk says; where that is none of this device's any more, its own do."""
+        """What ran before runs again, whatever the disk says; where it may not any more, the device's own settings."""
         now_s = self._clock.wall_s()
         kept = self.kept.given_up(reason, message, now_s)
         try:
