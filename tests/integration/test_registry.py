@@ -95,6 +95,7 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
     assert [file.path for file in files_for(found, "edge-onnx")] == [
         "digits/1/manifest.json",
         "digits/1/edge-onnx.onnx",
+        "digits/1/golden.json",
     ]
     pulled = await begun.with_registry(
         lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
