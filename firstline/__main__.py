@@ -13,7 +13,6 @@ _NEEDED = (
     "fastapi",
     "tuf",
     "securesystemslib",
-    "nicegui",
     "cryptography",
 )
 
