@@ -51,9 +51,9 @@ PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
 command -v $(1) >/dev/null || echo '$(1) is not installed: what needs it is left out' >&2
 endef
 
-.PHONY: help demo test check format mosquitto postgres kubectl node wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
+.PHONY: help demo test check format mosquitto postgres kubectl node chromium wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
   bench bench-peers hot-path loadgen bench-routing bench-fleet alarm \
-  chaos chaos-full soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
+  chaos chaos-full update-kill soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
 help: ## list these targets
@@ -62,7 +62,7 @@ help: ## list these targets
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
-test: check mosquitto postgres kubectl node .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
+test: check mosquitto postgres kubectl node chromium .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
 check: .venv/test.stamp ## format, lint, types and import contracts
@@ -90,6 +90,9 @@ kubectl:
 node:
 	$(call debian,node,nodejs)
 
+chromium:
+	$(call debian,chromium,chromium)
+
 wrk:
 	$(call debian,wrk,wrk)
 
@@ -113,7 +116,7 @@ tuf-conformance: .venv/test.stamp .venv-conformance/stamp ## The Update Framewor
 	  --entrypoint "$$(pwd)/$(BIN)/python $$(pwd)/tests/conformance/client.py"
 
 lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade for the newest versions)
-	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra grpc --extra postgres --extra s3 --group dev
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra console --extra grpc --extra postgres --extra s3 --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
@@ -180,6 +183,9 @@ chaos: .venv/test.stamp mosquitto ## kills, outages, an hour offline and a soak,
 
 chaos-full: .venv/test.stamp mosquitto ## the same with all its numbers (hours)
 	$(CHAOS) --full
+
+update-kill: .venv/test.stamp ## a device killed at every persisted step of an update, with 500 seeds (minutes)
+	FIRSTLINE_SEEDS=500 $(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL:loadfile=load) tests/property/test_update_kill.py
 
 soak: .venv/test.stamp ## twenty minutes of steady load: memory, descriptors, threads, bytes written
 	$(CHAOS) --full --only soak

@@ -1,10 +1,21 @@
-"""`firstline`, on the command line. Its commands need the workbench extra; the client library does not."""
+"""`firstline`, on the command line. Its commands need an extra; the client library does not."""
 
 from __future__ import annotations
 
 import sys
 
-_NEEDED = ("typer", "rich", "PIL", "onnxruntime", "starlette", "fastapi", "tuf", "securesystemslib")
+_NEEDED = (
+    "typer",
+    "rich",
+    "PIL",
+    "onnxruntime",
+    "starlette",
+    "fastapi",
+    "tuf",
+    "securesystemslib",
+    "nicegui",
+    "cryptography",
+)
 
 
 def main() -> int:
@@ -13,12 +24,17 @@ def main() -> int:
     Returns:
         0 done; 1 a check failed; 2 wrong usage or configuration.
     """
+    alone = sys.argv[1:2] == ["console"]  # a service of its own, which starts without the workbench
     try:
-        from firstline.cli.app import run
+        if alone:
+            from firstline.cli.console import run
+        else:
+            from firstline.cli.app import run
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
-        sys.stderr.write("The firstline command needs more than the client library: install firstline[workbench].\n")
+        extra = "console" if alone else "workbench"
+        sys.stderr.write(f"The firstline command needs more than the client library: install firstline[{extra}].\n")
         return 2
     return run()
 

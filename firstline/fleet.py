@@ -16,7 +16,7 @@ import msgspec
 from firstline import connection
 from firstline_core.errors import ProtocolError
 from firstline_core.fleet import rest
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierHistory
 from firstline_core.fleet.twin import Brake
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from firstline.rollouts import Rollouts
 
 _TIMEOUT_S = 30.0
-_AT_ONCE = 1000  # names in one request
+_AT_ONCE = 1000  # names in one request, or devices in one answer
 
 _T = TypeVar("_T")
 
@@ -91,9 +91,37 @@ class Fleet:
         """
         after: str | None = ""
         while after is not None:
-            page = self._asked("GET", rest.DEVICES_PATH, FleetDevicePage, params={"after": after, "selector": selector})
+            page = self.page(after, selector)
             yield from page.devices
             after = page.after
+
+    def page(
+        self, after: str = "", selector: str = "", model: str = "", version: int | None = None, limit: int = _AT_ONCE
+    ) -> FleetDevicePage:
+        """The next devices after a name.
+
+        Args:
+            after: the name; "" for the first ones.
+            selector: of their tags.
+            model: only those that run it.
+            version: likewise, in this version.
+            limit: most of them, up to 1000.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        asked = {"after": after, "selector": selector, "model": model, "limit": str(limit)}
+        if version is not None:
+            asked["version"] = str(version)
+        return self._asked("GET", rest.DEVICES_PATH, FleetDevicePage, params=asked)
+
+    def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
+        """Who answered what the devices were asked, over the last hours; of one model, or of all.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        return self._asked("GET", rest.TIERS_PATH, TierHistory, params={"hours": str(hours), "model": model})
 
     def device(self, name: str) -> FleetDevice:
         """One device.
@@ -176,13 +204,14 @@ def _device(name: str) -> str:
 
 
 @contextmanager
-def open_fleet(url: str, key: str, ca_file: Path | None = None) -> Iterator[Fleet]:
+def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Iterator[Fleet]:
     """The fleet of the gateway at `url`.
 
     Args:
         url: with https, unless the gateway is on this machine.
         key: an API key with the scope "fleet".
         ca_file: whom to believe (PEM); None for the machine's own authorities.
+        timeout_s: how long the gateway may keep silent.
 
     Raises:
         ConfigError: the URL, the key or the file is none.
@@ -191,7 +220,7 @@ def open_fleet(url: str, key: str, ca_file: Path | None = None) -> Iterator[Flee
         base_url=connection.base_url(url),
         headers={**connection.authorization(key), "Content-Type": "application/json"},
         verify=ssl.create_default_context() if ca_file is None else connection.believing(ca_file),
-        timeout=_TIMEOUT_S,
+        timeout=timeout_s,
         trust_env=False,
     ) as client:
         yield Fleet(client)

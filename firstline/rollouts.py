@@ -49,10 +49,14 @@ class Rollouts:
         """Rollouts, the newest first."""
         after: str | None = ""
         while after is not None:
-            params = {"after": after, "bundle": bundle}
-            page = asked(self._client, "GET", ROLLOUTS_PATH, RolloutPage, params=params)
+            page = self.page(after, bundle)
             yield from page.rollouts
             after = page.after
+
+    def page(self, after: str = "", bundle: str = "", limit: int = 100) -> RolloutPage:
+        """The next rollouts after one, the newest first."""
+        params = {"after": after, "bundle": bundle, "limit": str(limit)}
+        return asked(self._client, "GET", ROLLOUTS_PATH, RolloutPage, params=params)
 
     def get(self, rollout: str) -> RolloutSummary:
         """How one stands."""

@@ -23,6 +23,7 @@ What it knows
     contracts/      whether each bundle's contract still holds, by the audits of all devices
     identity/       who may call: certificates, enrolment, revocation, API keys
     registry/       bundles' files and the signed metadata that devices believe
+    full_models/    those that the fleet needs, fetched from the registry and retired
     trail/          who decided what about the fleet, for good
     broker/         the files of a Mosquitto, and how revoked devices leave it
     statistics      how often, and how long, each model ran

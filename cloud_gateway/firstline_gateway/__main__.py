@@ -107,7 +107,7 @@ def _check(arguments: argparse.Namespace) -> int:
     database.check(found.store)
     options = runtime_options(found)
     here = loads_here(found)
-    repository = load_repository(Path(found.models.directory), options if here else None)
+    repository = load_repository(Path(found.models.directory), options if here else None, fetched=found.fetched_models)
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
         try:

@@ -52,6 +52,7 @@ from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail.trail import Trail
 
 if TYPE_CHECKING:
+    from firstline_gateway.full_models.keeper import FullModels
     from firstline_gateway.registry.wiring import RegistryRoom
 
 # A batch whose clients have left may run as long, before the process ends with it.
@@ -116,7 +117,12 @@ class Gateway:
             repository,
             executor,
             load=load,
-            find=partial(named, Path(settings.models.directory), must_be_whole=load is not None),
+            find=partial(
+                named,
+                Path(settings.models.directory),
+                must_be_whole=load is not None,
+                fetched=settings.fetched_models,
+            ),
             budget_bytes=settings.models.memory_budget_mb << 20,
             patience_s=settings.execution.queue_s,
             background=not settings.models.wait,
@@ -184,6 +190,9 @@ class Gateway:
         self._engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=told)
         self.rollouts.on_change = self._engine.wake
         self.registry = _registry(self, settings, self._readers)
+        self.full_models = _full_models(self, settings, self._readers, must_be_whole=load is not None)
+        if self.full_models is not None:
+            self.rollouts.before_start = self.full_models.before
         self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)
@@ -215,6 +224,8 @@ class Gateway:
         self._engine.start()
         if self.registry is not None:
             self.registry.keeper.start()
+        if self.full_models is not None:
+            self.full_models.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
@@ -269,6 +280,8 @@ class Gateway:
         await self.identity.close()
         if self.registry is not None:
             await self.registry.keeper.close()
+        if self.full_models is not None:
+            await self.full_models.close()
         await self.residency.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
@@ -291,6 +304,7 @@ class Gateway:
                     forgotten_s = self.clock.monotonic_s()
                     await self.fleet.forget_old()
                 await asyncio.wrap_future(self.contracts.refresh())
+                await self.fleet.keep_tiers()
                 await self.deliveries.advance()  # a write, however small, that tells whether the store takes any
             except CapacityError:
                 pass  # the writer says so, once
@@ -317,6 +331,27 @@ def _registry(gateway: Gateway, settings: Settings, readers: Readers) -> Registr
     )
 
 
+def _full_models(gateway: Gateway, settings: Settings, readers: Readers, *, must_be_whole: bool) -> FullModels | None:
+    """Who fetches full models from the registry, where that is asked for."""
+    folder = settings.fetched_models
+    if gateway.registry is None or folder is None:
+        return None
+    from firstline_gateway.full_models.keeper import FullModels
+    from firstline_gateway.full_models.shelf import Shelf
+
+    registry = gateway.registry.registry
+    return FullModels(
+        Shelf(folder, registry.read),
+        registry,
+        gateway.repository,
+        gateway.residency.orders,
+        readers,
+        retire_after_s=settings.registry.retire_after_s,
+        must_be_whole=must_be_whole,
+        clock=gateway.clock,
+    )
+
+
 def open_gateway(settings: Settings) -> Gateway:
     """Puts the gateway together; where it is to wait for its models, that takes as long as they take to load.
 
@@ -330,6 +365,7 @@ def open_gateway(settings: Settings) -> Gateway:
         Path(settings.models.directory),
         options if here and settings.models.wait else None,
         budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
+        fetched=settings.fetched_models,
     )
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     load = partial(load_full, options=options) if here else None

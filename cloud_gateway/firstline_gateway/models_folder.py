@@ -19,7 +19,9 @@ from firstline_gateway.repository import RefusedBundle, Repository, ServedModel,
 log = logger(__name__)
 
 
-def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0) -> Repository:
+def load_repository(
+    directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0, fetched: Path | None = None
+) -> Repository:
     """Opens every bundle in a folder and loads its full model; one that is no good is logged, the others are served.
 
     Args:
@@ -27,6 +29,7 @@ def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_b
         options: how the models run; None where they are only declared, because they run elsewhere, or load later.
         budget_bytes: what all models may take, and 0 is no limit; of those that do not fit together newer versions come
             first, one that does not fit by itself is refused.
+        fetched: a folder of bundles that came from the registry; one that `directory` has too is not looked at.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
@@ -38,9 +41,11 @@ def load_repository(directory: Path, options: RuntimeOptions | None, *, budget_b
         log.error("bundle refused", path=str(path), error=error.message)
         refused.append(RefusedBundle(path, error, key))
 
-    for path in find_bundles(directory):
+    for path in [*find_bundles(directory), *_fetched(fetched)]:
         try:
             served = read_bundle(path, must_be_whole=options is not None)
+            if served.key in models and path.parent == fetched:
+                continue
             check_size(served, budget_bytes)
             if served.key in models:
                 raise _twice(path, models[served.key])
@@ -105,20 +110,24 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
     return loaded
 
 
-def named(directory: Path, name: str, *, must_be_whole: bool) -> tuple[list[ServedModel], list[RefusedBundle]]:
-    """All versions of one bundle in a folder, and what should have been one; blocks.
+def named(
+    directory: Path, name: str, *, must_be_whole: bool, fetched: Path | None = None
+) -> tuple[list[ServedModel], list[RefusedBundle]]:
+    """All versions of one bundle in a folder, and what should have been one; blocks. `fetched`: see above.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
     found: dict[ModelKey, ServedModel] = {}
     refused: list[RefusedBundle] = []
-    for path in find_bundles(directory):
+    for path in [*find_bundles(directory), *_fetched(fetched)]:
         key = _key_at(path)
         if (key.name if key is not None else None) != name and (key is not None or name not in path.parts[-2:]):
             continue
         try:
             served = read_bundle(path, must_be_whole=must_be_whole)
+            if served.key in found and path.parent == fetched:
+                continue
             if served.key in found:
                 raise _twice(path, found[served.key])
         except FirstlineError as error:
@@ -126,6 +135,10 @@ def named(directory: Path, name: str, *, must_be_whole: bool) -> tuple[list[Serv
         else:
             found[served.key] = served
     return list(found.values()), refused
+
+
+def _fetched(folder: Path | None) -> list[Path]:
+    return find_bundles(folder) if folder is not None and folder.is_dir() else []
 
 
 def _key_at(path: Path) -> ModelKey | None:

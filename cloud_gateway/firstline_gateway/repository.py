@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,10 +66,13 @@ class Repository:
         models: by name and version; replaced as a whole by each change.
         refused: bundles that were no good when the gateway started.
         away: versions that are known and not served, each with the reason.
+        on_missing: asked, with name and version, before it is said that there is no such model; what it gives is said
+            instead.
     """
 
     def __init__(self, models: dict[ModelKey, ServedModel], refused: tuple[RefusedBundle, ...] = ()) -> None:
         self.refused = refused
+        self.on_missing: Callable[[str, str], FirstlineError | None] = lambda _name, _version: None
         self.away = {
             bundle.key: bundle.error.message
             for bundle in refused
@@ -117,17 +120,21 @@ class Repository:
 
         Raises:
             UnknownModelError: there is no such bundle or version.
+            EngineUnavailableError: there will be, soon.
         """
-        versions = self.versions(name)
-        if not version:
-            return self.models[ModelKey(name, versions[-1])]
-        for known in versions:
-            if str(known) == version:
-                return self.models[ModelKey(name, known)]
-        raise UnknownModelError(
-            f"Model '{name}' has no version {shown(version)} on this gateway; "
-            f"it serves: {', '.join(map(str, versions))}."
-        )
+        try:
+            versions = self.versions(name)
+            if not version:
+                return self.models[ModelKey(name, versions[-1])]
+            for known in versions:
+                if str(known) == version:
+                    return self.models[ModelKey(name, known)]
+            raise UnknownModelError(
+                f"Model '{name}' has no version {shown(version)} on this gateway; "
+                f"it serves: {', '.join(map(str, versions))}."
+            )
+        except UnknownModelError as error:
+            raise (self.on_missing(name, version) or error) from None
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Those names that no model has, be it served or refused."""

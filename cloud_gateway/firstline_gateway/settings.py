@@ -246,6 +246,11 @@ class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The store's region; "" is what AWS's variables say."""
     blob_limit_bytes: Count = 1 << 32
     """The largest file (bytes)."""
+    full_models: str = ""
+    """A folder that full models are fetched to from the registry, and served from, for as long as the fleet runs their
+    bundles; "" serves what lies in models.directory alone."""
+    retire_after_s: Annotated[float, Meta(ge=0, le=365 * 86_400)] = 7 * 86_400.0
+    """How long no device has needed such a model before it goes (seconds); one silent for as long needs none."""
 
 
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,6 +302,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             json_bytes=min(DEFAULT_LIMITS.json_bytes, body_bytes),
             rows=self.api.rows_limit,
         )
+
+    @property
+    def fetched_models(self) -> Path | None:
+        """Where full models are fetched to; None where none are."""
+        return Path(self.registry.full_models) if self.registry.full_models else None
 
     @property
     def sessions(self) -> int:

@@ -34,6 +34,10 @@ def check(found: Settings) -> None:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
     if found.mqtt.enabled and not found.mqtt.host:
         raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
+    if found.registry.full_models and not found.registry.blobs:
+        raise ConfigError(
+            "registry.full_models is set, but registry.blobs is empty, so that there is nothing to fetch; set that too."
+        )
     if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
         raise ConfigError(
             f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "

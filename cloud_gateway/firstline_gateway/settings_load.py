@@ -66,6 +66,7 @@ def load(
             blobs=found.registry.blobs
             if found.registry.blobs.startswith("s3://")
             else _below(base, found.registry.blobs),
+            full_models=_below(base, found.registry.full_models),
         ),
         contracts=replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
         mqtt=replace(

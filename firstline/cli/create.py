@@ -71,7 +71,7 @@ def create(
     ] = "labels",
     golden: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Encoded image whose answers every device must repeat; may be repeated."),
+        typer.Option(metavar="FILE", help="Image, or .npy of rows, that each device must answer alike."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
     output: OutputOption = Output.TEXT,

@@ -7,10 +7,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+from firstline import wording
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.rest import FleetDevice, Tag
+from firstline_core.fleet.rest import Tag
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
 
@@ -40,7 +41,13 @@ def _list(
         return
     made = table("device", ">heard of", "runs", "is to run", "tags")
     for device in found:
-        made.add_row(device.name, _age(device), _runs(device), _wanted(device), _tags(device))
+        made.add_row(
+            device.name,
+            wording.age(device.last_seen_age_s),
+            wording.runs(device),
+            wording.wanted(device),
+            wording.tags(device),
+        )
     print_table(made)
 
 
@@ -59,11 +66,12 @@ def _get(
         print_json(found)
         return
     accepted = "" if found.accepted else " (not accepted)"
-    typer.echo(f"{found.name}{accepted}: heard of {_age(found)} ago; {_tags(found)}")
-    typer.echo(f"runs {_runs(found)}; is to run {_wanted(found)}")
+    typer.echo(f"{found.name}{accepted}: heard of {wording.age(found.last_seen_age_s)} ago; {wording.tags(found)}")
+    typer.echo(f"runs {wording.runs(found)}; is to run {wording.wanted(found)}")
     for update in found.reported.updates if found.reported is not None else ():
         why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
-        typer.echo(f"update to {update.name} {update.version}: {update.state}{why}")
+        what = "" if update.what == "model" else f"{update.what} "
+        typer.echo(f"update to {what}{update.name} {update.version}: {update.state}{why}")
 
 
 def _tag(
@@ -82,7 +90,7 @@ def _tag(
     if output is Output.JSON:
         print_json(found)
     else:
-        typer.echo(f"{found.name}: {_tags(found)}")
+        typer.echo(f"{found.name}: {wording.tags(found)}")
 
 
 def _accept(
@@ -134,27 +142,3 @@ def _change(text: str) -> tuple[str, str | None]:
     if not equals and not text.endswith("-"):
         raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
     return key, value if equals else None
-
-
-def _age(device: FleetDevice) -> str:
-    age_s = device.last_seen_age_s
-    if age_s is None:
-        return "never"
-    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if age_s >= length_s:
-            return f"{age_s / length_s:.0f} {unit}"
-    return f"{age_s:.0f} s"
-
-
-def _runs(device: FleetDevice) -> str:
-    models = device.reported.models if device.reported is not None else ()
-    return ", ".join(f"{model.name} {model.version}" for model in models) or "-"
-
-
-def _wanted(device: FleetDevice) -> str:
-    said = (f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models)
-    return ", ".join(said) or "-"
-
-
-def _tags(device: FleetDevice) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted(device.tags.items())) or "no tags"

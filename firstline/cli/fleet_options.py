@@ -6,15 +6,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.fleet import Fleet, open_fleet
-from firstline.release.keyring import Keyring
-from firstline.release.registry import Registry, open_registry
 from firstline_core.errors import ConfigError
 from firstline_core.secrets_file import read_secret
+
+if TYPE_CHECKING:  # a command that speaks to a fleet alone needs no python-tuf
+    from firstline.release.keyring import Keyring
+    from firstline.release.registry import Registry
 
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
@@ -46,6 +48,8 @@ def registry_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Regist
     Raises:
         ConfigError: none is named, or there is no API key.
     """
+    from firstline.release.registry import open_registry
+
     with open_registry(gateway_named(gateway), api_key(key_file), ca) as registry:
         yield registry
 
@@ -86,5 +90,7 @@ def api_key(key_file: str) -> str:
 
 def keyring_of(keys: Path, passphrase_file: str, root_keys: list[Path] | None = None) -> Keyring:
     """The keys that the options name."""
+    from firstline.release.keyring import Keyring
+
     passphrase = read_secret(passphrase_file, "--passphrase-file") or os.environ.get(_PASSPHRASE, "")
     return Keyring(keys, passphrase, root_keys or ())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -26,7 +26,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from firstline.workbench.inspect import Summary
+if TYPE_CHECKING:
+    from firstline.workbench.inspect import Summary
 
 # A bar that flashes by tells nothing.
 _SILENT_S = 2.0

@@ -13,7 +13,8 @@ from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
 from firstline.cli.when import date
 from firstline.release.registry import open_registry
-from firstline_core.errors import ConfigError
+from firstline.rollouts import Rollouts
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 
 EXIT_ENDED_OTHERWISE = 1
@@ -117,7 +118,7 @@ def start(
     with fleet_at(gateway, key_file, ca) as fleet:
         made = fleet.rollouts.create(definition)
         if made.state != "draft":
-            made = fleet.rollouts.command(made.id, "start")
+            made = _started(fleet.rollouts, made.id)
     typer.echo(made.sentence, err=True)
     if output is Output.JSON:
         print_json(made)
@@ -140,10 +141,10 @@ def list_rollouts(
     if output is Output.JSON:
         print_json(found)
         return
-    made = table("id", "bundle", ">version", "state", "stage", "made", "by")
+    made = table("id", "brings", ">version", "state", "stage", "made", "by")
     for one in found:
         stage = f"{min(one.stage + 1, one.stages)} of {one.stages}"
-        made.add_row(one.id, one.bundle, str(one.version), one.state, stage, date(one.created_s), one.created_by)
+        made.add_row(one.id, _brought(one), str(one.version), one.state, stage, date(one.created_s), one.created_by)
     print_table(made)
 
 
@@ -171,7 +172,7 @@ def get(
     if output is Output.JSON:
         print_json({"rollout": found, "looks": looks})
     else:
-        typer.echo(f"{found.bundle} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
+        typer.echo(f"{_brought(found)} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
         for command, sentence in found.consequences.items():
             typer.echo(f"{command}: {sentence}")
         made = table(">stage", ">look", "when", "verdict", "rule", "why")
@@ -207,6 +208,15 @@ _add("promote", "Take the stage for sound at your word.")
 _add("retry", "Have devices that failed or fell silent try again.")
 _add("abort", "Stop devices under way; those that are done stay.")
 _add("rollback", "Stop devices under way; those that are done run again what they ran before.")
+
+
+def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
+    """A rollout that has just been made, started; who is refused is told which one it is."""
+    try:
+        return rollouts.command(rollout, "start")
+    except FirstlineError:
+        typer.echo(f"Made, and not started: `firstline rollout start {rollout}` starts it.", err=True)
+        raise
 
 
 def _command(command: str, rollout: str, where: _Where, output: Output) -> None:
@@ -273,6 +283,11 @@ def _seconds(text: str) -> float:
         return float(text[:-1]) * _DURATIONS_S[text[-1:]]
     except (ValueError, KeyError):
         raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.") from None
+
+
+def _brought(found: RolloutSummary) -> str:
+    what = found.definition.get("what", "model")
+    return found.bundle if what == "model" else f"{what} {found.bundle}"
 
 
 def _counts(found: RolloutSummary) -> str:

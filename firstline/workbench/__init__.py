@@ -8,6 +8,7 @@ Making a bundle
     checks          do processing, model and labels fit? Each mistake as what to change
     ranges          do the steps make values that a quantised input can hold?
     precision       the number format of a model file's weights
+    golden          inputs that each device must answer as they were answered here
     placing         puts a finished bundle where it belongs, whole or not at all
     inspect         what a bundle says of itself, and whether it does so here
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,15 +11,13 @@ from typing import Any, Literal
 import msgspec
 
 from firstline.workbench.checks import check_model, input_of
+from firstline.workbench.golden import write_golden
 from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden, tensor_of
-from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
-    Golden,
     Manifest,
     Model,
     Policy,
@@ -29,7 +26,7 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.bundle.steps import Graph
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 
 RuntimeName = Literal["onnx", "tflite"]
@@ -58,7 +55,7 @@ def create_bundle(
         out: must not exist, unless `force`.
         force: replaces a bundle; anything else that lies there is never touched.
         choose_policy: see `calibrate.py`; None takes the spec's.
-        golden: encoded images, whose answers every device must repeat; for a bundle that takes such.
+        golden: files of inputs, whose answers every device must repeat; see `golden.write_golden`.
         warn: told in a sentence what looks wrong and may yet be meant.
         options: for the trial runs.
 
@@ -78,7 +75,7 @@ def create_bundle(
             manifest = msgspec.structs.replace(manifest, policy=choose_policy(bundle))
             bundle = _write(staged, manifest)
         if golden:
-            _write(staged, msgspec.structs.replace(manifest, golden=_golden(bundle, golden, files, options)))
+            _write(staged, msgspec.structs.replace(manifest, golden=write_golden(bundle, golden, options)))
     return open_bundle(out)
 
 
@@ -142,28 +139,6 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions) -> Manif
         )
     except ValueError as error:
         raise ConfigError(f"The bundle makes no sense: {error}.") from error
-
-
-def _golden(bundle: Bundle, inputs: Sequence[Path], files: _Files, options: RuntimeOptions) -> Golden:
-    """What each edge variant says here."""
-    if bundle.manifest.input.datatype != "BYTES":
-        raise ConfigError("Golden inputs are encoded images, and this bundle takes none; leave --golden out.")
-    try:
-        answers = GoldenAnswers(tuple(path.read_bytes() for path in inputs), {})
-    except OSError as error:
-        raise ConfigError(f"A golden input cannot be read: {error}.") from error
-    asked = tensor_of(answers, bundle.manifest.input)
-    outputs = {}
-    for model in bundle.manifest.edge:
-        with closing(load_model(bundle, model, options)) as loaded:
-            try:
-                outputs[model.id] = tuple(map(tuple, loaded.predict(asked).astype(float).tolist()))
-            except InvalidTensorError as error:
-                raise ConfigError(f"A golden input is none that '{model.id}' takes: {error.message}") from error
-    path = files.folder / GOLDEN_NAME
-    path.write_bytes(encode_golden(msgspec.structs.replace(answers, outputs=outputs)))
-    content = path.read_bytes()
-    return Golden(Artefact(GOLDEN_NAME, hashlib.sha256(content).hexdigest(), len(content)))
 
 
 def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:

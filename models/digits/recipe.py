@@ -4,14 +4,15 @@
 
 Training, certification and measurement see three disjoint parts of the data. Whatever is chosen is chosen on the first,
 so that the second proves something; the third shows whether it is true. Every figure is measured by the workbench on a
-bundle of the written files.
+bundle of the written files. One training scan of each digit is a golden input: a device answers it as it was answered
+here, or does not run the bundle.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from onnx_files import edge_onnx, full_onnx
-from scans import LABELS, Part, load_split, write_dataset
+from scans import LABELS, Part, load_split, write_dataset, write_examples
 from scipy.special import softmax
 from tflite_files import edge_tflite, quantised_int8
 from training import fit_edge, fit_full, full_out_of_fold
@@ -148,7 +149,9 @@ def routing(found: Evaluation, proved: list[Certification]) -> dict[str, object]
     }
 
 
-def write_bundle(artefacts: Path, out: Path, accuracy: Mapping[str, float] | None = None) -> Bundle:
+def write_bundle(
+    artefacts: Path, out: Path, accuracy: Mapping[str, float] | None = None, golden: Sequence[Path] = ()
+) -> Bundle:
     """The files as the bundle `digits`; edge variants in order of preference."""
 
     def model(name: str, file: str, model_id: str) -> ModelSpec:
@@ -169,7 +172,7 @@ def write_bundle(artefacts: Path, out: Path, accuracy: Mapping[str, float] | Non
         full=model("full", FULL_FILE, "full"),
         policy=POLICY,
     )
-    return create_bundle(spec, out, force=True, warn=print)
+    return create_bundle(spec, out, force=True, golden=golden, warn=print)
 
 
 def main() -> None:
@@ -194,7 +197,9 @@ def main() -> None:
         text = json.dumps(figures, indent=1)
         (out / name).write_text(text + "\n", encoding="utf-8")
         print(f"{out / name}\n{text}")
-    made = write_bundle(out / "artefacts", out / "bundle", accuracy)
+    with TemporaryDirectory() as scratch:
+        golden = write_examples(split.train, Path(scratch))
+        made = write_bundle(out / "artefacts", out / "bundle", accuracy, golden)
     (made.path / MANIFEST_NAME).write_bytes(encode_manifest(with_promises(made.manifest, proved)))
     open_bundle(made.path)
 

@@ -78,6 +78,20 @@ def write_dataset(part: Part, folder: Path) -> None:
         lines.writerows([name, d, LABELS[d]] for name, d in zip(names, part.digits, strict=True))
     with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_STORED) as archive:
         for name, pixels in zip(names, part.pixels, strict=True):
-            png = io.BytesIO()
-            Image.fromarray(pixels).save(png, format="PNG")
-            archive.writestr(zipfile.ZipInfo(name, _ZIP_EPOCH), png.getvalue())
+            archive.writestr(zipfile.ZipInfo(name, _ZIP_EPOCH), _png(pixels))
+
+
+def write_examples(part: Part, folder: Path) -> list[Path]:
+    """Writes the first scan of each digit as a PNG; where they are, in the digits' order."""
+    files = []
+    for digit, name in enumerate(LABELS):
+        file = folder / f"{name}.png"
+        file.write_bytes(_png(part.pixels[np.flatnonzero(part.digits == digit)[0]]))
+        files.append(file)
+    return files
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, format="PNG")
+    return png.getvalue()

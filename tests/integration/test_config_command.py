@@ -104,7 +104,12 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
     update = Update("quiet", 1, UpdateState.COMMITTED, what="configuration", rollout=rollout)
     await device_says(site, 3, 1, update)
     await engine.drive()
-    assert "quiet 1: completed" in (await said(site, "rollout", "get", rollout)).stdout
+    assert "configuration quiet 1: completed" in (await said(site, "rollout", "get", rollout)).stdout
+
+    assert "configuration quiet" in (await said(site, "rollout", "ls")).stdout
+    shown = (await said(site, "device", "get", "press-7")).stdout
+    assert "runs digits 1, configuration quiet 1; is to run configuration quiet 1" in shown
+    assert "update to configuration quiet 1: committed" in shown
 
     await said(site, "rollout", "rollback", rollout)
     await engine.drive()

@@ -94,6 +94,36 @@ async def test_counts_come_together(gateway: Gateway, cam: httpx.AsyncClient) ->
         assert counting.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
 
+async def test_who_answered_is_told_over_time(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    for sequence in (1, 2):
+        counts = ModelCounts("digits", 1, rows=10 * sequence, kept=8 * sequence, escalated=2 * sequence)
+        await cam.post("/fleet/v1/twin/telemetry", **json(Telemetry("session-1", sequence, 60.0, (counts,))))
+    await gateway.fleet.keep_tiers()
+    for params, expected in (
+        ({}, (16, 4, 0)),
+        ({"model": "digits", "hours": 1}, (16, 4, 0)),
+        ({"model": "x"}, (0,) * 3),
+    ):
+        told = (await keeper.get("/fleet/v1/tiers", params=params)).json()
+        sums = tuple(sum(point[name] for point in told["points"]) for name in ("kept", "escalated", "errors"))
+        assert sums == expected and told["models"] == ["digits"]
+
+
+async def test_devices_are_found_by_what_they_run(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+    await cam.put("/fleet/v1/twin/reported", **json(REPORTED))
+    for params, count in (
+        ({"model": "digits"}, 1),
+        ({"model": "digits", "version": 1}, 1),
+        ({"model": "digits", "version": 2}, 0),
+        ({"model": "words"}, 0),
+        ({"model": "digits", "selector": "site"}, 0),
+    ):
+        found = (await keeper.get("/fleet/v1/devices", params={"limit": 1} | params)).json()
+        assert len(found["devices"]) == count, params
+
+
 async def test_tags_choose_devices_and_go_by_what_was_seen(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
@@ -161,6 +191,10 @@ async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: h
         ("GET", "/fleet/v1/devices/a%00b", b"", 400),
         ("GET", "/fleet/v1/devices?selector=a%20b", b"", 400),
         ("GET", "/fleet/v1/devices?limit=0", b"", 400),
+        ("GET", "/fleet/v1/devices?model=a%20b", b"", 400),
+        ("GET", "/fleet/v1/devices?model=a&version=0", b"", 400),
+        ("GET", "/fleet/v1/tiers?hours=49", b"", 400),
+        ("GET", "/fleet/v1/tiers?model=a%20b", b"", 400),
         ("GET", "/fleet/v1/nothing", b"", 404),
         ("DELETE", "/fleet/v1/devices", b"", 405),
     ],

@@ -25,6 +25,7 @@ from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import ENDED
 from firstline_edge.__main__ import main
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.report import birth_of
 from firstline_edge.settings import EdgeSettings
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
@@ -181,6 +182,10 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
     async with EdgeAgent(settings) as agent:  # it is there from the first request on
         assert agent.parts.router.threshold(agent.parts.models.all[0]) == 1.5
         assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
+        assert agent.parts.fleet is not None
+        told = agent.parts.models, agent.parts.audits.standings, agent.parts.fleet.configuration.running
+        birth: dict[str, Any] = birth_of(*told)
+        assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 
         async def back() -> bool:
@@ -245,6 +250,8 @@ async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
         assert (await ended(site, "r2")).state == "committed"
         agent.parts.state.publish_url(url)
+        assert await command(file, "status") == 0
+        assert "configuration careful version 1" in capsys.readouterr().out
         assert await command(file, *back) == 0
         assert agent.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0

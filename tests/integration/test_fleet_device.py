@@ -20,10 +20,12 @@ from support.keys import create_key
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import FleetDevice
-from firstline_core.fleet.twin import Brake
+from firstline_core.fleet.twin import Brake, DesiredModel
+from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.settings import EdgeSettings
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_gateway.fleet import counting
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.settings_load import load
@@ -146,6 +148,30 @@ async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_th
     async with EdgeAgent(fleet.settings) as agent:
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=None))
         await brake_is(False, agent)
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("fleet", ["mqtt"], indirect=True)
+async def test_a_device_that_has_only_mqtt_says_what_it_lacks(fleet: Fleet) -> None:
+    async with EdgeAgent(fleet.settings):
+
+        async def known() -> bool:
+            return (await fleet.device()) is not None
+
+        await until(known)
+        wanted = DesiredModel("digits", 2, "0" * 64, "r1")
+        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, models=(wanted,)))
+
+        async def said() -> bool:
+            found = await fleet.device()
+            updates = found.reported.updates if found is not None and found.reported is not None else ()
+            return [(update.state, update.reason) for update in updates] == [(UpdateState.OFFERED, "link_down")]
+
+        await until(said)
+        found = await fleet.device()
+        assert found is not None and found.reported is not None
+        assert found.reported.updates[0].message == BYTES_NEED_HTTP
+        assert [model.version for model in found.reported.models] == [1]
 
 
 def test_an_agent_that_is_no_fleets_imports_nothing_of_it(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from support.keys import bearer, create_key
 
 from firstline.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
-from firstline_core.errors import DeadlineExceededError, EngineUnavailableError, StoreUnavailableError
+from firstline_core.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    QueueFullError,
+    StoreUnavailableError,
+)
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
@@ -351,7 +356,7 @@ async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path)
 
 async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path: Path) -> None:
     executor = GatedExecutor()
-    async with running(settings_of(tmp_path, jobs__waiting_limit=2), executor) as (gateway, client):
+    async with running(settings_of(tmp_path, jobs__waiting_limit=4), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
 
         async def streamed() -> str:
@@ -360,11 +365,16 @@ async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path:
 
         waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
         streaming = asyncio.create_task(streamed())
-        await until(lambda: gateway.jobs.endings._count == 2)
+        await until(lambda: gateway.jobs.endings._waits_of.total() == 2)
         for path, headers in ((address, {"Prefer": "wait=60"}), (f"{address}/events", {})):
             refused = await client.get(path, headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
-            assert "jobs.waiting_limit" in refused.json()["error"]
+            assert "half of jobs.waiting_limit" in refused.json()["error"]
+        with ExitStack() as others:
+            for principal in ("one", "another"):
+                others.enter_context(gateway.jobs.endings.watched("job", principal))
+            with pytest.raises(QueueFullError, match="4 callers wait"):
+                others.enter_context(gateway.jobs.endings.watched("job", "a third"))
         assert (await client.get(address)).status_code == 202
         await gateway.drain(5)
         assert (await waiting).status_code == 202

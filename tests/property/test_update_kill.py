@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from support.updates import NAME, Cut, Device, HastyClock, Registry, bundle_at, 
 
 from firstline_core.fleet.update import ENDED, UpdateState
 
-SEEDS = 500
+SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "100"))
+"""`make update-kill` takes five hundred."""
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,11 @@ class Recording:
                 moved = change.data.decode()
                 for old in [known for known in live if known == path or known.startswith(path + "/")]:
                     live[moved + old.removeprefix(path)] = live.pop(old)
-                named({path: None, moved: live[moved]})
+                if Path(path).parent == Path(moved).parent:
+                    named({path: None, moved: live[moved]})
+                else:  # two folders, each of which is synced by itself
+                    named({moved: live[moved]})
+                    named({path: None})
             elif kind == "U":
                 live.pop(path)
                 named({path: None})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection
@@ -18,15 +18,25 @@ _SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("
 
 def create_key(store: Store, name: str, kind: str = "application", requests_per_s: float | None = None) -> str:
     """The text of a new key of a device, an application, or an operator, who may do everything."""
+    return create_keys(store, (name,), kind, requests_per_s)[name]
+
+
+def create_keys(
+    store: Store, names: Iterable[str], kind: str = "application", requests_per_s: float | None = None
+) -> dict[str, str]:
+    """The same for many, by name."""
     with _writing(store) as connection:
-        return keys.create_key(
-            connection,
-            name,
-            _SCOPES[kind],
-            now_s=time.time(),
-            kind="device" if kind == "device" else "application",
-            requests_per_s=requests_per_s,
-        )
+        return {
+            name: keys.create_key(
+                connection,
+                name,
+                _SCOPES[kind],
+                now_s=time.time(),
+                kind="device" if kind == "device" else "application",
+                requests_per_s=requests_per_s,
+            )
+            for name in names
+        }
 
 
 def revoke_key(store: Store, name: str) -> None:

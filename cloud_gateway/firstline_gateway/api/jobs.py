@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, RequestError, UnknownModelError
+from firstline_core.errors import EngineUnavailableError, FirstlineError, RequestError, UnknownModelError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import events, http, short
 from firstline_core.protocol.framing import Encoded
@@ -113,7 +113,7 @@ async def follow(request: Request, request_id: str) -> Response:
     gateway, form, principal = gateway_of(request), _form(request), request.state.principal
     seen = events.last_event_id(request.headers)
     with ExitStack() as held:
-        ending = held.enter_context(gateway.jobs.endings.watched(request_id))
+        ending = held.enter_context(gateway.jobs.endings.watched(request_id, principal))
         job = await gateway.jobs.find(request_id, principal)
         if seen == events.LAST_ID:
             return Response(status_code=204)  # tells a browser's EventSource not to come back
@@ -200,7 +200,7 @@ def _in_words(gateway: Gateway, job: Job) -> dict[str, object]:
     response = decode_response(job.content, job.header)
     try:
         labels = gateway.plane.metadata(response.model, response.version).labels
-    except UnknownModelError:  # unloaded since
+    except (UnknownModelError, EngineUnavailableError):  # unloaded since
         labels = ()
     return short.reply_from(response, labels)
 

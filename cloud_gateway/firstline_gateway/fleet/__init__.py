@@ -11,4 +11,5 @@ What is kept
     tables          where
     devices         who is here, what each is to run and what it says of itself
     counting        what devices counted, added up over their processes
+    tiers           who answered, of all devices together, over time
 """

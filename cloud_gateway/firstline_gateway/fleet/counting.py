@@ -33,6 +33,13 @@ class Totals(Struct, frozen=True):
     unclean: int = 0
 
 
+class Counted(Struct, frozen=True):
+    """What a device counted before a report, and after it."""
+
+    before: Totals
+    after: Totals
+
+
 def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals:
     """Totals after one more report.
 
@@ -85,7 +92,7 @@ def _bins(one: tuple[int, ...], other: tuple[int, ...], sign: int) -> tuple[int,
     return tuple(max(0, a + sign * b) for a, b in zip(one, other, strict=True))
 
 
-def count(connection: Connection, device: str, report: Telemetry, now_s: float) -> Totals | None:
+def count(connection: Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
     """Adds a report to what is kept of a device; None where it said something newer before."""
     held = connection.execute(select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
     before, totals = None, Totals()
@@ -108,7 +115,7 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
     connection.execute(kept.on_conflict_do_update(index_elements=["device"], set_=row))
     past = {"device": device, "hour": int(now_s // _HOUR_S), "at_s": now_s, "totals": row["totals"]}
     connection.execute(statements.insert(connection, HISTORY).values(past).on_conflict_do_nothing())
-    return after
+    return Counted(totals, after)
 
 
 def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Totals]:

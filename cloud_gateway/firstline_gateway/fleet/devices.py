@@ -15,6 +15,7 @@ from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
 from firstline_gateway.store import statements
 
 _EARLIER = 8  # sessions whose late words are known as late
+_AT_ONCE = 500  # rows that are read for a page of which most may not be meant
 _C = DEVICES.c
 _NOTHING = msgspec.json.encode(Desired(0)).decode()
 
@@ -120,16 +121,37 @@ def find(connection: Connection, name: str) -> Device | None:
     return _device(row) if row is not None else None
 
 
-def page(connection: Connection, after: str, limit: int, selector: Selector) -> list[Device]:
-    """Devices by name, from the first one after a name on; those that the selector means."""
+def page(
+    connection: Connection, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
+) -> list[Device]:
+    """Devices by name, from the first one after a name on.
+
+    Args:
+        connection: within a transaction.
+        after: the name; "" for the first ones.
+        limit: most of them.
+        selector: of their tags.
+        model: only those that say they run it; "" for all.
+        version: likewise, in this version; None for any.
+    """
     found: list[Device] = []
+    at_once = limit if not (selector.text or model) else max(limit, _AT_ONCE)
     while len(found) < limit:
-        rows = connection.execute(_query().where(_C.name > after).order_by(_C.name).limit(limit)).all()
-        found += [device for device in map(_device, rows) if selector.matches(device.tags)]
-        if len(rows) < limit:
+        rows = connection.execute(_query().where(_C.name > after).order_by(_C.name).limit(at_once)).all()
+        found += [
+            device
+            for device in map(_device, rows)
+            if selector.matches(device.tags) and (not model or _runs(device, model, version))
+        ]
+        if len(rows) < at_once:
             break
         after = rows[-1].name
     return found[:limit]
+
+
+def _runs(device: Device, model: str, version: int | None) -> bool:
+    said = device.reported.models if device.reported is not None else ()
+    return any(each.name == model and version in (None, each.version) for each in said)
 
 
 def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:

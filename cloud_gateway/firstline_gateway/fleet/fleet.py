@@ -16,12 +16,12 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import NotFoundError, RequestError
-from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage
+from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage, TierHistory
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import settings
-from firstline_gateway.fleet import counting, devices
+from firstline_gateway.fleet import counting, devices, tiers
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
@@ -52,6 +52,7 @@ class Fleet:
         self._writer = writer
         self._accept = found.accept == "automatic"
         self._clock = clock
+        self._tally = tiers.Tally()
         self.on_desired: Callable[[], None] = lambda: None
 
     async def desired(self, device: str) -> Desired:
@@ -74,12 +75,15 @@ class Fleet:
         """Takes what a device counted; likewise."""
         now_s = self._clock.wall_s()
 
-        def counted(connection: Connection) -> bool:
+        def counted(connection: Connection) -> counting.Counted | None:
             if not devices.seen(connection, device, telemetry.session, now_s, accept=self._accept):
-                return False
-            return counting.count(connection, device, telemetry, now_s) is not None
+                return None
+            return counting.count(connection, device, telemetry, now_s)
 
-        return await self._write(counted)
+        found = await self._write(counted)
+        if found is not None:
+            self._tally.add(found.before, found.after, now_s)
+        return found is not None
 
     async def presence(self, device: str, session: str, *, online: bool) -> bool:
         """A device's process has come, or has ended; False for the late word of an earlier one."""
@@ -88,10 +92,14 @@ class Fleet:
             return await self._write(lambda on: devices.seen(on, device, session, now_s, accept=self._accept))
         return await self._write(lambda on: devices.left(on, device, session))
 
-    async def page(self, after: str, limit: int, selector: Selector) -> FleetDevicePage:
-        """Devices by name."""
+    async def page(
+        self, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
+    ) -> FleetDevicePage:
+        """Devices by name; see `devices.page`."""
         now_s = self._clock.wall_s()
-        found = await self._readers.ask(lambda on: devices.page(on, after, limit, selector))
+        found = await self._readers.ask(
+            lambda on: devices.page(on, after, limit, selector, model=model, version=version)
+        )
         return FleetDevicePage(
             tuple(_shown(device, now_s) for device in found), found[-1].name if len(found) == limit else None
         )
@@ -199,10 +207,35 @@ class Fleet:
         """Has all of it published anew."""
         await self._write(devices.publish_all_again)
 
+    async def tiers(self, hours: int, model: str) -> TierHistory:
+        """Who answered, over time."""
+        since_s = self._clock.wall_s() - hours * 3600
+        return await self._readers.ask(lambda on: tiers.history(on, since_s, model))
+
+    async def keep_tiers(self) -> None:
+        """Puts into the store who answered since the last call.
+
+        Raises:
+            CapacityError: the store takes nothing; the next call tries again.
+        """
+        counted = self._tally.take()
+        if not counted:
+            return
+        try:
+            await self._write(lambda on: tiers.keep(on, counted))
+        except BaseException:
+            self._tally.put_back(counted)
+            raise
+
     async def forget_old(self) -> None:
         """Forgets what is older than anybody looks back."""
         now_s = self._clock.wall_s()
-        await self._write(lambda on: counting.forget(on, now_s))
+
+        def forgotten(connection: Connection) -> None:
+            counting.forget(connection, now_s)
+            tiers.forget(connection, now_s)
+
+        await self._write(forgotten)
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))

@@ -47,6 +47,18 @@ HISTORY = Table(
 )
 """The totals as they were, one an hour, for the time before a rollout."""
 
+TIERS = Table(
+    "fleet_tiers",
+    METADATA,
+    Column("bucket", Integer, primary_key=True),  # of five minutes, since 1970
+    Column("model", String(64), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("kept", BigInteger, nullable=False),
+    Column("escalated", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+)
+"""Rows that all devices were asked, by who answered them and when that was heard of."""
+
 BRAKE = Table(
     "fleet_brake",
     METADATA,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import partial
 
@@ -35,7 +36,7 @@ class Endings:
     Args:
         readers: of the store.
         clock: by which it is looked at.
-        limit: of those who wait.
+        limit: of those who wait; of one principal's, half of it, so that nobody keeps all others from waiting.
     """
 
     def __init__(self, readers: Readers, clock: Clock, limit: int) -> None:
@@ -43,27 +44,22 @@ class Endings:
         self._clock = clock
         self._limit = limit
         self._waiting: dict[str, set[Ending]] = {}
-        self._count = 0
+        self._waits_of: Counter[str] = Counter()
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     @contextlib.contextmanager
-    def watched(self, job_id: str) -> Iterator[Ending]:
+    def watched(self, job_id: str, principal: str) -> Iterator[Ending]:
         """What tells of a job's end, from now on; look at the job after this has begun.
 
         Raises:
             QueueFullError: too many wait.
         """
-        if self._count >= self._limit:
-            raise QueueFullError(
-                f"{self._limit} callers wait for answers to jobs, this gateway's limit (jobs.waiting_limit); ask "
-                "without waiting, or come back later.",
-                retry_after_s=_RETRY_S,
-            )
+        self._check_room(principal)
         ending: Ending = asyncio.get_running_loop().create_future()
         if self._closed:
             ending.set_result(None)
-        self._count += 1
+        self._waits_of[principal] += 1
         others = self._waiting.setdefault(job_id, set())
         others.add(ending)
         if self._looking is None and not self._closed:
@@ -71,10 +67,21 @@ class Endings:
         try:
             yield ending
         finally:
-            self._count -= 1
+            self._waits_of[principal] -= 1
+            if not self._waits_of[principal]:
+                del self._waits_of[principal]
             others.discard(ending)
             if not others and self._waiting.get(job_id) is others:
                 del self._waiting[job_id]
+
+    def _check_room(self, principal: str) -> None:
+        if self._waits_of.total() >= self._limit:
+            full = f"{self._limit} callers wait for answers to jobs, this gateway's limit (jobs.waiting_limit)"
+        elif 2 * self._waits_of[principal] >= max(self._limit, 2):
+            full = f"You wait for {self._waits_of[principal]} answers to jobs, half of jobs.waiting_limit"
+        else:
+            return
+        raise QueueFullError(f"{full}; ask without waiting, or come back later.", retry_after_s=_RETRY_S)
 
     def tell(self, job_id: str) -> None:
         """A job has ended, or is gone."""

@@ -132,7 +132,7 @@ class Jobs:
         Raises:
             QueueFullError: too many wait.
         """
-        with self.endings.watched(job_id) as ending:
+        with self.endings.watched(job_id, principal) as ending:
             job = await self.find(job_id, principal)
             if job.status != RUNNING:
                 return job

@@ -32,6 +32,9 @@ class Orders:
         repository: what is served; changed by what is ordered.
         memory: of those models.
         find: the bundles of a name as they lie in the folder now, blocking.
+
+    Attributes:
+        unloaded: names that an operator had unloaded, and has not had loaded since.
     """
 
     def __init__(self, repository: Repository, memory: ModelMemory, find: Find) -> None:
@@ -39,6 +42,7 @@ class Orders:
         self._memory = memory
         self._find = find
         self._under_way: set[asyncio.Task[None]] = set()
+        self.unloaded: set[str] = set()
 
     async def close(self) -> None:
         """Ends what is under way where it is."""
@@ -55,6 +59,28 @@ class Orders:
         """See `DataPlane.unload`."""
         await self._carried_out(self._unload(name))
 
+    async def add(self, served: ServedModel) -> None:
+        """Serves one version that was read, beside the others of its name.
+
+        Raises:
+            FirstlineError: it does not load; nothing has changed.
+        """
+        await self._carried_out(self._add(served))
+
+    async def retire(self, key: ModelKey, why: str) -> None:
+        """Serves one version no more; requests for it that are under way are answered."""
+        await self._carried_out(self._retire(key, why))
+
+    async def _add(self, served: ServedModel) -> None:
+        async with self._memory.turn:
+            await self._exchange(served)
+
+    async def _retire(self, key: ModelKey, why: str) -> None:
+        async with self._memory.turn:
+            place = self._memory.places.get(key)
+            if place is not None:
+                await self._give_up(place, why)
+
     async def _carried_out(self, order: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(order)
         self._under_way.add(task)
@@ -62,6 +88,7 @@ class Orders:
         await asyncio.shield(task)
 
     async def _load(self, name: str) -> None:
+        self.unloaded.discard(name)
         async with self._memory.turn:
             try:
                 found, refused = await self._memory.in_thread(partial(self._find, name))
@@ -95,6 +122,7 @@ class Orders:
     async def _unload(self, name: str) -> None:
         for version in self._repository.versions(name):  # at once: who asks now, or waits for it, is refused
             self._repository.take(ModelKey(name, version), UNLOADING)
+        self.unloaded.add(name)
         self._memory.changed.set()
         async with self._memory.turn:  # a load that had its turn before may have served it anew
             for place in [place for key, place in self._memory.places.items() if key.name == name]:

@@ -17,7 +17,7 @@ from firstline_gateway.rollouts.judgement.verdict import Limit
 from firstline_gateway.rollouts.measuring import between
 from firstline_gateway.rollouts.stages import divide
 from firstline_gateway.rollouts.standing import is_there
-from firstline_gateway.rollouts.states import RolloutState
+from firstline_gateway.rollouts.states import Command, RolloutState, open_in
 from firstline_gateway.rollouts.step import Now, View, finite, meant
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
@@ -86,21 +86,39 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
     )
 
 
-def consequences(state: RolloutState, counts: Mapping[str, int]) -> dict[str, str]:
-    """What abort and rollback would do to the devices now, where the state is one for them."""
-    waiting = counts.get(_S.WAITING, 0)
-    done = counts.get(_S.DONE, 0)
+def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
+    """What each command that the rollout is open to would do to the devices now.
+
+    Args:
+        rollout: as it stands.
+        counts: its devices by state, without those that are left alone.
+    """
+    waiting, done = counts.get(_S.WAITING, 0), counts.get(_S.DONE, 0)
     running = sum(counts.get(each, 0) for each in (_S.OFFERED, _S.UNDER_WAY, _S.AWAY, _S.SILENT))
-    found = {}
-    if state in (RolloutState.DRAFT, RolloutState.APPROVED, RolloutState.RUNNING, RolloutState.PAUSED):
-        found["abort"] = (
-            f"{done} devices keep the new version, {running} under way stop, {waiting} that wait hear nothing."
-        )
-    if state in (RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.COMPLETED, RolloutState.ABORTED):
-        found["rollback"] = (
-            f"{done} devices run what they ran before, {running} under way stop, {waiting} that wait hear nothing."
-        )
-    return found
+    again = sum(counts.get(each, 0) for each in (_S.FAILED, _S.SILENT, _S.WITHDRAWN))
+    ended = f"{running} under way stop, {waiting} that wait hear nothing."
+    found = {
+        Command.APPROVE: "It can be started then; nothing happens to devices before.",
+        Command.START: f"{_follows(rollout, 0)} A rollout of {rollout.definition.bundle} that runs is aborted.",
+        Command.PAUSE: f"Nothing more is begun: {waiting} that wait hear nothing, {running} under way go on.",
+        Command.RESUME: f"It goes on where it was paused: {waiting} that wait are offered the model.",
+        Command.PROMOTE: f"The stage is taken for sound at your word. {_follows(rollout, rollout.stage + 1)}",
+        Command.RETRY: f"{again} devices that failed, fell silent or were withdrawn are offered the model again.",
+        Command.ABORT: f"{done} devices keep the new version, {ended}",
+        Command.ROLLBACK: f"{done} devices run what they ran before, {ended}",
+    }
+    return {command: found[command] for command in open_in(rollout.state)}
+
+
+def _follows(rollout: Rollout, number: int) -> str:
+    stages = rollout.definition.stages
+    if number > len(stages):
+        return "The rollout is complete."
+    if number == len(stages):
+        return "The devices that were held back are offered the model."
+    stage = stages[number]
+    group = f" of those tagged {stage.group}" if stage.group else ""
+    return f"Stage {number + 1} of {len(stages)} begins, with {100 * stage.share:.4g} % of the devices{group}."
 
 
 def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> list[_Spreads]:

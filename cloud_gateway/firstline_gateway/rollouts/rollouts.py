@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.plan import consequences, plan
-from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.states import Command, RolloutState, after
 from firstline_gateway.rollouts.step import Now
 from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
@@ -44,6 +45,9 @@ class Rollouts:
         clock: for wall time.
         service: by which rollouts last.
         on_change: called where the engine has something to do.
+
+    Attributes:
+        before_start: what has to be there before devices are told; a rollout that it refuses does not start.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Rollouts:
         self._clock = clock
         self._service = service
         self.on_change = on_change
+        self.before_start: Callable[[Definition], Awaitable[None]] = _nothing
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
         """Makes a rollout, which then can be started, or first has to be approved by somebody else.
@@ -146,6 +151,8 @@ class Rollouts:
             RequestError: not in the state that it is in.
             ForbiddenError: whoever made it may not approve it.
         """
+        if command is Command.START:
+            await self._prepare(rollout_id)
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def commanded(connection: Connection) -> RolloutSummary:
@@ -157,12 +164,18 @@ class Rollouts:
             made = command_step(command, found, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:
                 _supersede(connection, found, by, now)
-            after = apply(connection, found, made, now.wall_s) or found
-            return _shown(after, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+            kept = apply(connection, found, made, now.wall_s) or found
+            return _shown(kept, records.counts(connection, [rollout_id]).get(rollout_id, {}))
 
         shown = await self._write(commanded)
         self.on_change()
         return shown
+
+    async def _prepare(self, rollout_id: str) -> None:
+        """What a start takes time for, before the transaction that starts."""
+        found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
+        after(Command.START, found.state)
+        await self.before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """What a rollout would do.
@@ -183,6 +196,10 @@ class Rollouts:
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))
+
+
+async def _nothing(_definition: Definition) -> None:
+    return
 
 
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
@@ -231,7 +248,7 @@ def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:
         superseded_by=rollout.superseded_by,
         devices=states,
         control=counts.get(DeviceState.CONTROL, 0),
-        consequences=consequences(rollout.state, states),
+        consequences=consequences(rollout, states),
         definition=msgspec.to_builtins(definition),
     )
 

@@ -88,7 +88,12 @@ def after(command: Command, state: RolloutState) -> RolloutState:
     """
     found = _LEADS[command].get(state)
     if found is None:
-        open_to = sorted(each for each, leads in _LEADS.items() if state in leads)
-        offer = f"it can be: {', '.join(open_to)}" if open_to else "nothing more can be done to it"
+        offered = sorted(open_in(state))
+        offer = f"it can be: {', '.join(offered)}" if offered else "nothing more can be done to it"
         raise RequestError(f"A rollout that is {state.replace('_', ' ')} cannot {command}; {offer}.")
     return found
+
+
+def open_in(state: RolloutState) -> tuple[Command, ...]:
+    """What a person may do to a rollout in this state."""
+    return tuple(each for each, leads in _LEADS.items() if state in leads)

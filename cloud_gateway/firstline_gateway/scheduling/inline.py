@@ -62,6 +62,15 @@ class _Coach:
     work_s: float = 0.0  # expected, as one batch
 
 
+class _Ran(NamedTuple):
+    """A batch that ended: who was asked, and when, on the clock."""
+
+    key: ModelKey
+    asked: list[Passenger]
+    started_s: float
+    ended_s: float
+
+
 class Inline:
     """Belongs to one event loop.
 
@@ -98,6 +107,7 @@ class Inline:
         self._work_s = 0.0
         self._due = False
         self._came = 0  # in this turn
+        self._ran: list[_Ran] = []  # and not learned from
         self._alone = False  # whoever came in the last turn: the next is not kept waiting for others
 
     def __len__(self) -> int:
@@ -161,9 +171,7 @@ class Inline:
         """Runs what waits, for as long as one turn may take; what is left goes first in the next."""
         self._due = False
         self._alone, self._came = self._came <= 1, 0
-        if not self._coaches:
-            return
-        end_s = self._clock.monotonic_s() + TURN_S
+        end_s = self._clock.monotonic_s() + TURN_S if self._coaches else 0.0
         while self._coaches:
             key = next(iter(self._coaches))
             coach = self._coaches.pop(key)
@@ -171,7 +179,8 @@ class Inline:
             if self._coaches and self._clock.monotonic_s() >= end_s:
                 self._due = True
                 asyncio.get_running_loop().call_soon(self._run)
-                return
+                break
+        self._learn()
 
     def _run_safely(self, key: ModelKey, batch: Sequence[Passenger]) -> None:
         try:
@@ -205,25 +214,30 @@ class Inline:
         if not asked:
             return
         requests = [passenger.request for passenger in asked]
-        rows = sum([request.rows for request in requests])
-        self._on_batch(rows)
         started_s = self._clock.monotonic_s()
         outcomes = self._executor.run_now(
             key, [request.inputs[0] for request in requests], [request.deadline_s for request in requests]
         )
         now_s = self._clock.monotonic_s()
-        seconds = now_s - started_s
-        if seconds > _SLOW_S:
-            self._times[key] = BatchTimes()
-            self._forget_s[key] = now_s + _DOUBT_S
-        self._times[key].observe(rows, seconds, now_s)
-        self._on_ran(key, rows, seconds, [started_s - passenger.came_s for passenger in asked])
         for passenger, outcome in zip(asked, outcomes, strict=True):
             deadline_s = passenger.request.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
                 self._on_late()
                 outcome = expired()  # noqa: PLW2901 (what is late is no answer)
             settle(passenger.answered, outcome)
+        self._ran.append(_Ran(key, asked, started_s, now_s))
+
+    def _learn(self) -> None:
+        """Notes what the batches of this turn took: those who wait for their answers need not wait for that."""
+        ran, self._ran = self._ran, []
+        for key, asked, started_s, ended_s in ran:
+            rows, seconds = sum([passenger.request.rows for passenger in asked]), ended_s - started_s
+            if seconds > _SLOW_S:
+                self._times[key] = BatchTimes()
+                self._forget_s[key] = ended_s + _DOUBT_S
+            self._times[key].observe(rows, seconds, ended_s)
+            self._on_batch(rows)
+            self._on_ran(key, rows, seconds, [started_s - passenger.came_s for passenger in asked])
 
 
 def settle(answered: Answered, outcome: Outcome | BaseException) -> None:

@@ -21,6 +21,7 @@ from firstline_core.secrets_file import read_secret
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.cli.fleet_checks import fleet_findings
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.identity.wiring import IdentityRoom
@@ -48,6 +49,7 @@ def all_findings(settings: EdgeSettings) -> list[Finding]:
         *contract_findings(settings),
         *identity_findings(identity),
         *links,
+        *fleet_findings(settings),
         *state_findings(settings),
         clock_finding(clock_offset_s),
         *secret_findings(settings),

@@ -28,7 +28,12 @@ _ASKED = "Rolled back on the device."
 def command(arguments: argparse.Namespace) -> int:
     """Goes back, and says so."""
     settings = load(arguments.config, overrides=dict(arguments.overrides))
-    url = address_of(settings)
+    try:
+        url = address_of(settings)
+    except OSError as error:
+        raise CapacityError(
+            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+        ) from error
     model, what = arguments.model, arguments.model or "configuration"
     if url is not None:
         _ask(settings, url, f"updates/{quote(model, safe='')}" if model else "configuration")

@@ -105,6 +105,8 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")
+    if (configuration := (status.get("fleet") or {}).get("configuration")) is not None:
+        lines.append(f"fleet   configuration {configuration['name']} version {configuration['version']}")
     if (policy := status.get("policy", "certified")) != "certified":
         lines.append(f"policy  {policy}")
     lines += [_budget_line(budget) for budget in status.get("budgets", ())]

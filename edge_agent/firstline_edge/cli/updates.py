@@ -20,13 +20,12 @@ from firstline_edge.updater.history import History
 def command(arguments: argparse.Namespace) -> int:
     """Prints one line for each model that the fleet ever updated here, and one for its configuration."""
     settings = load(arguments.config, overrides=dict(arguments.overrides))
-    history = History(updates_path(settings.state_dir), repair=False)
-    path = configuration_path(settings.state_dir)
     try:
-        kept = read_kept(path)
+        history = History(updates_path(settings.state_dir), repair=False)
+        kept = read_kept(configuration_path(settings.state_dir))
     except OSError as error:
         raise CapacityError(
-            f"{path} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
         ) from error
     updates = [record.update() for _, record in sorted(history.records.items())]
     updates += [kept.record.update()] if kept.record is not None else []

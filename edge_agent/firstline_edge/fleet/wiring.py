@@ -15,7 +15,7 @@ import msgspec
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError, UpdateError
 from firstline_core.fleet.telemetry import Telemetry
-from firstline_core.fleet.twin import Desired, Reported, Update
+from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_edge.configuration.room import ConfigurationRoom
@@ -30,15 +30,10 @@ from firstline_edge.models import HeldModel
 from firstline_edge.report import VERSION
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.updater.adapters import (
-    BYTES_NEED_HTTP,
-    AgentServing,
-    NoRegistry,
-    RegistryBytes,
-    SignedCatalogue,
-)
+from firstline_edge.updater.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
 from firstline_edge.updater.history import History
 from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
@@ -235,7 +230,7 @@ class FleetRoom:
             found = self.updater.updates()
         else:
             found = tuple(record.update() for record in self.history.records.values())
-        return found + self.configuration.updates()
+        return (*found[: UPDATES - 1], *self.configuration.updates())
 
     async def _keep_brake(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from firstline_core.waiting import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.models import HeldModel
 from firstline_edge.reloading import Reloading
+from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_edge.updater.self_test import self_test
 
 _ROOT_LIMIT_BYTES = 512_000
@@ -93,12 +94,6 @@ class RegistryBytes:
                 if passed < len(part):
                     yield part[passed:]
                 passed = max(0, passed - len(part))
-
-
-BYTES_NEED_HTTP = (
-    "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
-    '"http" and the gateway\'s url below the MQTT one, which goes on to be asked first.'
-)
 
 
 class NoRegistry:

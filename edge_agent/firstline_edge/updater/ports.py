@@ -8,6 +8,12 @@ from typing import Any, Protocol
 
 from firstline_core.fleet.target import Hardware, ListedBundle
 
+BYTES_NEED_HTTP = (
+    "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
+    '"http" and the gateway\'s url below the MQTT one, which goes on to be asked first.'
+)
+"""Why a device that has no HTTP link gets nothing, and what to do."""
+
 
 class Catalogue(Protocol):
     """What is signed."""

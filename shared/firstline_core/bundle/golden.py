@@ -21,7 +21,7 @@ from firstline_core.types import DATATYPES, Tensor
 
 GOLDEN_NAME = "golden.json"
 LIMIT_BYTES = 8 << 20
-_ROWS = 64
+ROWS_LIMIT = 64
 
 
 class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
         shape: of a row; () for BYTES.
     """
 
-    inputs: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=_ROWS)]
+    inputs: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
     outputs: dict[str, tuple[tuple[float, ...], ...]]
     shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(max_length=8)] = ()
 

@@ -9,7 +9,8 @@
     [budget]
     bytes_per_day = 20_000_000
 
-The keys are those of the agent's own file, and mean what they mean there; what is not named stays as the device has it.
+The keys are those of the agent's own file, and mean what they mean there; what is not named stays as the device has it,
+so that one without tables gives a device its own settings back.
 What is not among them cannot be set from afar, whoever signs: addresses, identities, paths, limits of memory and disk.
 """
 
@@ -124,7 +125,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
         where: whence it came, for the error.
 
     Raises:
-        ConfigError: it is too long, no TOML, sets what cannot be set from afar, or nothing at all.
+        ConfigError: it is too long, no TOML, or sets what cannot be set from afar.
     """
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{where} has more than {LIMIT_BYTES} bytes, and is no configuration.")
@@ -137,8 +138,6 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
         for key, value in values.items():
             if value != value:  # noqa: PLR0124 (what is no number is not equal to itself)
                 raise ConfigError(f"{where} sets {section}.{key} to what is no number; name one, or leave it out.")
-    if not found.changes:
-        raise ConfigError(f"{where} sets nothing; it may have the tables {', '.join(SECTIONS)}.")
     return found
 
 

@@ -16,6 +16,10 @@ TELEMETRY_PATH = "/fleet/v1/twin/telemetry"
 """A device POSTs its `Telemetry` here."""
 DEVICES_PATH = "/fleet/v1/devices"
 BRAKE_PATH = "/fleet/v1/brake"
+TIERS_PATH = "/fleet/v1/tiers"
+"""Who answered, over the last `hours`, of one `model` or of all."""
+TIERS_HOURS = 48
+"""So far one can look back."""
 
 TAG_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?\Z"
 Tag = Annotated[str, Meta(pattern=TAG_PATTERN)]
@@ -67,3 +71,33 @@ class BrakeState(Struct, frozen=True):
     """Whether the fleet is braked; `brake` is None where it is not."""
 
     brake: Brake | None
+
+
+class TierCounts(Struct, frozen=True):
+    """Rows of all devices in one span of time, counted when the devices said so.
+
+    Attributes:
+        at_s: wall time at which it begins.
+        kept: answered on the device, for good.
+        escalated: sent, or to be sent, to the full model.
+        errors: that got no answer.
+    """
+
+    at_s: float
+    kept: int
+    escalated: int
+    errors: int
+
+
+class TierHistory(Struct, frozen=True):
+    """Who answered, over time.
+
+    Attributes:
+        span_s: of each point; one in which nothing was counted is left out.
+        models: that were asked in this time.
+        points: in order.
+    """
+
+    span_s: float
+    models: tuple[str, ...]
+    points: tuple[TierCounts, ...]

@@ -29,7 +29,7 @@ class RolloutSummary(Struct, frozen=True):
         revision: grows with each change; its ETag.
         devices: how many are in which state, those that were offered the model or wait for it.
         control: how many are left alone for comparison now.
-        consequences: what a command would do to devices now, a sentence each.
+        consequences: what each command that can be given now would do to devices, a sentence each.
         definition: as it was given.
     """
 

@@ -20,6 +20,8 @@ from firstline_core.names import Name
 FORMAT = 1
 LIMIT_BYTES = 64 * 1024
 _MODELS = 64
+UPDATES = 64
+"""Most updates that a report tells of."""
 _MINUTES_PER_WEEK = 7 * 24 * 60
 
 Version = Annotated[int, Meta(ge=1, le=2**53)]
@@ -185,7 +187,7 @@ class Reported(Struct, frozen=True):
     sequence: Annotated[int, Meta(ge=0, le=2**53)]
     revision: Annotated[int, Meta(ge=0, le=2**53)] = 0
     models: Annotated[tuple[RunningModel, ...], Meta(max_length=_MODELS)] = ()
-    updates: Annotated[tuple[Update, ...], Meta(max_length=_MODELS)] = ()
+    updates: Annotated[tuple[Update, ...], Meta(max_length=UPDATES)] = ()
     configuration: Annotated[int, Meta(ge=0, le=2**53)] = 0
     configuration_name: Annotated[str, Meta(max_length=64)] = ""
     configuration_sha256: Annotated[str, Meta(max_length=64)] = ""

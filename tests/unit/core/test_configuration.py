@@ -36,11 +36,13 @@ def test_what_is_set_is_told_and_nothing_else() -> None:
     }
 
 
+def test_one_that_sets_nothing_leaves_a_device_its_own_settings() -> None:
+    assert parsed("") == parsed("[budget]\n") == {}
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "sets nothing"),
-        ("[budget]\n", "sets nothing"),
         ("[links]\nurl = 'https://evil'\n", "unknown key 'links'"),
         ("[api]\nport = 1\n", "unknown key 'api'"),
         ("[policy]\nlimit_bytes = 1\n", "unknown key 'policy.limit_bytes'"),

@@ -283,6 +283,13 @@ async def test_what_runs_already_is_not_tried(device: Device) -> None:
     assert device.state == (S.COMMITTED, "already")
 
 
+async def test_one_that_sets_nothing_gives_the_devices_own_settings_back(device: Device) -> None:
+    await device.run(device.registry.add(1, 300))
+    await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
+    assert device.bytes_per_day == 0 and device.settings == device.own
+    assert device.configurator.kept.running is not None and device.configurator.kept.running.version == 2
+
+
 def test_a_damaged_file_is_put_aside_and_the_devices_own_settings_hold(device: Device) -> None:
     device.path.parent.mkdir(parents=True, exist_ok=True)
     device.path.write_bytes(b"nonsense\n")

@@ -7,7 +7,10 @@ from itertools import product
 import pytest
 
 from firstline_core.errors import RequestError
-from firstline_gateway.rollouts.states import FOLLOWERS, LIVE, Command, RolloutState, after
+from firstline_gateway.rollouts.definition import Definition, Rollout
+from firstline_gateway.rollouts.plan import consequences
+from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.states import FOLLOWERS, LIVE, Command, RolloutState, after, open_in
 
 
 @pytest.mark.parametrize(("command", "state"), list(product(Command, RolloutState)))
@@ -32,3 +35,28 @@ def test_a_refusal_names_what_can_be_done() -> None:
         after(Command.PAUSE, RolloutState.COMPLETED)
     with pytest.raises(RequestError, match="nothing more can be done"):
         after(Command.ABORT, RolloutState.ROLLED_BACK)
+
+
+@pytest.mark.parametrize("state", RolloutState)
+def test_what_each_command_would_do_is_said_before_and_nothing_of_those_that_are_refused(state: RolloutState) -> None:
+    stages = (Stage(0.1, group="site=berlin"), Stage(1.0))
+    definition = Definition("digits", 2, "0" * 64, stages)
+    counts = {"waiting": 1, "offered": 2, "under_way": 3, "away": 4, "silent": 5, "done": 6, "failed": 7}
+    said = consequences(Rollout("r", definition, state, "ops", 0.0, seed=0, stage=1), counts)
+    assert set(said) == set(open_in(state))
+    numbers = {
+        "pause": "1 that wait hear nothing, 14 under way go on",
+        "retry": "12 devices",
+        "rollback": "6 devices run",
+    }
+    for command, words in numbers.items():
+        assert words in said.get(command, words)
+    if state is RolloutState.APPROVED:
+        assert said["start"].startswith("Stage 1 of 2 begins, with 10 % of the devices of those tagged site=berlin.")
+
+
+@pytest.mark.parametrize(("stage", "follows"), [(0, "Stage 2 of 2 begins"), (1, "held back"), (2, "is complete")])
+def test_a_promotion_says_what_follows(stage: int, follows: str) -> None:
+    definition = Definition("digits", 2, "0" * 64, (Stage(0.1), Stage(1.0)))
+    running = Rollout("r", definition, RolloutState.RUNNING, "ops", 0.0, seed=0, stage=stage)
+    assert follows in consequences(running, {})["promote"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.counting import Totals, of_bundle
+from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.subject import Subject, desired_of, update_of, version_of, with_word
 
 WORD = DesiredModel("quiet", 2, "1" * 64, "r1", 1.0, 2.0, Window(60, 30), attempt=3, undone=True)
@@ -41,3 +44,14 @@ def test_a_configuration_is_judged_by_all_that_a_device_answers() -> None:
     totals = Totals((ModelCounts("a", 1, rows=3, scores=(1, 2)), ModelCounts("b", 4, rows=4, scores=(1, 2, 3))))
     assert of_bundle(totals, "").rows == 7 and of_bundle(totals, "").scores == ()
     assert of_bundle(totals, "b").rows == 4
+
+
+def test_what_was_kept_before_there_were_configurations_brings_a_bundle() -> None:
+    kept = b'{"bundle": "digits", "version": 2, "manifest_sha256": "%s"}' % (b"0" * 64)
+    found = msgspec.json.decode(kept, type=Definition)
+    assert (found.what, found.measured) == (Subject.MODEL, "digits")
+
+
+def test_what_a_device_said_before_there_were_configurations_is_read() -> None:
+    said = msgspec.json.decode(b'{"session": "s", "sequence": 1, "configuration": 0}', type=Reported)
+    assert version_of(said, Subject.CONFIGURATION, "quiet") == 0

@@ -1,4 +1,4 @@
-"""For people: the fleet's devices, their tags, and the brake."""
+"""For people: the fleet's devices, their tags, the brake, and who answered over time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ _ONE = rest.DEVICES_PATH + "/{name}"
 router = APIRouter(tags=["fleet"], dependencies=[Depends(keeper)])
 
 
-@router.get(rest.DEVICES_PATH, summary="The devices by name, those that a selector of tags means.")
+@router.get(rest.DEVICES_PATH, summary="The devices by name: those that a selector of tags means, or that run a model.")
 async def list_devices(
-    request: Request, after: str = "", selector: str = "", limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
+    request: Request,
+    *,
+    after: str = "",
+    selector: str = "",
+    model: str = "",
+    version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
 ) -> Response:
     name = name_of(after) if after else ""
-    return answer(await gateway_of(request).fleet.page(name, limit, parse_selector(selector)))
+    bundle = name_of(model, "a model") if model else ""
+    chosen = parse_selector(selector)
+    return answer(await gateway_of(request).fleet.page(name, limit, chosen, model=bundle, version=version))
 
 
 @router.get(_ONE, summary="One device: what it is to run, what it runs, and when it was last heard of.")
@@ -85,6 +93,14 @@ async def set_brake(request: Request) -> Response:
 async def lift_brake(request: Request) -> Response:
     told = await gateway_of(request).fleet.set_brake(None, request.state.principal)
     return answer({"brake": None, "devices": told})
+
+
+@router.get(rest.TIERS_PATH, summary="Who answered what the fleet was asked, over the last hours.")
+async def read_tiers(
+    request: Request, model: str = "", hours: Annotated[int, Query(ge=1, le=rest.TIERS_HOURS)] = 24
+) -> Response:
+    bundle = name_of(model, "a model") if model else ""
+    return answer(await gateway_of(request).fleet.tiers(hours, bundle))
 
 
 def _etag(device: rest.FleetDevice) -> str:

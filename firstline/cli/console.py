@@ -1,0 +1,76 @@
+"""`firstline console`: the fleet in a browser, as a service of its own."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli import sentences
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, api_key, gateway_named
+from firstline.cli.output import Output, OutputOption
+from firstline.cli.sentences import command_line
+from firstline.console.settings import DEFAULT_PORT, Settings
+from firstline_core.secrets_file import read_secret
+
+_PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
+
+
+def console(
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine it takes a password.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one.")] = DEFAULT_PORT,
+    password_file: Annotated[
+        str,
+        typer.Option(metavar="FILE", help=f"Holds the password that browsers have to show; else {_PASSWORD} has it."),
+    ] = "",
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The console's certificate, with its chain (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")] = None,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Serve beyond this machine without TLS: something else protects it.")
+    ] = False,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show devices, rollouts and who answers in a browser; until it is stopped."""
+    settings = Settings(
+        gateway=gateway_named(gateway),
+        key=api_key(key_file),
+        ca_file=ca,
+        host=host,
+        port=port,
+        password=read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, ""),
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        plain_http=plain_http,
+    )
+    from firstline.console.service import run as serve
+
+    serve(settings, lambda url: _say(url, output))
+
+
+def _say(url: str, output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(msgspec.json.encode({"event": "ready", "url": url}))
+    else:
+        typer.echo(f"The console is at {url}")
+
+
+def run() -> int:
+    """Runs this command by itself, for where there is no workbench; its exit code."""
+    if find_spec("nicegui") is None:
+        raise ModuleNotFoundError("No module named 'nicegui'", name="nicegui")
+    app = command_line()
+    app.callback()(lambda: None)  # else the only command would have no name
+    app.command("console")(console)
+    return sentences.run(app)

@@ -1,0 +1,98 @@
+"""The pages of the devices, and of one."""
+
+from __future__ import annotations
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from firstline.console import devices_view as view
+from firstline.console.cells import Listing, address
+from firstline.console.frame import Frame, put, text
+from firstline.console.table import Rows
+from firstline.console.watching import Watch
+from firstline.fleet import Fleet
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+
+ROWS = 50
+"""Most devices on a page."""
+
+
+def add_pages(watch: Watch) -> None:
+    """Puts the pages at their addresses."""
+
+    @ui.page("/")
+    @ui.page("/devices")
+    def _devices(selector: str = "", model: str = "", after: str = "") -> None:
+        frame = Frame("Devices", "/devices")
+        with frame.main:
+            _choice(selector, model)
+            rows = Rows("Devices", view.DEVICES, "No device here.")
+            following = Following("More devices", bool(after), address("/devices", selector=selector, model=model))
+
+        def show(page: FleetDevicePage) -> None:
+            listing = view.device_rows(page, selector=selector, model=model)
+            rows.show(listing.rows)
+            following.show(listing)
+
+        def fetch(fleet: Fleet) -> FleetDevicePage:
+            name, version = view.model_of(model)
+            return fleet.page(after, selector, name, version, ROWS)
+
+        frame.follow(lambda: watch.ask(("devices", after, selector, model), fetch), show)
+
+    @ui.page("/devices/{name}")
+    def _device(name: str) -> None:
+        frame = Frame(name, "/devices")
+        with frame.main:
+            facts = Facts()
+            text("h2", "Models")
+            models = Rows("Models that answer", view.MODELS, "It says of no model that it answers.")
+            text("h2", "Updates")
+            updates = Rows("Updates", view.UPDATES, "It says of no update.")
+
+        def show(device: FleetDevice) -> None:
+            facts.show(device)
+            models.show(view.model_rows(device))
+            updates.show(view.update_rows(device))
+
+        frame.follow(lambda: watch.ask(("device", name), lambda fleet: fleet.device(name)), show)
+
+
+def _choice(selector: str, model: str) -> None:
+    """A form that the browser itself sends: the page's address says which devices it shows."""
+    with ui.element("form").props('method="get" action="/devices" role="search" aria-label="Choose devices"'):
+        ui.input("Tags, such as site=berlin,!test", value=selector).props('name="selector" outlined dense')
+        ui.input("Model, such as digits or digits 2", value=model).props('name="model" outlined dense')
+        ui.button("Show").props('type="submit" no-caps')
+
+
+class Following:
+    """The ways to the next page and back to the first."""
+
+    def __init__(self, label: str, later: bool, first: str) -> None:
+        with ui.element("nav").props('aria-label="Rows"').classes("following"):
+            if later:
+                ui.link("From the beginning", first)
+            self._link = ui.link(label, "")
+        self._link.set_visibility(False)
+
+    def show(self, listing: Listing) -> None:
+        self._link.set_visibility(bool(listing.following))
+        self._link.props["href"] = listing.following
+
+
+class Facts:
+    """What is known of a device, as names and values."""
+
+    def __init__(self) -> None:
+        self._list = ui.element("dl").classes("facts")
+        self._values: dict[str, TextElement] = {}
+
+    def show(self, device: FleetDevice) -> None:
+        for name, cell in view.facts(device):
+            if name not in self._values:
+                with self._list:
+                    text("dt", name)
+                    with ui.element("dd"):
+                        self._values[name] = text("span")
+            put(self._values[name], cell)

@@ -1,0 +1,170 @@
+"""What the pages say of devices, from what the gateway answers. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from firstline import wording
+from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page
+from firstline_core.errors import RequestError
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+from firstline_core.fleet.twin import Update
+from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
+
+SILENT_S = 900.0
+"""A device that was not heard of for longer is no more shown as being there; rollouts' default, too."""
+
+DEVICES = (
+    Column("device", "Device"),
+    Column("heard", "Heard of"),
+    Column("runs", "Runs"),
+    Column("wanted", "Is to run"),
+    Column("update", "Update"),
+    Column("tags", "Tags"),
+)
+MODELS = (
+    Column("model", "Model"),
+    Column("variant", "Variant"),
+    Column("certified", "Certified"),
+    Column("digest", "Digest"),
+)
+UPDATES = (
+    Column("update", "Update"),
+    Column("state", "State"),
+    Column("why", "Why"),
+    Column("since", "Since (device's clock, UTC)"),
+    Column("rollout", "Rollout"),
+)
+
+_ENDED_WELL = UpdateState.COMMITTED
+_UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
+
+
+def model_of(text: str) -> tuple[str, int | None]:
+    """The name and version that somebody typed; no version means any.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    name, _, version = text.strip().partition(" ")
+    if version and not (version.isascii() and version.isdigit() and len(version) < 16):
+        raise RequestError(f"{text[:80]!a} is no model; write its name, or its name and version such as digits 2.")
+    return name, int(version) if version else None
+
+
+def device_rows(page: FleetDevicePage, **query: str) -> Listing:
+    """A page of devices; `query` is what they were chosen by."""
+    rows = [_row(device) for device in page.devices]
+    return Listing(rows, address("/devices", **query, after=page.after) if page.after is not None else "")
+
+
+def _row(device: FleetDevice) -> Row:
+    return {
+        "key": Cell(device.name),
+        "device": Cell(device.name, device_page(device.name)),
+        "heard": heard(device),
+        "runs": Cell(wording.runs(device)),
+        "wanted": Cell(wording.wanted(device)),
+        "update": _latest(device),
+        "tags": Cell(wording.tags(device)),
+    }
+
+
+def heard(device: FleetDevice) -> Cell:
+    """How long ago a device was heard of, and whether it is there."""
+    age = wording.age(device.last_seen_age_s)
+    if not device.accepted:
+        return Cell(f"{age}, not accepted", tone=Tone.BUSY)
+    if device.last_seen_age_s is None:
+        return Cell(age)
+    if not device.online:
+        return Cell(f"{age} ago, gone", tone=Tone.BAD)
+    if device.last_seen_age_s > SILENT_S:
+        return Cell(f"{age} ago, silent", tone=Tone.BAD)
+    return Cell(f"{age} ago", tone=Tone.GOOD)
+
+
+def _latest(device: FleetDevice) -> Cell:
+    """All updates of a device in short; the worst one gives the tone."""
+    updates = device.reported.updates if device.reported is not None else ()
+    tones = [_tone(update.state) for update in updates]
+    worst = next((tone for tone in (Tone.BAD, Tone.BUSY, Tone.GOOD) if tone in tones), Tone.PLAIN)
+    return Cell(", ".join(_said(update) for update in updates) or "-", tone=worst)
+
+
+def _said(update: Update) -> str:
+    why = f" ({update.reason})" if update.reason else ""
+    share = ""
+    if update.state is UpdateState.DOWNLOADING and update.total_bytes:
+        share = f" {update.received_bytes / update.total_bytes:.0%}"
+    return f"{_what(update)} {update.state.replace('_', ' ')}{share}{why}"
+
+
+def _what(update: Update) -> str:
+    kind = "" if update.what == "model" else f"{update.what} "
+    return f"{kind}{update.name} {update.version}"
+
+
+def _tone(state: UpdateState) -> Tone:
+    if state is _ENDED_WELL:
+        return Tone.GOOD
+    if state in UNSUCCESSFUL:
+        return Tone.BAD
+    return Tone.PLAIN if state in _UNDONE else Tone.BUSY
+
+
+def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
+    """What is known of one device, by name."""
+    said = device.reported
+    found = [
+        ("Heard of", heard(device)),
+        ("First heard of", Cell(moment(device.first_seen_s))),
+        ("Tags", Cell(wording.tags(device))),
+        ("Runs", Cell(wording.runs(device))),
+        ("Is to run", Cell(wording.wanted(device))),
+    ]
+    if said is not None:
+        knows = said.revision >= device.desired.revision
+        found += [
+            ("Knows what it is to run", Cell("yes" if knows else "not yet", tone=Tone.GOOD if knows else Tone.BUSY)),
+            ("Brake", Cell("held", tone=Tone.BUSY) if said.braked else Cell("off")),
+            ("Agent", Cell(said.agent_version or "-")),
+            ("Has", Cell(", ".join(_capabilities(said.capabilities.items())) or "-")),
+        ]
+    return found
+
+
+def _capabilities(items: Iterable[tuple[str, object]]) -> Iterable[str]:
+    for name, value in items:
+        yield f"{name}: {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def model_rows(device: FleetDevice) -> list[Row]:
+    """What answers on a device."""
+    models = device.reported.models if device.reported is not None else ()
+    return [
+        {
+            "key": Cell(model.name),
+            "model": Cell(f"{model.name} {model.version}"),
+            "variant": Cell(model.variant or "none"),
+            "certified": Cell("yes", tone=Tone.GOOD) if model.certified else Cell("no"),
+            "digest": Cell(model.edge_digest[:12] or "-"),
+        }
+        for model in models
+    ]
+
+
+def update_rows(device: FleetDevice) -> list[Row]:
+    """How a device's updates stand."""
+    updates = device.reported.updates if device.reported is not None else ()
+    return [
+        {
+            "key": Cell(f"{update.what} {update.name}"),
+            "update": Cell(_what(update)),
+            "state": Cell(update.state.replace("_", " "), tone=_tone(update.state)),
+            "why": Cell(" ".join(filter(None, (update.reason, update.message))) or "-"),
+            "since": Cell(moment(update.since_s or None)),
+            "rollout": Cell(update.rollout or "-", rollout_page(update.rollout) if update.rollout else ""),
+        }
+        for update in updates
+    ]

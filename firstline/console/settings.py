@@ -1,0 +1,81 @@
+"""Where the console listens, whom it lets in, and which gateway it asks."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from firstline_core.errors import ConfigError
+
+DEFAULT_PORT = 8090
+_LOOPBACK = "localhost"
+_FEWEST_CHARACTERS = 12  # of a password that anybody who reaches the port may guess at
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the console runs; checked.
+
+    Args:
+        gateway: its URL.
+        key: an API key with the scope "fleet"; it stays in this process.
+        ca_file: whom to believe about the gateway (PEM); None for the machine's own authorities.
+        host: address to listen on.
+        port: 0 for a free one.
+        password: that browsers have to show; "" lets everybody of this machine in.
+        tls_certificate: with `tls_key`, what the console shows (PEM); None serves plain HTTP.
+        plain_http: serve beyond loopback without TLS, where something else protects the network.
+
+    Raises:
+        ConfigError: it would be open to others than it should be.
+    """
+
+    gateway: str
+    key: str = field(repr=False)
+    ca_file: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    password: str = field(default="", repr=False)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    plain_http: bool = False
+
+    def __post_init__(self) -> None:
+        if self.password and len(self.password) < _FEWEST_CHARACTERS:
+            raise ConfigError(
+                f"The console's password has {len(self.password)} characters; use {_FEWEST_CHARACTERS} or more."
+            )
+        if (self.tls_certificate is None) is not (self.tls_key is None):
+            raise ConfigError("TLS needs both files: --tls-cert with the certificate, --tls-key with its key.")
+        if self.local:
+            return
+        if not self.password:
+            raise ConfigError(
+                f"On {self.host} whoever reaches the console could command the fleet; give it a password of its own "
+                "(--password-file), or listen on 127.0.0.1."
+            )
+        if self.tls_certificate is None and not self.plain_http:
+            raise ConfigError(
+                f"On {self.host} the password would travel unprotected; name a certificate (--tls-cert, --tls-key), or "
+                "say --plain-http where a proxy or the network protects it."
+            )
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_certificate is None else "https"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a host's name, is this machine's own."""
+    if host.lower() == _LOOPBACK:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,117 @@
+"""What the page says of who answered over time, from what the gateway answers. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from firstline.console.cells import Cell, Column, Row, long, moment
+from firstline_core.fleet.rest import TierCounts, TierHistory
+
+SPANS_H = (1, 6, 24, 48)
+POINTS = 96
+"""Bars in the chart: what comes in finer spans is added up."""
+ROWS = 24
+
+TIERS = (
+    Column("from", "From (UTC)"),
+    Column("edge", "On the device", number=True),
+    Column("cloud", "By the full model", number=True),
+    Column("errors", "No answer", number=True),
+    Column("rows", "Rows", number=True),
+)
+# Okabe and Ito's colours: those who cannot tell red from green can tell these.
+_SERIES = (
+    ("edge", "on the device", "#0072b2"),
+    ("cloud", "by the full model", "#e69f00"),
+    ("errors", "no answer", "#555"),
+)
+
+
+class Shares(NamedTuple):
+    """Who answered in one span of time.
+
+    Args:
+        at_s: wall time at which it begins.
+        edge: rows answered on the device.
+        cloud: by the full model, or on the way to it.
+        errors: that got no answer.
+    """
+
+    at_s: float
+    edge: int
+    cloud: int
+    errors: int
+
+    @property
+    def rows(self) -> int:
+        return self.edge + self.cloud + self.errors
+
+    def percent(self, name: str) -> float:
+        """The share of one of them, of 100."""
+        return 100 * float(getattr(self, name)) / max(1, self.rows)
+
+
+def shares(history: TierHistory, hours: int) -> tuple[float, list[Shares]]:
+    """The history in spans that a chart has room for.
+
+    Returns:
+        How long each is in seconds, and those in which anything was asked.
+    """
+    fine_s = history.span_s
+    span_s = fine_s * max(1, -(-hours * 3600 // (fine_s * POINTS)))
+    found: dict[float, Shares] = {}
+    for point in history.points:
+        at_s = point.at_s // span_s * span_s
+        found[at_s] = _added(found.get(at_s, Shares(at_s, 0, 0, 0)), point)
+    return span_s, [found[at_s] for at_s in sorted(found)][-POINTS:]
+
+
+def _added(one: Shares, point: TierCounts) -> Shares:
+    return Shares(one.at_s, one.edge + point.kept, one.cloud + point.escalated, one.errors + point.errors)
+
+
+def summary(found: list[Shares], hours: int) -> str:
+    """All of it in a sentence, which says what the chart shows."""
+    total = Shares(0.0, *(sum(getattr(one, name) for one in found) for name, _, _ in _SERIES))
+    if not total.rows:
+        return f"Nothing was asked in the last {long(hours * 3600)}, or nothing was heard of it."
+    said = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
+    return f"Of {total.rows:,} rows in the last {long(hours * 3600)}: {said}."
+
+
+def tier_rows(found: list[Shares]) -> list[Row]:
+    """The latest spans, the newest first."""
+    return [
+        {
+            "key": Cell(str(one.at_s)),
+            "from": Cell(moment(one.at_s)),
+            **{name: Cell(f"{one.percent(name):.1f} %") for name, _, _ in _SERIES},
+            "rows": Cell(f"{one.rows:,}"),
+        }
+        for one in reversed(found[-ROWS:])
+    ]
+
+
+def chart(found: list[Shares], span_s: float, now_s: float, hours: int) -> dict[str, Any]:
+    """The options of an ECharts chart: shares stacked to 100 %, told apart by patterns as well as by colours."""
+    return {
+        "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(found, hours)}},
+        "useUTC": True,
+        "animation": False,
+        "legend": {"top": 0},
+        "grid": {"left": 48, "right": 16, "top": 56, "bottom": 32},
+        "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
+        "xAxis": {"type": "time", "min": 1000 * (now_s - hours * 3600), "max": 1000 * now_s},
+        "yAxis": {"type": "value", "min": 0, "max": 100, "axisLabel": {"formatter": "{value} %"}},
+        "series": [
+            {
+                "name": label,
+                "type": "bar",
+                "stack": "tiers",
+                "barMaxWidth": 24,
+                "itemStyle": {"color": colour},
+                "data": [[1000 * (one.at_s + span_s / 2), round(one.percent(name), 2)] for one in found],
+            }
+            for name, label, colour in _SERIES
+        ],
+    }

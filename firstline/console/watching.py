@@ -1,0 +1,144 @@
+"""What the gateway said last to each question that a page asks.
+
+Pages ask as often as they like. The gateway is asked at a bounded pace: pages that ask the same share an answer, a
+question is not asked again before the pace's time is over, nor before ten times what the answer took, and only a few
+are under way at a time. So neither many pages nor a slow gateway make the gateway slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from firstline.fleet import Fleet
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    ForbiddenError,
+    LinkError,
+    RemoteTimeoutError,
+    UnauthorizedError,
+)
+
+PACE_S = 2.0
+_PATIENCE = 10.0  # of the gateway's time, one question takes a tenth at most
+_UNDER_WAY = 4
+_LONG_S = 10.0  # a page waits no longer before it says that it is stale
+_FORGET_S = 60.0
+_MOST = 256
+_SILENT = (LinkError, CapacityError, UnauthorizedError, ForbiddenError)
+
+T = TypeVar("T")
+Question = tuple[str, ...]
+"""Stands for what is asked; the same question is asked once."""
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What is known of a question.
+
+    Args:
+        value: the gateway's latest answer; None where there was none.
+        heard_s: wall time of that answer, or where there was none, when the gateway was last heard of.
+        error: why there is no newer one; None where there is.
+    """
+
+    value: T | None
+    heard_s: float
+    error: FirstlineError | None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the gateway's present state is not known: it is away, in trouble, or does not know us."""
+        return isinstance(self.error, _SILENT)
+
+
+@dataclass
+class _Held:
+    answer: Answer[Any]
+    asked_s: float
+    due_s: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+
+class Watch:
+    """One gateway's fleet, watched.
+
+    Args:
+        fleet: whom it asks.
+        monotonic: seconds, for the pace.
+        wall: seconds since 1970, for people.
+    """
+
+    def __init__(
+        self, fleet: Fleet, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._fleet = fleet
+        self._monotonic = monotonic
+        self._wall = wall
+        self._heard_s = wall()
+        self._held: dict[Question, _Held] = {}
+        self._gate = asyncio.Semaphore(_UNDER_WAY)
+
+    async def ask(self, question: Question, fetch: Callable[[Fleet], T]) -> Answer[T]:
+        """What the gateway says, or said not long ago.
+
+        Args:
+            question: stands for `fetch`.
+            fetch: asks; in a thread.
+        """
+        now_s = self._monotonic()
+        held = self._held.get(question)
+        if held is None:
+            self._forget(now_s)
+            held = self._held[question] = _Held(Answer(None, self._heard_s, None), now_s)
+        held.asked_s = now_s
+        if held.task is None and now_s >= held.due_s:
+            held.task = asyncio.create_task(self._fetch(held, fetch))
+        if held.task is not None:
+            done, _ = await asyncio.wait({held.task}, timeout=_LONG_S)
+            if not done:
+                told = held.answer
+                error = RemoteTimeoutError(f"The gateway has been answering for more than {_LONG_S:g} s.")
+                return Answer(told.value, told.heard_s, error)
+        return held.answer
+
+    async def do(self, deed: Callable[[Fleet], T]) -> T:
+        """Has the gateway do something; whatever was known before is asked anew.
+
+        Raises:
+            FirstlineError: what the gateway said.
+        """
+        try:
+            return await asyncio.to_thread(deed, self._fleet)
+        finally:
+            for held in self._held.values():
+                held.due_s = 0.0
+
+    async def _fetch(self, held: _Held, fetch: Callable[[Fleet], Any]) -> None:
+        async with self._gate:
+            start_s = self._monotonic()
+            try:
+                value = await asyncio.to_thread(fetch, self._fleet)
+            except FirstlineError as error:
+                told = held.answer
+                heard_s = told.heard_s if told.value is not None else self._heard_s
+                held.answer = Answer(told.value, heard_s, error.with_traceback(None))
+            else:
+                self._heard_s = self._wall()
+                held.answer = Answer(value, self._heard_s, None)
+            finally:
+                end_s = self._monotonic()
+                held.due_s = end_s + max(PACE_S, _PATIENCE * (end_s - start_s))
+                held.task = None
+
+    def _forget(self, now_s: float) -> None:
+        """Makes room: what nobody asks any more goes, and beyond the most what was not asked for the longest time."""
+        idle = sorted((held.asked_s, key) for key, held in self._held.items() if held.task is None)
+        over = len(self._held) - _MOST + 1
+        for number, (asked_s, key) in enumerate(idle):
+            if number < over or now_s - asked_s > _FORGET_S:
+                del self._held[key]

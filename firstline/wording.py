@@ -1,0 +1,38 @@
+"""How the fleet's documents read to people: ages, what a device runs, and what it is to run."""
+
+from __future__ import annotations
+
+from firstline_core.fleet.rest import FleetDevice
+
+
+def age(age_s: float | None) -> str:
+    """How long ago; "never" for None."""
+    if age_s is None:
+        return "never"
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if age_s >= length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def runs(device: FleetDevice) -> str:
+    """The bundles that answer on a device, and its configuration where the fleet gave it one."""
+    said = device.reported
+    if said is None:
+        return "-"
+    found = [f"{model.name} {model.version}" for model in said.models]
+    found += [f"configuration {said.configuration_name} {said.configuration}"] if said.configuration_name else []
+    return ", ".join(found) or "-"
+
+
+def wanted(device: FleetDevice) -> str:
+    """The bundles that a device is to run, and the configuration."""
+    said = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
+    if (word := device.desired.configuration) is not None:
+        said.append(f"{'not ' * word.undone}configuration {word.name} {word.version}")
+    return ", ".join(said) or "-"
+
+
+def tags(device: FleetDevice) -> str:
+    """A device's tags."""
+    return ",".join(f"{key}={value}" for key, value in sorted(device.tags.items())) or "no tags"

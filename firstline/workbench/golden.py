@@ -1,0 +1,108 @@
+"""Golden answers for a bundle that is being made: inputs from files, and what each edge variant says of them here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.golden import (
+    GOLDEN_NAME,
+    LIMIT_BYTES,
+    ROWS_LIMIT,
+    GoldenAnswers,
+    encode_golden,
+    tensor_of,
+)
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import Golden, InputSpec
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import DATATYPES
+
+_DIGITS = 6  # of a probability: far below any tolerance, and a third of the bytes
+
+
+def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions) -> Golden:
+    """Puts the answers into the bundle's folder; its manifest has to name them.
+
+    Args:
+        bundle: whose edge variants answer.
+        files: encoded images where the bundle takes BYTES, one row each; else `.npy` files of rows, as a request has
+            them.
+        options: for the runs.
+
+    Raises:
+        ConfigError: a file is none of these, or a device would not read so much.
+    """
+    inputs = read_inputs(files, bundle.manifest.input)
+    asked = tensor_of(inputs, bundle.manifest.input)
+    outputs = {}
+    for model in bundle.manifest.edge:
+        with closing(load_model(bundle, model, options)) as loaded:
+            try:
+                said = loaded.predict(asked).astype(np.float64).round(_DIGITS)
+            except InvalidTensorError as error:
+                raise ConfigError(f"A golden input is none that '{model.id}' takes: {error.message}") from error
+        outputs[model.id] = tuple(map(tuple, said.tolist()))
+    content = encode_golden(msgspec.structs.replace(inputs, outputs=outputs))
+    if len(content) > LIMIT_BYTES:
+        raise ConfigError(
+            f"The golden answers take {len(content)} bytes, and a device reads {LIMIT_BYTES}; give fewer or smaller "
+            "inputs."
+        )
+    (bundle.path / GOLDEN_NAME).write_bytes(content)
+    return Golden(Artefact(GOLDEN_NAME, hashlib.sha256(content).hexdigest(), len(content)))
+
+
+def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
+    """The inputs, of which nobody has said anything yet; raises ConfigError as `write_golden` does."""
+    if spec.datatype == "BYTES":
+        found = GoldenAnswers(tuple(_bytes_of(file) for file in files), {})
+    else:
+        arrays = [_rows_of(file, spec) for file in files]
+        shapes = {array.shape[1:] for array in arrays}
+        if len(shapes) != 1:
+            raise ConfigError(f"Golden inputs are rows of one shape, and these have {sorted(map(list, shapes))}.")
+        found = GoldenAnswers(tuple(row.tobytes() for array in arrays for row in array), {}, shapes.pop())
+    if not 0 < len(found.inputs) <= ROWS_LIMIT:
+        raise ConfigError(f"There are {len(found.inputs)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
+    return found
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > LIMIT_BYTES:
+            raise ConfigError(f"The golden input {file} has more than {LIMIT_BYTES} bytes; give a smaller one.")
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"The golden input {file} cannot be read: {error.strerror}.") from error
+
+
+def _rows_of(file: Path, spec: InputSpec) -> NDArray[np.generic]:
+    """(rows, ...) little-endian, in C order."""
+    wanted = np.dtype(DATATYPES[spec.datatype])
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise ConfigError(f"The golden input {file} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, EOFError) as error:
+        raise ConfigError(
+            f"The golden input {file} is no .npy file, and this bundle takes tensors, not images: {error}."
+        ) from error
+    fits = isinstance(array, np.ndarray) and array.ndim == len(spec.shape)
+    if not fits or any(size not in (-1, has) for size, has in zip(spec.shape[1:], array.shape[1:], strict=True)):
+        has = list(array.shape) if isinstance(array, np.ndarray) else "several arrays"
+        raise ConfigError(f"The golden input {file} has shape {has}, and the bundle takes {list(spec.shape)}.")
+    if array.dtype != wanted:
+        raise ConfigError(f"The golden input {file} holds {array.dtype}, and the bundle takes {spec.datatype}.")
+    if array.nbytes > LIMIT_BYTES:
+        raise ConfigError(f"The golden input {file} has {array.nbytes} bytes; give at most {LIMIT_BYTES}.")
+    return np.ascontiguousarray(array, dtype=wanted.newbyteorder("<"))

@@ -1,0 +1,278 @@
+"""The console in a real browser, with a real gateway: what it shows, what its buttons do, and what it never does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from support.console import ROLLOUTS, Fleet, GatewayProcess, console
+from support.needs import missing
+
+from firstline_core.fleet.update import UpdateState
+
+NAMES = [f"cam-{number:02}" for number in range(20)]
+PATIENT_MS = 60_000
+PASSWORD = "correct horse battery"
+LOCAL = re.compile(r"^(https?|wss?)://127\.0\.0\.1[:/]|^data:|^blob:")
+# What the page holds that overflows it, though the page hides it.
+_WIDER = """() => [...document.querySelectorAll('main *, header *')].filter(
+  each => each.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(each).clipPath === 'none'
+  && !each.closest('thead')).map(each => each.outerHTML.slice(0, 120))"""
+_GREEN = """() => [...document.querySelectorAll('.tone-good, .tone-good *')].filter(
+  each => { const [r, g, b] = getComputedStyle(each).color.match(/\\d+/g).map(Number); return g > r + 30 && g > b + 30 }
+  ).length"""
+_FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(on);
+  const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2
+  return { words: on.innerText, seen: outlined || style.boxShadow.includes('6px') } }"""
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    found = GatewayProcess(tmp_path_factory.mktemp("gateway"))
+    found.start()
+    yield found
+    found.kill()
+
+
+@pytest.fixture(scope="module")
+def fleet(gateway: GatewayProcess) -> Iterator[Fleet]:
+    found = Fleet(gateway, NAMES)
+    for number, name in enumerate(NAMES):
+        found.count(name, 70 + number, 20, 10 - number // 2)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def url(gateway: GatewayProcess, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with console(gateway.url, fleet.key, tmp_path_factory.mktemp("console") / "log") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        missing("chromium is not installed: `make chromium`")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium)
+        yield found
+        found.close()
+
+
+@contextmanager
+def watched(browser: Browser, secrets: list[str], **options: Any) -> Iterator[BrowserContext]:
+    """A browser's window that must not ask anybody else, complain, or be told a secret."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENT_MS)
+    asked, said, heard = list[str](), list[str](), list[str]()
+    context.on("request", lambda request: asked.append(request.url))
+    context.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    context.on("weberror", lambda error: said.append(str(error.error)))
+
+    def follow(page: Page) -> None:
+        page.on("websocket", lambda socket: (asked.append(socket.url), socket.on("framereceived", note)))
+
+    def note(frame: Any) -> None:
+        heard.append(frame if isinstance(frame, str) else frame.decode(errors="replace"))
+
+    context.on("page", follow)
+    yield context
+    for page in context.pages:
+        heard.append(page.content())
+    context.close()
+    assert [each for each in asked if not LOCAL.match(each)] == []
+    assert [each for each in said if "WebSocket connection" not in each and "ERR_CONNECTION_REFUSED" not in each] == []
+    assert heard and not [secret for secret in secrets if any(secret in each for each in heard)]
+
+
+@pytest.fixture
+def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
+    with watched(browser, [fleet.key]) as context:
+        yield context.new_page()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENT_MS / 1000
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def started(fleet: Fleet, patience_s: float) -> tuple[str, list[str]]:
+    """A rollout of which the devices of the first stage were told."""
+    rollout = fleet.start(patience_s)
+    until(lambda: bool(fleet.offered(rollout)))
+    return rollout, fleet.offered(rollout)
+
+
+def shows(page: Page, words: str | re.Pattern[str]) -> None:
+    expect(page.locator("main")).to_contain_text(words, timeout=PATIENT_MS)
+
+
+def test_a_rollout_that_stalls_pauses_and_a_click_aborts_it(page: Page, url: str, fleet: Fleet) -> None:
+    rollout, told = started(fleet, patience_s=1)
+    page.goto(f"{url}/rollouts/{rollout}")
+    shows(page, re.compile("running: installing|paused"))
+    fleet.say(told[0], UpdateState.COMMITTED)
+    shows(page, f"{len(told) - 1} of {len(told)} devices have not installed within 1 s")
+    page.get_by_role("button", name="Abort…").click()
+    dialog = page.get_by_role("dialog", name="Abort digits 2?")
+    expect(dialog).to_contain_text(f"1 devices keep the new version, {len(told) - 1} under way stop")
+    dialog.get_by_role("button", name="Abort").click()
+    shows(page, "Abort: done.")
+    expect(page.locator("strong")).to_have_text("aborted")
+    until(lambda: all(fleet.say(name).models[0].undone for name in told[1:]))
+    assert not fleet.say(told[0], UpdateState.COMMITTED).models[0].undone
+    found = fleet.ask("GET", f"{ROLLOUTS}/{rollout}")
+    assert found["state"] == "aborted" and found["devices"]["done"] == 1
+    shows(page, "application:ops")  # who decided it
+
+
+def test_failures_are_judged_and_the_numbers_and_the_rule_are_shown(page: Page, url: str, fleet: Fleet) -> None:
+    rollout, told = started(fleet, patience_s=3600)
+    page.goto(f"{url}/rollouts/{rollout}")
+    for name in told:
+        fleet.say(name, UpdateState.REJECTED, "self_test_failed")
+    expect(page.locator("strong")).to_have_text(re.compile("roll"), timeout=PATIENT_MS)
+    looks = page.get_by_role("group", name="Looks")
+    expect(looks.locator("tbody tr").first).to_contain_text(
+        f"100.0% of {len(told)} installations failed", timeout=PATIENT_MS
+    )
+    expect(looks.locator("tbody tr").first).to_contain_text("abort")
+    numbers = page.get_by_role("group", name="Numbers of a look").locator("tr").filter(has_text="installations")
+    expect(numbers).to_contain_text("0.02")
+    page.goto(f"{url}/devices/{told[0]}")
+    shows(page, "self_test_failed")
+
+
+def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, fleet: Fleet) -> None:
+    fleet.ask("PATCH", f"/fleet/v1/devices/{NAMES[3]}", {"tags": {"site": "berlin"}})
+    page.goto(url)
+    rows = page.get_by_role("group", name="Devices").locator("tbody tr")
+    expect(rows).to_have_count(len(NAMES))
+    expect(rows.first).to_contain_text(re.compile(r"cam-00.*\d s|min ago.*digits"))
+    page.get_by_label("Tags").fill("site=berlin")
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("site=berlin")
+    page.goto(f"{url}/devices?model=digits+7")
+    shows(page, "No device here.")
+    page.goto(f"{url}/devices?selector=a+b")
+    expect(page.get_by_role("alert")).to_contain_text("'a b'")
+    page.goto(f"{url}/devices?after={NAMES[17]}")
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="From the beginning").click()
+    expect(rows).to_have_count(len(NAMES))
+    rows.nth(3).get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(NAMES[3])
+
+
+def test_who_answered_is_drawn_and_said(page: Page, url: str) -> None:
+    page.goto(f"{url}/tiers?hours=1")
+    shows(page, "Of 2,100 rows in the last 1 h: 75.7 % on the device, 19.0 % by the full model, 5.2 % no answer.")
+    expect(page.locator(".chart canvas")).to_be_visible()
+    expect(page.get_by_role("group", name="Who answered").locator("tbody tr").first).to_contain_text("%")
+    page.get_by_role("link", name="digits").click()
+    shows(page, "rows in the last 1 h")
+
+
+def focused(page: Page, words: str) -> None:
+    """Tabs until what has these words has the focus, all of which can be seen to have it on the way."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        found = page.evaluate(_FOCUS)
+        assert found["seen"], found
+        if found["words"].strip() == words:
+            return
+    pytest.fail(f"the keyboard does not come to {words!r}")
+
+
+def test_the_keyboard_alone_is_enough(page: Page, url: str, fleet: Fleet) -> None:
+    rollout, _ = started(fleet, patience_s=3600)
+    page.goto(f"{url}/rollouts")
+    shows(page, "running: installing")
+    focused(page, "Skip to the content")
+    page.keyboard.press("Enter")
+    expect(page.locator(".main")).to_be_focused()
+    focused(page, "digits 2")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/rollouts/{rollout}")
+    shows(page, "running: installing")
+    focused(page, "Pause…")
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Pause digits 2?")
+    expect(dialog.get_by_role("button", name="Do nothing")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name="Pause…")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("button", name="Do nothing")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(dialog.get_by_role("button", name="Pause")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("strong")).to_have_text(re.compile("^paused"))
+    assert fleet.ask("GET", f"{ROLLOUTS}/{rollout}")["state"] == "paused"
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, url: str, fleet: Fleet) -> None:
+    (rollout, *_) = [each["id"] for each in fleet.ask("GET", ROLLOUTS)["rollouts"] if each["state"] != "draft"]
+    with watched(browser, [fleet.key], viewport={"width": 375, "height": 740}) as context:
+        page = context.new_page()
+        for path in ("/devices", f"/devices/{NAMES[0]}", "/rollouts", f"/rollouts/{rollout}", "/tiers?hours=1"):
+            page.goto(url + path)
+            expect(page.get_by_text("As of")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 375, path
+            assert page.evaluate(_WIDER) == [], path
+
+
+def test_without_its_gateway_nothing_is_green_and_it_comes_back_by_itself(
+    browser: Browser, url: str, fleet: Fleet, gateway: GatewayProcess
+) -> None:
+    rollout, _ = started(fleet, patience_s=3600)
+    with watched(browser, [fleet.key]) as context:
+        pages = []
+        for path in ("/devices", f"/devices/{NAMES[0]}", "/rollouts", f"/rollouts/{rollout}", "/tiers"):
+            page = context.new_page()
+            page.goto(url + path)
+            expect(page.get_by_text("As of")).to_be_visible()
+            pages.append(page)
+        assert pages[0].evaluate(_GREEN)
+        gateway.kill()
+        late = context.new_page()
+        late.goto(f"{url}/devices")
+        for page in (*pages, late):
+            expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Stale since \d\d:\d\d:\d\d UTC"))
+            assert page.evaluate(_GREEN) == 0
+        expect(pages[3].get_by_role("button", name="Abort…")).to_be_disabled()
+        gateway.start()
+        for page in (*pages, late):
+            expect(page.get_by_text("As of")).to_be_visible(timeout=PATIENT_MS)
+            expect(page.get_by_role("alert")).to_be_empty()
+        expect(pages[3].get_by_role("button", name="Abort…")).to_be_enabled()
+        until(lambda: pages[0].evaluate(_GREEN) > 0)
+
+
+def test_with_a_password_only_who_shows_it_sees_anything_and_without_the_console_nothing_is_green(
+    browser: Browser, fleet: Fleet, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    shown = {"username": "any", "password": PASSWORD}
+    with watched(browser, [fleet.key, PASSWORD], http_credentials=shown) as context:
+        with console(gateway.url, fleet.key, tmp_path / "log", FIRSTLINE_CONSOLE_PASSWORD=PASSWORD) as url:
+            page = context.new_page()
+            page.goto(url)
+            expect(page.get_by_text("As of")).to_be_visible()
+            assert page.evaluate(_GREEN)
+            for auth, status in ((None, 401), (("any", "wrong password!"), 401), (("any", PASSWORD), 200)):
+                assert httpx.get(url, auth=auth).status_code == status
+        until(lambda: page.evaluate(_GREEN) == 0)
+        expect(page.get_by_text("Connection lost")).to_be_visible()
+    assert (tmp_path / "log").read_text() == ""

@@ -1,0 +1,372 @@
+"""A fleet moves from one full model to another: a real gateway serves both, and nothing is escalated for the move."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+from support.agent import edge_settings, until
+from support.gateway import serving
+from support.keys import bearer, create_key
+from support.registry_site import RegistrySite, digits_bundle, registry_site
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.demo import assets
+from firstline.release import publishing
+from firstline.release.pushing import push
+from firstline.release.registry import Registry
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import encode_manifest
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.clock import SystemClock
+from firstline_core.errors import ConflictError
+from firstline_core.fleet.twin import Desired, DesiredModel
+from firstline_core.types import Array, Reason, Status, Tier
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.updater.slots import manifest_sha256
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.full_models.keeper import FullModels
+from firstline_gateway.gateway import open_gateway
+from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
+from firstline_gateway.rollouts.stages import Stage, place
+from firstline_gateway.rollouts.states import Command
+
+DEVICES = ("device-1", "device-2", "device-3")
+OLD, NEW = ModelKey("digits", 1), ModelKey("digits", 2)
+UNSEEN = Rules(limits={name: Limit(1e9) for name in ("crashes", "errors", "latency", "escalations", "disagreement")})
+BY = "application:ops"
+
+
+def another_full_model(folder: Path) -> Bundle:
+    """The digits whose full model is surer of all that it says, and so is another one; its first choices stay.
+
+    What was certified is how often the first choices differ, so that the certificates hold for it too.
+    """
+    bundle = digits_bundle(folder, NEW.version)
+    model = onnx.load(folder / "full.onnx")
+    (dual,) = (each for each in model.graph.initializer if each.name == "dual")
+    dual.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(dual) * np.float32(1.05), "dual"))
+    content = model.SerializeToString()
+    (folder / "full.onnx").write_bytes(content)
+    before = bundle.manifest
+    assert before.full is not None
+    artefact = Artefact("full.onnx", hashlib.sha256(content).hexdigest(), len(content))
+    manifest = replace(before, full=replace(before.full, artefact=artefact), golden=None)
+    edge = [
+        replace(each, certificate=each.certificate and replace(each.certificate, full_digest=manifest.full_digest))
+        for each in manifest.edge
+    ]
+    (folder / "manifest.json").write_bytes(encode_manifest(replace(manifest, edge=tuple(edge))))
+    return open_bundle(folder)
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    folders = {"models.directory": str(tmp_path / "models"), "registry.full_models": str(tmp_path / "shelf")}
+    (tmp_path / "models").mkdir()
+    async with registry_site(tmp_path / "site", **folders) as found:
+
+        def begin(registry: Registry) -> None:
+            found.keyring.init(registry.online_key(), found.now_s())
+            publishing.publish(found.keyring, registry, found.now_s())
+
+        await found.with_registry(begin)
+        for bundle in (digits_bundle(tmp_path / "old", OLD.version), another_full_model(tmp_path / "new")):
+            await found.with_registry(
+                lambda registry, one=bundle: push(found.keyring, registry, one, {}, found.now_s())
+            )
+        yield found
+
+
+@pytest_asyncio.fixture
+async def agents(site: RegistrySite, tmp_path: Path) -> AsyncIterator[dict[str, EdgeAgent]]:
+    """Devices that were set up with the old bundle; without caches, so that each request is judged anew."""
+    async with AsyncExitStack() as opened:
+        found = {}
+        for name in DEVICES:
+            key = tmp_path / f"{name}.key"
+            key.write_text(create_key(site.gateway.settings.store, name, "device"))
+            settings = edge_settings(
+                tmp_path / name,
+                agent__device_id=name,
+                models__directories=[str(tmp_path / "old")],
+                links=[{"kind": "http", "url": site.url, "token_file": str(key)}],
+                cache__memory_limit_bytes=0,
+                cache__disk_limit_bytes=0,
+                audit__per_hour=0,
+                hedge__enabled=False,
+                policy__default_timeout_ms=60_000,
+                fleet__enabled=True,
+                fleet__poll_s=0.1,
+                fleet__root_file=str(site.keyring.anchor),
+                fleet__download_jitter_s=0,
+                fleet__trial_s=0.2,
+            )
+            found[name] = await opened.enter_async_context(EdgeAgent(settings))
+        yield found
+
+
+class Said(NamedTuple):
+    """One answer of one device."""
+
+    device: str
+    scan: int
+    version: int
+    digest: str
+    tier: Tier
+    probabilities: Array
+
+
+class Traffic:
+    """Asks every device about the same real digits, over and over."""
+
+    def __init__(self, agents: dict[str, EdgeAgent]) -> None:
+        self._agents = agents
+        self._scans = [content for content, _ in open_dataset(assets.digits() / "heldout", 50).read()]
+        self._over = asyncio.Event()
+        self.said: list[Said] = []
+
+    async def ask(self, device: str, scan: int) -> Said:
+        response = await self._agents[device].infer_file("digits", self._scans[scan])
+        answer = response.answer
+        assert answer is not None and answer.status is Status.FINAL, answer
+        assert answer.reason in (Reason.CONFIDENT, Reason.UNCERTAIN), answer.attempts
+        (output,) = response.outputs
+        return Said(device, scan, int(response.version), answer.model_digest, answer.tier, output.array[0])
+
+    async def once(self) -> list[Said]:
+        """Every device about every scan."""
+        return [await self.ask(device, scan) for device in self._agents for scan in range(len(self._scans))]
+
+    async def go(self) -> None:
+        """Until `end`."""
+        for number in itertools.cycle(range(len(self._scans))):
+            for device in self._agents:
+                self.said.append(await self.ask(device, number))
+                await asyncio.sleep(0)
+            if self._over.is_set():
+                return
+
+    def end(self) -> None:
+        self._over.set()
+
+
+def escalated(said: list[Said]) -> list[Said]:
+    return [each for each in said if each.tier is Tier.CLOUD]
+
+
+def keeper_of(site: RegistrySite) -> FullModels:
+    assert site.gateway.full_models is not None
+    return site.gateway.full_models
+
+
+def salts() -> Iterator[str]:
+    """Of rollouts whose first third is one of the three devices."""
+    return (salt for salt in map(str, range(100)) if sum(place(salt, name) < 1 / 3 for name in DEVICES) == 1)
+
+
+def definition(bundle: Path) -> Definition:
+    stages = Stage(1 / 3, soak_s=3600.0), Stage(1.0, soak_s=3600.0)
+    sha256 = manifest_sha256(bundle)
+    return Definition("digits", NEW.version, sha256, stages, UNSEEN, held_back=0.0, salt=next(salts()))
+
+
+async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goes_when_nobody_needs_it(
+    site: RegistrySite, agents: dict[str, EdgeAgent], tmp_path: Path
+) -> None:
+    keeper, repository = keeper_of(site), site.gateway.repository
+    full = {version: open_bundle(tmp_path / name).manifest.full_digest for name, version in (("old", 1), ("new", 2))}
+    assert full[1] != full[2] and len(set(full.values())) == 2
+
+    async def served() -> bool:
+        await keeper.look()
+        return OLD in repository.models
+
+    await until(served, 60)  # what devices run is fetched, as they say that they run it
+    assert set(repository.models) == {OLD}
+    before = await Traffic(agents).once()
+    share_before = len(escalated(before)) / len(before)
+    assert 0.05 < share_before < 0.6 and {each.digest for each in escalated(before)} == {full[1]}
+
+    # While one device of three has moved, and on the way there.
+    rollouts, engine = site.gateway.rollouts, site.gateway._engine
+    traffic = Traffic(agents)
+    asking = asyncio.create_task(traffic.go())
+    rollout = (await rollouts.create(definition(tmp_path / "new"), BY)).id
+    await rollouts.command(rollout, Command.START, BY)
+    assert set(repository.models) == {OLD, NEW}  # before any device was told
+
+    async def moved(count: int) -> bool:
+        await engine.drive()
+        found = await rollouts.get(rollout)
+        return found.devices.get("done") == count and found.phase == "observing"
+
+    await until(lambda: moved(1), 60)
+    half = await Traffic(agents).once()
+    assert {each.version for each in half} == {1, 2}
+    await rollouts.command(rollout, Command.PROMOTE, BY)
+    await until(lambda: moved(3), 60)
+    await rollouts.command(rollout, Command.PROMOTE, BY)
+    traffic.end()
+    await asking
+    after = await Traffic(agents).once()
+    assert {each.version for each in after} == {2}
+
+    # Each escalation was answered by the full model that its bundle was certified against.
+    everything = [*before, *half, *after, *traffic.said]
+    for each in escalated(everything):
+        assert each.digest == full[each.version], each
+    answers = {(each.scan, each.version): each.probabilities for each in escalated(everything)}
+    both = [scan for scan, version in answers if version == 1 and (scan, 2) in answers]
+    assert both
+    for scan in both:
+        old, new = answers[scan, 1], answers[scan, 2]
+        assert old.argmax() == new.argmax() and not np.array_equal(old, new)
+
+    # And nothing was escalated that would not have been without the move.
+    for said in (half, after):
+        assert len(escalated(said)) / len(said) - share_before < 0.01
+    would = {each.scan: each.tier is Tier.CLOUD for each in before}
+    more = [each for each in escalated(traffic.said) if not would[each.scan]]
+    assert len(more) < 0.01 * len(traffic.said), more
+
+    # What no device needs any more goes, and comes back when one does.
+    await keeper.look()
+    assert set(repository.models) == {OLD, NEW}  # for a week
+    keeper._clock = Later(8 * 86_400.0)
+    await keeper.look()
+    assert set(repository.models) == {NEW} and not (tmp_path / "shelf" / "digits@1").exists()
+    back = DesiredModel("digits", 1, manifest_sha256(tmp_path / "old"), "again")
+
+    def change(_: str, said: Desired) -> Desired:
+        return replace(said, models=(back,))
+
+    await site.gateway.fleet.desire([DEVICES[0]], change)
+    await keeper.look()
+    assert set(repository.models) == {OLD, NEW}
+
+
+async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_what_somebody_put_there(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    keeper = keeper_of(site)
+    await keeper.before(definition(tmp_path / "new"))
+    assert set(site.gateway.repository.models) == {NEW}
+    names = sorted(path.name for path in (tmp_path / "shelf" / "digits@2").iterdir())
+    assert names == ["full.onnx", "manifest.json"]  # nothing that devices alone need
+    async with registry_site(
+        tmp_path / "site2",
+        **{"models.directory": str(tmp_path / "models"), "registry.full_models": str(tmp_path / "shelf")},
+    ) as again:
+        assert set(again.gateway.repository.models) == {NEW}
+        shutil.copytree(tmp_path / "old", tmp_path / "models" / "digits")
+        await again.gateway.plane.load("digits")
+        assert set(again.gateway.repository.models) == {OLD, NEW}
+
+
+async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    await keeper_of(site).before(definition(tmp_path / "new"))
+    before = site.gateway.settings
+    shelf = replace(before.registry, full_models=str(tmp_path / "other shelf"))
+    replica = open_gateway(replace(before, registry=shelf))
+    key = create_key(before.store, "asks", "application")
+    body = {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+    async with serving(replica) as url, httpx.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
+
+        async def asked(version: int) -> httpx.Response:
+            return await client.post(f"/v2/models/digits/versions/{version}/infer", json=body)
+
+        async def told_to_wait() -> bool:  # from its first look at the registry on
+            return (await asked(2)).status_code in (503, 400)
+
+        await until(told_to_wait, 60)
+        assert (await asked(7)).status_code == 404  # nobody signed it
+
+        async def served() -> bool:
+            reply = await asked(2)
+            assert reply.status_code == 400 or "is being fetched" in reply.json()["error"], reply.text
+            return reply.status_code == 400  # "x" is no picture: the model is there
+
+        await until(served, 60)
+        assert set(replica.repository.models) == {NEW}
+
+
+async def test_a_rollout_does_not_start_where_the_gateway_would_refuse_its_devices(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    other = digits_bundle(tmp_path / "models" / "digits", NEW.version)  # the old full model as version 2
+    await site.gateway.plane.load("digits")
+    made = await site.gateway.rollouts.create(definition(tmp_path / "new"), BY)
+    with pytest.raises(ConflictError, match="signed: it would refuse devices"):
+        await site.gateway.rollouts.command(made.id, Command.START, BY)
+    assert (await site.gateway.rollouts.get(made.id)).state == "approved"
+    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
+    said = await asyncio.to_thread(CliRunner().invoke, app, ["rollout", "start", "digits", "2"], env=environment)
+    assert said.exit_code == 1 and "it would refuse devices" in said.output, said.output
+    waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
+    assert f"`firstline rollout start {waiting}` starts it" in said.output
+    assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
+
+
+async def test_what_somebody_had_unloaded_is_not_served_again_behind_their_back(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    keeper = keeper_of(site)
+    await keeper.before(definition(tmp_path / "new"))
+    wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
+    await site.gateway.fleet.desired("cam")
+    await site.gateway.fleet.desire(["cam"], lambda _, said: replace(said, models=(wanted,)))
+    await site.gateway.plane.unload("digits")
+    await keeper.look()
+    assert not site.gateway.repository.models
+    with pytest.raises(ConflictError, match="had digits unloaded"):
+        await keeper.before(definition(tmp_path / "new"))
+    await site.gateway.plane.load("digits")
+    assert set(site.gateway.repository.models) == {NEW}
+
+
+async def test_files_that_are_not_what_was_signed_are_not_served(site: RegistrySite, tmp_path: Path) -> None:
+    sha256 = open_bundle(tmp_path / "new").manifest.full
+    assert sha256 is not None
+    digest = sha256.artefact.sha256
+    path = tmp_path / "site" / "blobs" / digest[:2] / digest
+    path.write_bytes(b"x" * path.stat().st_size)
+    made = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
+    refused = await site.client.post(f"/fleet/v1/rollouts/{made['id']}/start")
+    assert refused.status_code >= 400 and "other bytes" in refused.json()["detail"], refused.text
+    assert not site.gateway.repository.models and not list((tmp_path / "shelf").glob("[!.]*"))
+
+
+def _json(definition: Definition) -> dict[str, object]:
+    return {
+        "bundle": definition.bundle,
+        "version": definition.version,
+        "manifest_sha256": definition.manifest_sha256,
+    }
+
+
+class Later(SystemClock):
+    """The monotonic clock of a gateway that has run for so much longer."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def monotonic_s(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic_s() + self._ahead_s

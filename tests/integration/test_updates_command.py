@@ -1,0 +1,158 @@
+"""`edge-agent updates` and `edge-agent rollback` as processes: nobody is reached, and the agent runs or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.broker import free_port
+from support.updates import NAME, Device, HastyClock, Registry, bundle_at
+
+from firstline_core.fleet.update import UpdateState
+
+NOBODY = 65_534
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def config(tmp_path: Path, state: Path) -> Path:
+    """Of a device that was set up with version 1, and whose gateway is away."""
+    bundle_at(tmp_path / "setup" / NAME, 1)
+    file = tmp_path / "edge.toml"
+    file.write_text(
+        f'[agent]\nstate_dir = "{state}"\n[models]\ndirectories = ["{tmp_path / "setup"}"]\n[fleet]\nenabled = true\n'
+        f'[[links]]\nkind = "http"\nurl = "http://127.0.0.1:{free_port()}"\n'
+    )
+    return file
+
+
+@pytest.fixture
+def updated(config: Path, state: Path, tmp_path: Path) -> None:
+    """The fleet has brought version 2, and it has stayed."""
+    registry = Registry(random.Random(1))
+    wanted = registry.add(bundle_at(tmp_path / "two", 2), "r1")
+
+    async def update() -> None:
+        device = Device(state, registry, HastyClock())
+        device.setup = tmp_path / "setup" / NAME
+        device.start()
+        device.updater.desire([wanted])
+        await device.run()
+        assert device.history.records[NAME].state is UpdateState.COMMITTED
+
+    asyncio.run(update())
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    """What a command prints; where it fails, what it complains of."""
+    command = [sys.executable, "-m", "firstline_edge", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def told(config: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run("updates", "--config", str(config), "-o", "json"))["updates"]
+    return found
+
+
+@contextmanager
+def agent(config: Path) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def running(url: str) -> list[str]:
+    found: list[str] = httpx.get(f"{url}/v2/models/{NAME}", trust_env=False).json()["versions"]
+    return found
+
+
+def test_a_device_that_was_never_updated_says_so(config: Path) -> None:
+    assert run("updates", "--config", str(config)) == "nothing of this device was ever updated by a fleet\n"
+    assert told(config) == []
+    assert "No update of a model 'wide' is known" in run("rollback", NAME, "--config", str(config), code=1)
+
+
+@pytest.mark.usefixtures("updated")
+def test_an_agent_that_does_not_run_is_rolled_back_on_its_disk(config: Path) -> None:
+    line = run("updates", "--config", str(config))
+    assert line.startswith(NAME) and "version 2" in line and "committed" in line
+    (update,) = told(config)
+    assert (update["state"], update["slot"], update["previous"]) == ("committed", "a", "")
+    assert run("rollback", NAME, "--config", str(config)) == f"{NAME}: what ran before runs again\n"
+    (update,) = told(config)
+    assert (update["state"], update["reason"], update["slot"]) == ("rolled_back", "asked", "")
+    assert "nothing to go back to" in run("rollback", NAME, "--config", str(config), code=1)
+    with agent(config) as url:
+        assert running(url) == ["1"]
+
+
+@pytest.mark.usefixtures("updated")
+def test_an_agent_that_runs_is_asked(config: Path) -> None:
+    with agent(config) as url:
+        assert running(url) == ["2"]
+        said = json.loads(run("rollback", NAME, "--config", str(config), "-o", "json"))
+        assert said == {"rolled_back": NAME}
+        assert running(url) == ["1"]
+        assert told(config)[0]["state"] == "rolled_back"
+        assert "nothing to go back to" in run("rollback", NAME, "--config", str(config), code=1)
+    with agent(config) as url:
+        assert running(url) == ["1"]
+
+
+@pytest.mark.usefixtures("updated")
+def test_damaged_files_are_told_and_left_alone(config: Path, state: Path) -> None:
+    pointer = state / "models" / NAME / "pointer"
+    pointer.write_bytes(b"x\ny\n")
+    done = run("updates", "--config", str(config))
+    assert "committed" in done and pointer.read_bytes() == b"x\ny\n"
+    with agent(config) as url:  # the record says what had stayed
+        assert running(url) == ["2"]
+
+
+# What a command imports is read by root: an interpreter may lie where nobody else looks.
+_AS_NOBODY = f"""
+import os, sys
+import firstline_edge.cli.rollback, firstline_edge.cli.updates
+from firstline_edge.__main__ import main
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+sys.exit(main())
+"""
+
+
+@pytest.mark.usefixtures("updated")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("command", [["updates"], ["rollback", NAME]])
+def test_somebody_else_is_told_whom_to_ask_as(state: Path, command: list[str]) -> None:
+    arguments = [*command, "--set", f"agent.state_dir={state}"]
+    done = subprocess.run([sys.executable, "-c", _AS_NOBODY, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "as the user that the agent runs as" in done.stderr and str(state) in done.stderr

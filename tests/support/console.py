@@ -1,0 +1,169 @@
+"""A gateway and the console as processes of their own, and devices that say over HTTP what a test has them say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from support.gateway import DIGITS
+from support.keys import bearer, create_key, create_keys
+
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+from firstline_gateway.settings import Store
+
+ROLLOUTS = "/fleet/v1/rollouts"
+_START_S = 60.0
+_GATEWAY = (sys.executable, "-m", "firstline_gateway", "run")
+
+
+class GatewayProcess:
+    """A gateway that can be killed, and comes back at the same address with what it had.
+
+    Args:
+        folder: of its store and its configuration.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(url=f"sqlite:///{folder / 'gateway.db'}")
+        self._config = folder / "gateway.toml"
+        self._log = folder / "gateway.log"
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._config.write_text(
+            f'[models]\ndirectory = "{DIGITS.parent}"\n[store]\nurl = "{self.store.url}"\n'
+            f'[identity]\ndirectory = "{folder / "identity"}"\n[execution]\nsessions = 1\n'
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [*_GATEWAY, "--config", str(self._config), "--port", str(self._port), "-o", "json"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        assert said, self._log.read_text()
+        self._port = httpx.URL(msgspec.json.decode(said)["url"]).port or 0
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class Fleet:
+    """Devices of a gateway, and whoever keeps them.
+
+    Args:
+        gateway: that runs.
+        names: of the devices; each says that it runs version 1 of "digits".
+    """
+
+    def __init__(self, gateway: GatewayProcess, names: list[str]) -> None:
+        self.key = create_key(gateway.store, "ops", "operator")
+        self._keeper = httpx.Client(base_url=gateway.url, headers=bearer(self.key), timeout=30)
+        self._devices = {
+            name: httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=30)
+            for name, key in create_keys(gateway.store, names, "device").items()
+        }
+        self._sequence = 0
+        for name in names:
+            self.say(name)
+
+    def close(self) -> None:
+        for client in (self._keeper, *self._devices.values()):
+            client.close()
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the gateway answers whoever keeps the fleet."""
+        reply = self._keeper.request(method, path, json=body)
+        assert reply.is_success, reply.text
+        return reply.json()
+
+    def say(self, name: str, state: UpdateState | None = None, reason: str = "") -> Desired:
+        """Has a device hear what it is to run, and say how its update stands; what it heard."""
+        told = msgspec.json.decode(self._devices[name].get("/fleet/v1/twin").content, type=Desired)
+        self._sequence += 1
+        version, updates = 1, tuple[Update, ...]()
+        if state is not None:
+            model = told.models[0]
+            version = model.version if state in (UpdateState.TRIAL, UpdateState.COMMITTED) else 1
+            updates = (Update("digits", model.version, state, rollout=model.rollout, reason=reason),)
+        said = Reported(
+            "session", self._sequence, told.revision, (RunningModel("digits", version, certified=True),), updates
+        )
+        reply = self._devices[name].put("/fleet/v1/twin/reported", content=msgspec.json.encode(said))
+        assert reply.is_success, reply.text
+        return told
+
+    def count(self, name: str, kept: int, escalated: int, errors: int = 0) -> None:
+        """Has a device tell what it counted so far."""
+        self._sequence += 1
+        counts = ModelCounts("digits", 1, kept + escalated + errors, kept, escalated, errors)
+        told = Telemetry("session", self._sequence, 60.0 * self._sequence, (counts,))
+        reply = self._devices[name].post("/fleet/v1/twin/telemetry", content=msgspec.json.encode(told))
+        assert reply.is_success, reply.text
+
+    def offered(self, rollout: str) -> list[str]:
+        """The devices that were told of a rollout's model."""
+        found = self.ask("GET", "/fleet/v1/devices")["devices"]
+        return [one["name"] for one in found if any(model["rollout"] == rollout for model in one["desired"]["models"])]
+
+    def start(self, patience_s: float, **stage: Any) -> str:
+        """Starts a rollout of version 2 to half of the devices; its id."""
+        definition = {
+            "bundle": "digits",
+            "version": 2,
+            "manifest_sha256": "0" * 64,
+            "stages": [{"share": 0.5, "soak_s": 0, "patience_s": patience_s} | stage, {"share": 1.0}],
+            "held_back": 0.1,
+            "salt": "half",
+        }
+        rollout: str = self.ask("POST", ROLLOUTS, definition)["id"]
+        self.ask("POST", f"{ROLLOUTS}/{rollout}/start")
+        return rollout
+
+
+@contextmanager
+def console(gateway: str, key: str, log: Path, *options: str, **environment: str) -> Iterator[str]:
+    """Runs the console until the end of the block; its address."""
+    command = [
+        sys.executable,
+        "-m",
+        "firstline",
+        "console",
+        "--gateway",
+        gateway,
+        "--port",
+        "0",
+        "-o",
+        "json",
+        *options,
+    ]
+    told = {**os.environ, "FIRSTLINE_TOKEN": key, **environment}
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=told)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said, log.read_text()
+        yield msgspec.json.decode(said)["url"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=_START_S)

@@ -1,0 +1,134 @@
+"""A device's updates on a disk of which each change fails in turn, or which loses power after any of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+from support.faulty_disk import Recording, run_on
+from support.updates import NAME, Device, HastyClock, Registry, bundle_at
+
+from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.update import ENDED, UpdateState
+
+VERSIONS = (2, 3, 4)
+
+_LIFE = """
+import asyncio, sys
+from pathlib import Path
+from support.faulty_disk import mark
+from support.update_faults import live, site
+
+device, wanted = site(Path(sys.argv[1]), Path(sys.argv[2]))
+asyncio.run(live(device, wanted))
+mark("over")
+"""
+
+# For each change that a device's updates make, in turn: it fails (once, or from there on until somebody frees space),
+# as a full disk or a failing one does, with what was to be written left out or half there.
+_ERRORS = """
+import asyncio, errno, itertools, json, shutil, sys
+from pathlib import Path
+from support.faulty_disk import calls, fail
+from support.update_faults import ended, live, site
+
+root, bundles = Path(sys.argv[1]), Path(sys.argv[2])
+
+async def main():
+    before = calls()
+    device, wanted = site(root / "sample", bundles)
+    await live(device, wanted)
+    changes = calls() - before
+    rounds, states = 0, {}
+    for after, (error, torn), times in itertools.product(
+        range(int(sys.argv[3]), changes + 1, int(sys.argv[4])), ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)
+    ):
+        device, wanted = site(root / str(after), bundles)
+        fail(after, error, times=times, torn=torn)
+        await live(device, wanted, ends=False)
+        fail(-1, 0)
+        state = await ended(device, wanted[-1])  # the process goes on
+        states[state] = states.get(state, 0) + 1
+        device.start()
+        assert await ended(device, wanted[-1]) == state  # and so does the next one
+        shutil.rmtree(root / str(after))
+        rounds += 1
+    print(json.dumps({"changes": changes, "rounds": rounds, "states": states}))
+
+asyncio.run(main())
+"""
+
+
+def bundles_at(folder: Path) -> None:
+    """What the device is set up with, and what comes from the fleet: on another disk, which never fails."""
+    for version in (1, *VERSIONS):
+        bundle_at(folder / str(version), version)
+
+
+def site(disk: Path, bundles: Path) -> tuple[Device, list[DesiredModel]]:
+    """A device that keeps what it has on `disk`, and what its fleet desires of it, one after the other."""
+    registry = Registry(random.Random(1))
+    wanted = [registry.add(bundles / str(version), f"r{version}") for version in VERSIONS]
+    device = Device(disk, registry, HastyClock())
+    device.setup = bundles / "1"
+    return device, wanted
+
+
+async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True) -> None:
+    """All updates, with a restart while each is tried; whatever the disk does, something that verifies answers."""
+    device.start()
+    for model in wanted:
+        device.updater.desire([model])
+        restarted = False
+        for _ in range(40):
+            wait_s = await device.step()
+            assert device.version in (1, *VERSIONS)
+            record = device.history.records.get(NAME)
+            if record is not None and record.target == model and record.ended:
+                break
+            if record is not None and record.state is UpdateState.TRIAL and not restarted:
+                restarted = True
+                device.start()
+                assert device.version in (1, *VERSIONS)
+                device.updater.desire([model])
+            device.clock.pass_by(wait_s)
+        else:
+            assert not ends, device.history.records.get(NAME)
+
+
+async def ended(device: Device, wanted: DesiredModel) -> str:
+    """How the update ends, with a disk that is well."""
+    assert device.version in (1, *VERSIONS)
+    device.updater.desire([wanted])
+    await device.run()
+    record = device.history.records[NAME]
+    assert record.state in ENDED and not device.history.pointer(NAME).in_trial
+    assert (device.version == wanted.version) is (record.state is UpdateState.COMMITTED)
+    left = [path for path in (device.folder / "models").rglob("fetch/*") if path.is_file()]
+    assert left == [], "what was on its way is in the way"
+    return record.state.value
+
+
+def recorded(root: Path, bundles: Path) -> Recording:
+    """The life of a device, change by change."""
+    _, recording = run_on(root, _LIFE, str(bundles))
+    return recording
+
+
+async def check_crash(recording: Recording, point: int, seed: int, crash: Path, bundles: Path) -> None:
+    """After a power cut before that change the device answers with what verifies, and gets where it was to get."""
+    shutil.rmtree(crash, ignore_errors=True)
+    recording.crash(point, random.Random(seed), crash)
+    device, wanted = site(crash, bundles)
+    device.start()
+    assert device.version in (1, *VERSIONS)
+    assert await ended(device, wanted[-1]) == UpdateState.COMMITTED
+
+
+def errors_at(root: Path, bundles: Path, first: int, step: int) -> dict[str, object]:
+    """Lets every `step`-th change fail; what happened."""
+    said, _ = run_on(root, _ERRORS, str(bundles), str(first), str(step), record=False)
+    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    return found

@@ -1,0 +1,222 @@
+"""What the pages say, from what the gateway answers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from firstline.console import devices_view, rollouts_view, tiers_view
+from firstline.console.cells import Cell, Tone, address, long, number, plain
+from firstline_core.errors import RequestError
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierCounts, TierHistory
+from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.trail import Entry
+from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
+from firstline_core.fleet.update import UpdateState
+
+DEVICE = FleetDevice(
+    name="cam/1",
+    tags={"site": "berlin"},
+    accepted=True,
+    online=True,
+    last_seen_age_s=12.3,
+    first_seen_s=1.7e9,
+    reported=Reported("s", 1, 3, (RunningModel("digits", 1, "edge-onnx", "ab" * 32, certified=True),)),
+    desired=Desired(3, (DesiredModel("digits", 2, "0" * 64),)),
+)
+
+
+def updating(*updates: Update) -> FleetDevice:
+    assert DEVICE.reported is not None
+    return replace(DEVICE, reported=replace(DEVICE.reported, updates=updates))
+
+
+@pytest.mark.parametrize(
+    ("device", "words", "tone"),
+    [
+        (DEVICE, "12 s ago", Tone.GOOD),
+        (replace(DEVICE, last_seen_age_s=901.0), "15 min ago, silent", Tone.BAD),
+        (replace(DEVICE, online=False), "12 s ago, gone", Tone.BAD),
+        (replace(DEVICE, accepted=False), "12 s, not accepted", Tone.BUSY),
+        (replace(DEVICE, last_seen_age_s=None), "never", Tone.PLAIN),
+    ],
+)
+def test_only_a_device_that_is_there_is_good(device: FleetDevice, words: str, tone: Tone) -> None:
+    assert devices_view.heard(device) == Cell(words, tone=tone)
+
+
+def test_a_device_s_row_says_what_it_runs_what_it_is_to_run_and_how_its_update_stands() -> None:
+    listing = devices_view.device_rows(FleetDevicePage((DEVICE,), "cam/1"), selector="site=berlin", model="")
+    assert listing.following == "/devices?selector=site%3Dberlin&after=cam%2F1"
+    (row,) = listing.rows
+    assert row["device"] == Cell("cam/1", "/devices/cam%2F1")
+    assert {name: row[name].text for name in ("runs", "wanted", "update", "tags")} == {
+        "runs": "digits 1",
+        "wanted": "digits 2",
+        "update": "-",
+        "tags": "site=berlin",
+    }
+    assert set(plain(row)) == {"key", *(column.name for column in devices_view.DEVICES)}
+    assert devices_view.device_rows(FleetDevicePage((), None)).following == ""
+
+
+@pytest.mark.parametrize("state", UpdateState)
+def test_every_state_of_an_update_is_said(state: UpdateState) -> None:
+    update = Update("digits", 2, state, received_bytes=1, total_bytes=4, reason="disk" if state == "failed" else "")
+    cell = devices_view.device_rows(FleetDevicePage((updating(update),), None)).rows[0]["update"]
+    assert cell.text.startswith(f"digits 2 {state.replace('_', ' ')}")
+    assert (cell.tone is Tone.GOOD) is (state is UpdateState.COMMITTED)
+    assert ("25%" in cell.text) is (state is UpdateState.DOWNLOADING)
+    assert ("(disk)" in cell.text) is (state is UpdateState.FAILED)
+
+
+def test_of_several_updates_the_worst_gives_the_tone() -> None:
+    device = updating(Update("a", 2, UpdateState.COMMITTED), Update("b", 2, UpdateState.REJECTED))
+    assert devices_view.device_rows(FleetDevicePage((device,), None)).rows[0]["update"].tone is Tone.BAD
+
+
+def test_one_device_in_full() -> None:
+    device = updating(
+        Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
+    )
+    told = dict(devices_view.facts(device))
+    assert told["Knows what it is to run"].text == "yes" and told["Tags"].text == "site=berlin"
+    (model,) = devices_view.model_rows(device)
+    assert (model["digest"].text, model["certified"].text) == ("ab" * 6, "yes")
+    (update,) = devices_view.update_rows(device)
+    assert update["why"].text == "tries Three starts." and update["rollout"].href == "/rollouts/r1"
+    unheard = replace(device, reported=None)
+    assert len(devices_view.facts(unheard)) == 5
+    assert devices_view.model_rows(unheard) == devices_view.update_rows(unheard) == []
+
+
+def test_a_model_is_a_name_or_a_name_and_a_version() -> None:
+    assert devices_view.model_of("") == ("", None)
+    assert devices_view.model_of(" digits ") == ("digits", None)
+    assert devices_view.model_of("digits 2") == ("digits", 2)
+    with pytest.raises(RequestError, match="is no model"):
+        devices_view.model_of("digits two")
+
+
+LOOK = Look(
+    stage=0,
+    look=3,
+    at_s=1.7e9,
+    decision="abort",
+    rule="latency",
+    sentence="latency: worse.",
+    findings=(
+        FindingState("latency", 0.5, 0.1, 0.18, 1e-6, 1e-4, 0.2, (10, 90), 0.7),
+        FindingState("drift", None, None, 0.1, 1.0, 1e-4, None, (0, 90)),
+    ),
+)
+ROLLOUT = RolloutSummary(
+    id="r1",
+    bundle="digits",
+    version=2,
+    state="running",
+    stage=1,
+    stages=2,
+    phase="observing",
+    sentence="Stage 2 of 2 is observed for 60 s.",
+    revision=7,
+    created_by="application:ops",
+    created_s=1.7e9,
+    approved_by="",
+    superseded_by="",
+    devices={"done": 3, "under_way": 1},
+    control=6,
+    consequences={"abort": "3 devices keep the new version."},
+    definition={"stages": [{"share": 0.1, "soak_s": 5400.0}, {"share": 1, "per_minute": 6}], "held_back": 0.05},
+)
+
+
+def test_a_rollout_and_its_stages() -> None:
+    (row,) = rollouts_view.rollout_rows(RolloutPage((ROLLOUT,), None)).rows
+    assert row["rollout"] == Cell("digits 2", "/rollouts/r1")
+    assert row["state"] == Cell("running: observing", tone=Tone.BUSY)
+    assert row["devices"].text == "3 done, 1 under way, 6 left alone"
+    assert rollouts_view.progress(ROLLOUT) == (3, 4)
+    rows = rollouts_view.stage_rows(ROLLOUT)
+    assert [row["standing"].text for row in rows] == ["promoted", "running: observing", "to come"]
+    assert [row["share"].text for row in rows] == ["10 %", "100 %", "5 %"]
+    assert [row["pace"].text for row in rows] == ["all at once", "6", "as the last stage"]
+    assert rows[0]["soak"].text == "1.5 h"
+
+
+@pytest.mark.parametrize(
+    ("state", "stage", "expected"),
+    [
+        ("draft", 0, ["to come", "to come", "to come"]),
+        ("completed", 2, ["promoted", "promoted", "has the model"]),
+        ("rolled_back", 0, ["rolled back", "to come", "to come"]),
+    ],
+)
+def test_stages_stand_as_the_rollout_does(state: str, stage: int, expected: list[str]) -> None:
+    found = rollouts_view.stage_rows(replace(ROLLOUT, state=state, stage=stage, phase=""))
+    assert [row["standing"].text for row in found] == expected
+
+
+def test_evidence_is_the_numbers_and_the_rule_as_the_gateway_gave_them() -> None:
+    looks = [replace(LOOK, look=number) for number in range(30)]
+    rows = rollouts_view.look_rows(looks)
+    assert len(rows) == rollouts_view.LOOKS and rows[0]["look"].text == "stage 1, look 29"
+    assert rows[0]["verdict"] == Cell("abort", tone=Tone.BAD) and rows[0]["rule"].text == "latency"
+    latency, drift = rollouts_view.finding_rows(LOOK)
+    assert latency["figure"].tone is Tone.BAD and drift["figure"].tone is Tone.PLAIN
+    assert [latency[name].text for name in ("treated", "control", "p", "level", "devices")] == [
+        "0.5",
+        "0.1",
+        "1e-06",
+        "0.0001",
+        "10 / 90",
+    ]
+    assert drift["treated"].text == drift["find"].text == "-"
+    assert rollouts_view.finding_rows(None) == []
+
+
+def test_decisions_say_who_and_by_which_rule() -> None:
+    details = {"stage": 0, "devices": 4, "control": 6}
+    entries = [
+        Entry(1, 1.7e9, "application:ops", "rollout.create", "rollout:r1", '{"bundle": "digits"}', "0" * 64),
+        Entry(2, 1.7e9, "rule:order", "rollout.stage", "rollout:r1", msgspec.json.encode(details).decode(), "0" * 64),
+        Entry(3, 1.7e9, "rule:latency", "rollout.abort", "rollout:r1", '{"sentence": "Worse."}', "0" * 64),
+    ]
+    rows = rollouts_view.decision_rows(entries)
+    assert [row["said"].text for row in rows] == ["Worse.", "stage 1, 4 devices, 6 control", "-"]
+    assert rows[0]["who"].text == "rule:latency" and rows[0]["what"].text == "abort"
+
+
+def history(*points: tuple[float, int, int, int]) -> TierHistory:
+    return TierHistory(300.0, ("digits",), tuple(TierCounts(*point) for point in points))
+
+
+def test_shares_are_added_up_to_what_a_chart_has_room_for() -> None:
+    told = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
+    for hours in tiers_view.SPANS_H:
+        span_s, found = tiers_view.shares(told, hours)
+        assert len(found) <= tiers_view.POINTS and span_s * tiers_view.POINTS >= hours * 3600
+    assert span_s == 1800 and found[0].rows == 60 and found[0].percent("edge") == 80
+    assert len(tiers_view.tier_rows(found)) == tiers_view.ROWS
+
+
+def test_who_answered_is_said_in_words_and_drawn_to_100_percent() -> None:
+    span_s, found = tiers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)), 1)
+    assert tiers_view.summary(found, 1) == (
+        "Of 100 rows in the last 1 h: 70.0 % on the device, 20.0 % by the full model, 10.0 % no answer."
+    )
+    drawn = tiers_view.chart(found, span_s, 600.0, 1)
+    assert [series["data"][0] for series in drawn["series"]] == [
+        [150_000.0, 70.0],
+        [150_000.0, 20.0],
+        [150_000.0, 10.0],
+    ]
+    assert drawn["aria"]["label"]["description"] == tiers_view.summary(found, 1)
+    assert "Nothing was asked" in tiers_view.summary([], 24)
+
+
+def test_words() -> None:
+    assert [long(seconds) for seconds in (0, 90, 5400, 172_800)] == ["0 s", "1.5 min", "1.5 h", "2 d"]
+    assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "1.23e+04"]
+    assert address("/devices", selector="", model="a b") == "/devices?model=a+b"

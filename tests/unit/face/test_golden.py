@@ -1,0 +1,100 @@
+"""Golden answers of a bundle that is made: of images and of tensors, and never more than a device reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.onnx_models import linear_model
+
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.golden import read_inputs
+from firstline.workbench.spec import BundleSpec, ModelSpec
+from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, read_golden, tensor_of
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+SPEC = InputSpec("image", "FP32", (-1, 5))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> BundleSpec:
+    file = linear_model(tmp_path / "edge.onnx", pixels=5, classes=2, softmax=True)
+    return BundleSpec(name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),))
+
+
+def rows_at(path: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Path:
+    np.save(path, array)
+    return path
+
+
+def test_a_bundle_of_tensors_has_golden_answers_from_files_of_rows(spec: BundleSpec, tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    files = [rows_at(tmp_path / "a.npy", rows[:2]), rows_at(tmp_path / "b.npy", np.asfortranarray(rows[2:]))]
+    made = create_bundle(spec, tmp_path / "bundle", golden=files)
+    assert made.manifest.golden is not None
+    answers = read_golden(made, made.manifest.golden.artefact)
+    assert tensor_of(answers, made.manifest.input).array.tolist() == rows.tolist()
+    loaded = load_model(made, made.manifest.edge[0], RuntimeOptions())
+    found = deviation(answers, "edge", loaded.predict(tensor_of(answers, made.manifest.input)))
+    assert found is not None and found < 1e-6
+    other = deviation(answers, "edge", loaded.predict(tensor_of(answers, made.manifest.input))[::-1])
+    assert other is not None and other > made.manifest.golden.tolerance
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("array", "fault"),
+    [
+        (np.zeros((1, 4), np.float32), r"shape \[1, 4\], and the bundle takes \[-1, 5\]"),
+        (np.zeros(5, np.float32), r"shape \[5\]"),
+        (np.zeros((1, 5), np.float64), "holds float64, and the bundle takes FP32"),
+        (np.zeros((0, 5), np.float32), "0 golden inputs"),
+        (np.zeros((ROWS_LIMIT + 1, 5), np.float32), f"give 1 to {ROWS_LIMIT} rows"),
+        (np.zeros((LIMIT_BYTES // 20 + 1, 5), np.float32), "give at most"),
+    ],
+)
+def test_rows_that_no_device_could_answer_are_refused(
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], fault: str, spec: BundleSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        create_bundle(spec, tmp_path / "bundle", golden=[rows_at(tmp_path / "rows.npy", array)])
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG", b"\x93NUMPY\x01\x00"])
+def test_another_file_is_no_rows(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "rows.npy"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is no \.npy file"):
+        read_inputs([file], SPEC)
+
+
+def test_pickled_rows_are_not_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "rows.npy"
+    np.save(file, np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(ConfigError, match=r"is no \.npy file"):
+        read_inputs([file], SPEC)
+
+
+def test_an_image_that_no_device_reads_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    with file.open("wb") as stream:
+        stream.truncate(LIMIT_BYTES + 1)
+    spec = InputSpec("image", "BYTES", (-1,))
+    with pytest.raises(ConfigError, match="give a smaller one"):
+        read_inputs([file], spec)
+    file.write_bytes(b"x" * (LIMIT_BYTES // 2))
+    assert len(read_inputs([file], spec).inputs) == 1
+
+
+def test_answers_that_no_device_reads_are_refused(tmp_path: Path) -> None:
+    """Rows that are small enough by themselves, and too much in the form of the file."""
+    file = linear_model(tmp_path / "edge.onnx", pixels=400_000, classes=2, softmax=True)
+    spec = BundleSpec(name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),))
+    rows = rows_at(tmp_path / "rows.npy", np.zeros((5, 400_000), np.float32))
+    with pytest.raises(ConfigError, match="golden answers take"):
+        create_bundle(spec, tmp_path / "bundle", golden=[rows])

@@ -1,0 +1,81 @@
+"""Who answered, over time: added up in memory, kept in the store, and none of it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from firstline_core.fleet.rest import TierCounts
+from firstline_core.fleet.telemetry import ModelCounts
+from firstline_gateway.fleet import tiers
+from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+
+NOW_S = 1.7e9 - 1.7e9 % tiers.BUCKET_S
+
+
+@pytest.fixture
+def database(store_settings: Store) -> Iterator[Database]:
+    found = open_database(store_settings)
+    yield found
+    found.close()
+
+
+def totals(kept: int, escalated: int = 0, errors: int = 0, model: str = "digits", version: int = 1) -> Totals:
+    rows = kept + escalated + errors
+    return Totals((ModelCounts(model, version, rows=rows, kept=kept, escalated=escalated, errors=errors),))
+
+
+def test_what_was_counted_between_two_reports_is_added_up_over_devices_and_flushes(database: Database) -> None:
+    tally = tiers.Tally()
+    for _ in range(2):
+        tally.add(Totals(), totals(10, 2, 1), NOW_S)
+        tally.add(totals(10, 2, 1), totals(15, 2, 1), NOW_S + 299)
+        with database.begin() as connection:
+            tiers.keep(connection, tally.take())
+    tally.add(totals(15), totals(16), NOW_S + 300)
+    tally.add(Totals(), totals(7, model="words"), NOW_S + 300)
+    with database.begin() as connection:
+        tiers.keep(connection, tally.take())
+        of_all = tiers.history(connection, NOW_S, "")
+        of_one = tiers.history(connection, NOW_S, "words")
+        late = tiers.history(connection, NOW_S + 300, "")
+    assert of_all.points == (TierCounts(NOW_S, 30, 4, 2), TierCounts(NOW_S + 300, 8, 0, 0))
+    assert of_all.models == ("digits", "words") and of_all.span_s == 300
+    assert of_one.points == (TierCounts(NOW_S + 300, 7, 0, 0),)
+    assert len(late.points) == 1
+
+
+def test_what_could_not_be_kept_is_kept_later() -> None:
+    tally = tiers.Tally()
+    tally.add(Totals(), totals(1), NOW_S)
+    taken = tally.take()
+    tally.add(totals(1), totals(3), NOW_S)
+    tally.put_back(taken)
+    assert list(tally.take().values()) == [(3, 0, 0)]
+    assert tally.take() == {}
+
+
+def test_names_that_devices_make_up_do_not_fill_the_store() -> None:
+    tally = tiers.Tally()
+    for number in range(1000):
+        tally.add(Totals(), totals(1, model=f"m{number}"), NOW_S)
+    first = tally.take()
+    for number in range(1000, 2000):
+        tally.add(Totals(), totals(1, model=f"m{number}"), NOW_S)
+    then = tally.take()
+    assert len(first | then) <= 257 and sum(kept for kept, _, _ in [*first.values(), *then.values()]) == 2000
+    tally.add(Totals(), totals(1, model="m1"), NOW_S + 300)
+    assert [key.model for key in tally.take()] == ["m1"]
+
+
+def test_what_nobody_looks_back_to_is_forgotten(database: Database) -> None:
+    tally = tiers.Tally()
+    tally.add(Totals(), totals(1), NOW_S)
+    tally.add(Totals(), totals(2), NOW_S + 3600)
+    with database.begin() as connection:
+        tiers.keep(connection, tally.take())
+        tiers.forget(connection, NOW_S + 49 * 3600 - 1)
+        assert [point.kept for point in tiers.history(connection, 0, "").points] == [2]
