@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.protocol.repeated_head import END_OF_HEAD, untraced
-from firstline_core.telemetry.trace import TRACESTATE, TraceContext, received
+from firstline_core.telemetry.trace import TRACESTATE, TraceContext
 
 if TYPE_CHECKING:
     from firstline_gateway.api.infer import Address
@@ -63,10 +63,13 @@ class Heads:
         head = self._heads.get((serial, data[:end]))
         if head is not None or (found := untraced(data, end)) is None:
             return head
-        raw, parent = found
+        raw, trace = found
         head = self._heads.get((serial, raw))
-        trace = None if head is None else received(parent, head.headers.get(TRACESTATE, ""))
-        return None if head is None or trace is None else replace(head, trace=trace)
+        if head is None:
+            return None
+        if TRACESTATE in head.headers:
+            trace = trace.with_state(head.headers[TRACESTATE])
+        return replace(head, trace=trace)
 
     def keep(self, serial: str, head: Head) -> None:
         """Knows a head from now on, where its bytes may be known."""

@@ -12,7 +12,7 @@ from firstline_core.protocol.http_errors import Lowered
 from firstline_core.protocol.http_request import Head
 from firstline_core.protocol.http_upgrade import AfterHead, feed, framing
 from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable, untraced
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, from_lines, received
+from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, from_lines
 
 # Larger bodies do not come in one piece with their head.
 _KNOWN_BODY_BYTES = 65_536
@@ -116,7 +116,10 @@ class RequestParser:
             found = untraced(data, end) if end == len(head.raw) + TRACED_BYTES else None
             if found is None or found[0] != head.raw:
                 return False
-            head = head._replace(trace=received(found[1], head.headers.get(TRACESTATE, "")))
+            trace = found[1]
+            if TRACESTATE in head.headers:
+                trace = trace.with_state(head.headers[TRACESTATE])
+            head = head._replace(trace=trace)
         self._reader.begun(head)
         self._reader.came(data[end:])
         self.ended_whole = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE
+from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, child
 
 END_OF_HEAD = b"\r\n\r\n"
 # Of these none may be there: they say how the body is to be read, or what to do first.
@@ -21,19 +21,23 @@ _DIGITS = 9
 _TRACEPARENT = TRACEPARENT.encode()
 _TRACE = (_TRACEPARENT, TRACESTATE.encode())
 # As it is nearly always written, and whole lines of those alone: what is between two others changes neither.
-_TRACED = re.compile(rb"\r\n[Tt]raceparent: (00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})(?=\r\n)")
+_TRACED = re.compile(
+    rb"\r\n[Tt]raceparent: 00-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?=\r\n)"
+)
 TRACED_BYTES = len(b"\r\nTraceparent: ") + 55
 
 
-def untraced(data: bytes, end: int) -> tuple[bytes, str] | None:
-    """The head that ends there without the line of its trace, `TRACED_BYTES` shorter, and what that line says.
+def untraced(data: bytes, end: int) -> tuple[bytes, TraceContext] | None:
+    """The head that ends there without the line of its trace, `TRACED_BYTES` shorter, and the request's place in that.
 
     None where it has none, or one that is written in another way.
     """
     found = _TRACED.search(data, 0, end)
     if found is None:
         return None
-    return data[: found.start()] + data[found.end() : end], found[1].decode("ascii")
+    start, stop = found.span()
+    said = found[1].decode("ascii")
+    return data[:start] + data[stop:end], child(said[:32], said[33:49], int(said[50:], 16))
 
 
 def repeatable(data: bytes, lines: list[tuple[bytes, bytes]], limit_bytes: int) -> tuple[bytes, int]:

@@ -56,6 +56,10 @@ class TraceContext(Struct, frozen=True):
         """What goes on, by the names that it has over HTTP, gRPC and MQTT alike."""
         return {TRACEPARENT: self.traceparent} | ({TRACESTATE: self.state} if self.state else {})
 
+    def with_state(self, tracestate: str) -> TraceContext:
+        """The same beside a `tracestate` that came."""
+        return replace(self, state=_passed_on(tracestate))
+
     def facts(self) -> dict[str, str]:
         """What lines of logs say of it, by the names that OpenTelemetry's have."""
         return {"trace_id": self.trace_id, "span_id": self.span_id}
@@ -68,9 +72,12 @@ CURRENT: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
 def received(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """The context of a request that came with these headers, with a span of its own; None where they name no trace."""
     caller = restored(traceparent, tracestate)
-    if caller is None:
-        return None
-    return replace(caller, span_id=f"{random.getrandbits(64) or 1:016x}", parent_id=caller.span_id)
+    return None if caller is None else child(caller.trace_id, caller.span_id, caller.flags, caller.state)
+
+
+def child(trace_id: str, parent_id: str, flags: int, state: str = "") -> TraceContext:
+    """A span of this tier's own under a caller's, whose parts were found to be right."""
+    return TraceContext(trace_id, f"{random.getrandbits(64) or 1:016x}", parent_id, flags & _FLAGS, state)
 
 
 def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
