@@ -21,9 +21,7 @@ _DIGITS = 9
 _TRACEPARENT = TRACEPARENT.encode()
 _TRACE = (_TRACEPARENT, TRACESTATE.encode())
 # As it is nearly always written, and whole lines of those alone: what is between two others changes neither.
-_TRACED = re.compile(
-    rb"\r\n[Tt]raceparent: 00-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?=\r\n)"
-)
+_TRACED = re.compile(rb"\r\n[Tt]raceparent: 00-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(?=\r\n)")
 TRACED_BYTES = len(b"\r\nTraceparent: ") + 55
 
 
