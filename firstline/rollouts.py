@@ -64,7 +64,14 @@ class Rollouts:
 
     def looks(self, rollout: str) -> tuple[Look, ...]:
         """The looks at one, each with its verdict and numbers."""
-        return asked(self._client, "GET", f"{_path(rollout)}/looks", LookList).looks
+        found: list[Look] = []
+        after: str | None = ""
+        while after is not None:
+            params = {"after": after} if after else None
+            page = asked(self._client, "GET", f"{_path(rollout)}/looks", LookList, params=params)
+            found += page.looks
+            after = page.after
+        return tuple(found)
 
     def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
         """Does something to one: approve, start, pause, resume, promote, abort, retry or rollback.

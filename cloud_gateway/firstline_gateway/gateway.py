@@ -183,13 +183,14 @@ class Gateway:
         )
         self.jobs.on_new = self._job_runner.wake
         self.fleet = Fleet(self._readers, self.writer, settings.fleet, clock=clock)
-        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service)
+        self.registry = _registry(self, settings, self._readers)
+        listed = self.registry.bundles.digest if self.registry is not None else None
+        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service, listed=listed)
         self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
         # Asked of the fleet each time: who is to be told is only known further down.
         told = partial(_tell, self.fleet)
         self._engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=told)
         self.rollouts.on_change = self._engine.wake
-        self.registry = _registry(self, settings, self._readers)
         self.full_models = _full_models(self, settings, self._readers, must_be_whole=load is not None)
         if self.full_models is not None:
             self.rollouts.before_start = self.full_models.before
@@ -339,10 +340,9 @@ def _full_models(gateway: Gateway, settings: Settings, readers: Readers, *, must
     from firstline_gateway.full_models.keeper import FullModels
     from firstline_gateway.full_models.shelf import Shelf
 
-    registry = gateway.registry.registry
     return FullModels(
-        Shelf(folder, registry.read),
-        registry,
+        Shelf(folder, gateway.registry.files.read),
+        gateway.registry.bundles,
         gateway.repository,
         gateway.residency.orders,
         readers,

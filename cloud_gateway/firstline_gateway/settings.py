@@ -246,6 +246,8 @@ class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The store's region; "" is what AWS's variables say."""
     blob_limit_bytes: Count = 1 << 32
     """The largest file (bytes)."""
+    limit_bytes: Count = 1 << 38
+    """All files together (bytes); what comes beyond it is refused."""
     full_models: str = ""
     """A folder that full models are fetched to from the registry, and served from, for as long as the fleet runs their
     bundles; "" serves what lies in models.directory alone."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # a command that speaks to a fleet alone needs no python-tuf
 
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
+KEYS = Path("keys")
+"""Where the signing keys are, unless somebody says so."""
+
 GatewayOption = Annotated[
     str,
     typer.Option(envvar=_GATEWAY, show_envvar=False, metavar="URL", help=f"The gateway; else {_GATEWAY} names it."),

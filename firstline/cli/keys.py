@@ -11,6 +11,7 @@ import typer
 from tuf.api.metadata import Root, Targets
 
 from firstline.cli.fleet_options import (
+    KEYS,
     CaOption,
     GatewayOption,
     KeyFileOption,
@@ -20,17 +21,14 @@ from firstline.cli.fleet_options import (
     keyring_of,
     registry_at,
 )
-from firstline.cli.output import Output, OutputOption, print_json, print_table, table, warn
-from firstline.cli.when import date
+from firstline.cli.keys_status import status, tell_draft
+from firstline.cli.output import Output, OutputOption, print_json
 from firstline.release import publishing, roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
 from firstline.release.registry import Registry
 from firstline_core.errors import ConfigError
-from firstline_core.fleet import expiry
 from firstline_core.fleet.registry import OnlineKey
-
-_KEYS = Path("keys")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +40,7 @@ app = typer.Typer(
 @app.command()
 def init(
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     gateway: GatewayOption = "",
     online_key: Annotated[
         Path | None,
@@ -78,68 +76,7 @@ def init(
         typer.echo("Nothing is published yet: `firstline keys publish --gateway URL`.", err=True)
 
 
-class _Key(msgspec.Struct):
-    role: str
-    key: str
-    here: str | None
-
-
-class _Role(msgspec.Struct):
-    role: str
-    version: int
-    expires_s: float
-    threshold: int
-    keys: list[str]
-
-
-class _Status(msgspec.Struct):
-    roles: list[_Role]
-    keys: list[_Key]
-    lacking: dict[str, int]
-    published: dict[str, int] | None
-    warnings: list[str]
-
-
-@app.command()
-def status(
-    *,
-    keys: KeysOption = _KEYS,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Show keys, versions and ends, here and at a gateway, and warn of what ends soon. Exit code 1 where it warns."""
-    found = _status(keyring_of(keys, ""))
-    if gateway:
-        with registry_at(gateway, key_file, ca) as registry:
-            there = registry.status()
-        found.published = {role.role: role.version for role in there.roles}
-        for role in found.roles:
-            if role.role in roles.ONLINE:
-                role.version, role.expires_s = next(
-                    ((one.version, one.expires_s) for one in there.roles if one.role == role.role), (0, 0.0)
-                )
-        found.warnings = list(dict.fromkeys([*there.warnings, *found.warnings]))
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        made = table("role", ">version", "until", ">signatures", "keys (here: *)")
-        here = {key.key for key in found.keys if key.here is not None}
-        for role in found.roles:
-            named = ", ".join(short(key) + "*" * (key in here) for key in role.keys)
-            version = str(role.version) if role.version else "-"
-            made.add_row(
-                role.role, version, date(role.expires_s or None), f"{role.threshold} of {len(role.keys)}", named
-            )
-        print_table(made)
-        if found.published is not None:
-            said = ", ".join(f"{role} {version}" for role, version in found.published.items()) or "nothing yet"
-            typer.echo(f"Published: {said}.")
-        for sentence in found.warnings:
-            warn(sentence)
-    if found.warnings:
-        raise typer.Exit(1)
+app.command()(status)
 
 
 @app.command()
@@ -149,7 +86,7 @@ def rotate(
     key: Annotated[
         str, typer.Option(metavar="ID", help="Which of its keys, as `status` shows it; else the first.")
     ] = "",
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
@@ -171,7 +108,7 @@ def rotate(
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key, as `status` shows it.")],
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
@@ -193,7 +130,7 @@ def revoke(
 @app.command()
 def renew(
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
@@ -205,7 +142,7 @@ def renew(
     root: Root = keyring.root().signed
     if keyring.signers(root.roles[Root.type].keyids):
         keyring.renew_root(time.time())
-        _tell_draft(keyring)
+        tell_draft(keyring)
     with registry_at(gateway, key_file, ca) as registry:
         _publish(keyring, registry, renew=True)
 
@@ -213,7 +150,7 @@ def renew(
 @app.command()
 def sign(
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
@@ -229,7 +166,7 @@ def sign(
 @app.command()
 def publish(
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
     key_file: KeyFileOption = "",
@@ -239,26 +176,6 @@ def publish(
     keyring = keyring_of(keys, passphrase_file)
     with registry_at(gateway, key_file, ca) as registry:
         _publish(keyring, registry, recover=True)
-
-
-def _status(keyring: Keyring) -> _Status:
-    root: Root = keyring.root().signed
-    targets: Targets = keyring.targets().signed
-    files = keyring.files()
-    signed = {Root.type: root, Targets.type: targets}
-    found = _Status([], [], keyring.lacking(), None, [])
-    for name, role in root.roles.items():
-        known = signed.get(name)
-        ends_s = known.expires.timestamp() if known is not None else 0.0
-        found.roles.append(_Role(name, known.version if known is not None else 0, ends_s, role.threshold, role.keyids))
-        for keyid in role.keyids:
-            file = files.get(short(keyid))
-            found.keys.append(_Key(name, keyid, str(file) if file is not None else None))
-    ends = {name: known.expires.timestamp() for name, known in signed.items()}
-    found.warnings += expiry.warnings(ends, time.time()).values()
-    if found.lacking:
-        found.warnings.append(_lacking(keyring))
-    return found
 
 
 def _named(keyring: Keyring, role: str, key: str) -> str:
@@ -273,20 +190,7 @@ def _named(keyring: Keyring, role: str, key: str) -> str:
 def _exchange(keyring: Keyring, role: str, old: str, *, revoke: bool) -> None:
     made = keyring.exchange(role, old, time.time(), never=old if revoke else "")
     typer.echo(f"{made} takes the place of {role} key {short(old)}.")
-    _tell_draft(keyring)
-
-
-def _tell_draft(keyring: Keyring) -> None:
-    if keyring.draft.exists():
-        warn(_lacking(keyring))
-
-
-def _lacking(keyring: Keyring) -> str:
-    most = max(keyring.lacking().values(), default=0)
-    return (
-        f"{keyring.draft} lacks {most} signature{'s' * (most != 1)}: take it to whoever has another root key, for "
-        "`firstline keys sign --root-key FILE`. Until then nothing changes."
-    )
+    tell_draft(keyring)
 
 
 def _published(keyring: Keyring, gateway: str, key_file: str, ca: Path | None) -> None:

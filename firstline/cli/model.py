@@ -12,6 +12,7 @@ import typer
 
 from firstline.cli import alias
 from firstline.cli.fleet_options import (
+    KEYS,
     CaOption,
     GatewayOption,
     KeyFileOption,
@@ -33,7 +34,6 @@ from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.registry import BundleEntry
 from firstline_core.fleet.target import Asked
 
-_KEYS = Path("keys")
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ def push(
     without_full: Annotated[
         bool, typer.Option("--without-full", help="Leave the full model out, which gateways have from elsewhere.")
     ] = False,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
     key_file: KeyFileOption = "",
@@ -90,9 +90,10 @@ def list_bundles(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the bundles that are signed for."""
+    """List the bundles that are signed for, and what the registry's files take."""
     with registry_at(gateway, key_file, ca) as registry:
         found = list(registry.bundles(model))
+        kept = registry.status()
     if output is Output.JSON:
         print_json(found)
         return
@@ -102,6 +103,8 @@ def list_bundles(
         aliases = ", ".join(one.aliases) or "-"
         made.add_row(one.name, str(one.version), aliases, variants, size(one.size_bytes), one.full_digest[:12] or "-")
     print_table(made)
+    room = f" of {size(kept.limit_bytes)}" if kept.limit_bytes else ""
+    typer.echo(f"The registry keeps {kept.blobs} files, {size(kept.blobs_bytes)}{room}.")
 
 
 @app.command()
@@ -129,7 +132,7 @@ def pull(
     version: VersionArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that is to be made.")],
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     root: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The first root metadata, where the keys' folder is elsewhere.")
     ] = None,
@@ -163,7 +166,7 @@ def remove(
     model: ModelArgument,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")],
     *,
-    keys: KeysOption = _KEYS,
+    keys: KeysOption = KEYS,
     gateway: GatewayOption = "",
     passphrase_file: PassphraseOption = "",
     key_file: KeyFileOption = "",

@@ -3,60 +3,42 @@
 from __future__ import annotations
 
 import time
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, api_key, fleet_at, gateway_named
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
+from firstline.cli.rollout_options import (
+    DURATIONS_S,
+    BundleArgument,
+    ConfigurationOption,
+    FileOption,
+    HeldOption,
+    PaceOption,
+    SelectorOption,
+    SoakOption,
+    StagesOption,
+    UnseenOption,
+    VersionArgument,
+    Where,
+    definition,
+    read_file,
+    said,
+)
 from firstline.cli.when import date
-from firstline.release.registry import open_registry
 from firstline.rollouts import Rollouts
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import FirstlineError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 
 EXIT_ENDED_OTHERWISE = 1
 EXIT_ASKS = 3
 _LOOK_S = 2.0
-_FILE_BYTES = 256 * 1024
 _LIVE = ("running", "rolling_back")
-_DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 app = typer.Typer(help="Bring a model to the fleet in stages, each of which is judged.", no_args_is_help=True)
 
-
-class _Where(NamedTuple):
-    """The gateway, and who asks."""
-
-    gateway: str
-    key_file: str
-    ca: Path | None
-
-
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `rollout start` printed it.")]
-BundleArgument = Annotated[str, typer.Argument(help="The bundle's name, or the configuration's.")]
-VersionArgument = Annotated[int, typer.Argument(min=1, help="Which version, that was pushed.")]
-StagesOption = Annotated[
-    str, typer.Option(metavar="LIST", help="Shares of the fleet (percent), such as 1,10,100; each contains the former.")
-]
-SoakOption = Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, such as 90m, 8h, 2d.")]
-PaceOption = Annotated[
-    float | None, typer.Option(min=0.001, help="Devices that are told in a minute; all at once else.")
-]
-SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags, such as site=berlin,!test.")]
-HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Held back until all stages were judged (percent).")]
-FileOption = Annotated[
-    Path | None, typer.Option("--file", metavar="TOML", help="Any part of the definition in docs/fleet.md; it counts.")
-]
-ConfigurationOption = Annotated[
-    bool, typer.Option("--configuration", help="What is brought is no bundle but a configuration, see `config`.")
-]
-UnseenOption = Annotated[
-    bool,
-    typer.Option("--promote-unseen", help="Promote when the time is over, whatever could not be seen: small fleets."),
-]
 
 
 @app.command()
@@ -78,11 +60,12 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Say what a rollout would do, and do nothing."""
-    options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | _read(file)
-    options |= {"what": "configuration"} if configuration else {}
-    definition, size_bytes = _listed(options, bundle, version, _Where(gateway, key_file, ca))
+    options = said(stages, soak, per_minute, selector, held_back) | read_file(
+        file, unseen=promote_unseen, configuration=configuration
+    )
+    wanted, size_bytes = definition(options, bundle, version, Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
-        found = fleet.rollouts.plan(definition, size_bytes)
+        found = fleet.rollouts.plan(wanted, size_bytes)
     if output is Output.JSON:
         print_json(found)
     else:
@@ -110,13 +93,13 @@ def start(
 ) -> None:
     """Start a rollout; prints its id. A running one of the same bundle ends."""
     if version is None:
-        _command("start", bundle, _Where(gateway, key_file, ca), output)
+        _command("start", bundle, Where(gateway, key_file, ca), output)
         return
-    options = _definition(stages, soak, per_minute, selector, held_back, unseen=promote_unseen) | {"approval": approval}
-    options |= _read(file) | ({"what": "configuration"} if configuration else {})
-    definition, _ = _listed(options, bundle, version, _Where(gateway, key_file, ca))
+    options = said(stages, soak, per_minute, selector, held_back) | {"approval": approval}
+    options |= read_file(file, unseen=promote_unseen, configuration=configuration)
+    wanted, _ = definition(options, bundle, version, Where(gateway, key_file, ca))
     with fleet_at(gateway, key_file, ca) as fleet:
-        made = fleet.rollouts.create(definition)
+        made = fleet.rollouts.create(wanted)
         if made.state != "draft":
             made = _started(fleet.rollouts, made.id)
     typer.echo(made.sentence, err=True)
@@ -196,7 +179,7 @@ def _add(command: str, explanation: str) -> None:
         ca: CaOption = None,
         output: OutputOption = Output.TEXT,
     ) -> None:
-        _command(command, rollout, _Where(gateway, key_file, ca), output)
+        _command(command, rollout, Where(gateway, key_file, ca), output)
 
     app.command(command, help=explanation)(run)
 
@@ -219,7 +202,7 @@ def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
         raise
 
 
-def _command(command: str, rollout: str, where: _Where, output: Output) -> None:
+def _command(command: str, rollout: str, where: Where, output: Output) -> None:
     with fleet_at(*where) as fleet:
         before = fleet.rollouts.get(rollout)
         if command in before.consequences:
@@ -229,60 +212,6 @@ def _command(command: str, rollout: str, where: _Where, output: Output) -> None:
         print_json(found)
     else:
         typer.echo(f"{found.state}: {found.sentence}")
-
-
-def _definition(
-    stages: str, soak: str, per_minute: float | None, selector: str, held_back: float, *, unseen: bool
-) -> dict[str, Any]:
-    try:
-        shares = [float(part) / 100 for part in stages.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--stages takes percentages with commas between, such as 1,10,100; not {stages!a}."
-        ) from None
-    each = {"soak_s": _seconds(soak)} | ({"per_minute": per_minute} if per_minute is not None else {})
-    made: dict[str, Any] = {
-        "stages": [{"share": share} | each for share in shares],
-        "selector": selector,
-        "held_back": held_back / 100,
-    }
-    if unseen:
-        limits = {"crashes": 0.1, "errors": 0.01, "latency": 0.182, "escalations": 0.02, "disagreement": 0.01}
-        made["rules"] = {"limits": {name: {"tolerance": tolerance} for name, tolerance in limits.items()}}
-    return made
-
-
-def _listed(options: dict[str, Any], bundle: str, version: int, where: _Where) -> tuple[dict[str, Any], int | None]:
-    """The whole definition, with what the registry knows of the bundle; and what a device fetches, at most."""
-    made = {"bundle": bundle, "version": version} | options
-    if "manifest_sha256" in options:
-        return made, None
-    with open_registry(gateway_named(where.gateway), api_key(where.key_file), where.ca) as registry:
-        if options.get("what") == "configuration":
-            signed = registry.configuration(bundle, version)
-            return made | {"manifest_sha256": signed.sha256}, signed.size_bytes
-        entry = registry.bundle(bundle, version)
-    return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
-
-
-def _read(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(_FILE_BYTES + 1)
-        if len(content) > _FILE_BYTES:
-            raise ConfigError(f"{file} has more than {_FILE_BYTES} bytes, and is no definition of a rollout.")
-        return tomllib.loads(content.decode())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text[:-1]) * _DURATIONS_S[text[-1:]]
-    except (ValueError, KeyError):
-        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.") from None
 
 
 def _brought(found: RolloutSummary) -> str:
@@ -320,6 +249,4 @@ def _print_plan(found: Plan) -> None:
 
 
 def _long(seconds: float) -> str:
-    return next(
-        (f"{seconds / per:.3g} {unit}" for unit, per in reversed(_DURATIONS_S.items()) if seconds >= per), "0 s"
-    )
+    return next((f"{seconds / per:.3g} {unit}" for unit, per in reversed(DURATIONS_S.items()) if seconds >= per), "0 s")

@@ -35,7 +35,7 @@
     │   ├── MetadataMismatchError     metadata that is genuine, but of different moments
     │   ├── IncompatibleTargetError   a bundle of which this device can run no variant
     │   ├── SelfTestError             a bundle that does not answer here as it did where it was made
-    │   └── NoRoomError               a bundle for which this device's disk has no room
+    │   └── NoRoomError               a bundle for which this device's disk, or the registry, has no room
     └── ConfigError               a setting that makes no sense, with file and line
 
 Adapters translate foreign exceptions once, with `raise ... from`. Only a process's outermost loops catch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,14 @@ async def test_a_refusal_is_a_problem_in_a_sentence(
     said = refused.json()
     assert said["status"] == status and said["title"] and said["code"]
     assert said["detail"].endswith(".") and "Traceback" not in said["detail"]
+
+
+async def test_of_two_changes_to_what_both_have_seen_one_is_made(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    assert (await cam.put("/fleet/v1/twin/reported", **json(REPORTED))).status_code == 204
+    address = "/fleet/v1/devices/cam"
+    seen = {"If-Match": (await keeper.get(address)).headers["etag"]}
+    changes = [keeper.patch(address, json={"tags": {"by": str(number)}}, headers=seen) for number in range(8)]
+    statuses = sorted(reply.status_code for reply in await asyncio.gather(*changes))
+    assert statuses == [200] + [409] * 7

@@ -120,7 +120,11 @@ async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_resta
         running = agent.parts.models.all
         assert [held.version for held in running] == ["2"]
     slot = tmp_path / "state" / "models" / "digits" / "a"
-    assert sorted(path.name for path in slot.iterdir()) == ["edge-onnx.onnx", "manifest.json"]  # what it needs alone
+    assert sorted(path.name for path in slot.iterdir()) == [
+        "edge-onnx.onnx",
+        "golden.json",
+        "manifest.json",
+    ]  # what it needs alone
     async with EdgeAgent(settings) as agent:
         (held,) = agent.parts.models.all
         assert held.version == "2" and held.bundle.path == slot

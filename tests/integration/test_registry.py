@@ -17,7 +17,9 @@ from support.gateway import DIGITS
 from support.keys import bearer
 from support.registry_site import RegistrySite, digits_bundle, registry_site
 from tuf.api.metadata import Root, Targets
+from typer.testing import CliRunner
 
+from firstline.cli.app import app
 from firstline.release import publishing, roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
@@ -93,6 +95,7 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
     assert [file.path for file in files_for(found, "edge-onnx")] == [
         "digits/1/manifest.json",
         "digits/1/edge-onnx.onnx",
+        "digits/1/golden.json",
     ]
     pulled = await begun.with_registry(
         lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
@@ -228,8 +231,24 @@ async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path
             path.write_bytes(sent)
             with pytest.raises(kind):
                 await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), told=ignore))
-        assert await site.room.registry.blobs.all() == []
+        assert await site.room.files.all() == []
         assert not list((site.folder / "blobs" / "incoming").iterdir())
+
+
+async def test_what_there_is_no_room_for_is_refused_and_what_there_is_is_shown(tmp_path: Path) -> None:
+    async with registry_site(tmp_path / "site", **{"registry.limit_bytes": 1000}) as site:
+        for size_bytes, status in ((900, 201), (101, 507)):
+            content = os.urandom(size_bytes)
+            sent = await site.client.put(
+                f"/fleet/v1/registry/blobs/{hashlib.sha256(content).hexdigest()}", content=content
+            )
+            assert sent.status_code == status
+        assert sent.json()["code"] == "no_room" and "registry.limit_bytes" in sent.json()["detail"]
+        shown = (await site.client.get("/fleet/v1/registry")).json()
+        assert (shown["blobs"], shown["blobs_bytes"], shown["limit_bytes"]) == (1, 900, 1000)
+        key = {"FIRSTLINE_TOKEN": site.operator, "FIRSTLINE_GATEWAY_URL": site.url}
+        listed = await asyncio.to_thread(CliRunner().invoke, app, ["model", "ls"], env=key)
+        assert "keeps 1 files, 900 bytes of 1.0 KB" in listed.output, listed.output
 
 
 async def test_a_gateway_without_a_registry_says_so(tmp_path: Path) -> None:
@@ -360,10 +379,10 @@ async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: R
             registry.revert_alias("digits", "champion")
 
     await begun.with_registry(going)
-    before = len(await begun.room.registry.blobs.all())
+    before = len(await begun.room.files.all())
     assert await begun.room.registry.sweep(3600) == 0  # somebody may be about to list them
     assert await begun.room.registry.sweep(-3600) == 1  # the manifest of version 1
-    assert len(await begun.room.registry.blobs.all()) == before - 1
+    assert len(await begun.room.files.all()) == before - 1
 
 
 async def test_an_alias_goes_back_one_step(begun: RegistrySite, tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
+from support.registry_site import digits_bundle, registry_site
 
-from firstline_core.fleet.rollout import AuditPage, Plan, RolloutSummary
+from firstline.release.pushing import push
+from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.trail import Head, check_trail
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.rollouts import records
 from firstline_gateway.settings import Store
 from firstline_gateway.settings_load import load
 
@@ -156,6 +159,7 @@ async def test_what_was_changed_meanwhile_is_not_commanded(keeper: httpx.AsyncCl
         {"selector": "a b"},
         {"stages": [{"share": 1, "group": "="}]},
         {"rules": {"limits": {"speed": {"tolerance": 1}}}},
+        {"rules": {"limits": {"errors": {"tolerance": 0.1, "find": 0.1}}}},
         {"version": 0},
         {"unknown": 1},
     ],
@@ -181,3 +185,40 @@ async def test_the_trail_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient
     assert check_trail(page.entries, [head])[0] == 2
     about = await keeper.get("/fleet/v1/audit", params={"subject": "fleet"})
     assert about.json()["entries"] == []
+
+
+async def test_what_is_not_signed_for_is_not_begun(tmp_path: Path) -> None:
+    async with registry_site(tmp_path / "site") as site:
+        await site.with_registry(lambda registry: site.keyring.init(registry.online_key(), site.now_s()))
+        bundle = digits_bundle(tmp_path / "digits", 2)
+        await site.with_registry(lambda registry: push(site.keyring, registry, bundle, {}, site.now_s()))
+        entry = (await site.client.get("/fleet/v1/registry/bundles/digits/versions/2")).json()
+        for change, word in (
+            ({"version": 3}, "list no digits version 3"),
+            ({}, f"with the sha256 {entry['manifest_sha256']}"),
+        ):
+            made = (await site.client.post(ROLLOUTS, json=DEFINITION | change)).json()
+            refused = await site.client.post(f"{ROLLOUTS}/{made['id']}/start")
+            assert refused.status_code == 409 and word in refused.json()["detail"], refused.text
+            assert (await site.client.get(f"{ROLLOUTS}/{made['id']}")).json()["state"] == "approved"
+        right = {"manifest_sha256": entry["manifest_sha256"]}
+        made = (await site.client.post(ROLLOUTS, json=DEFINITION | right)).json()
+        assert (await site.client.post(f"{ROLLOUTS}/{made['id']}/start")).json()["state"] == "running"
+
+
+async def test_the_looks_come_in_pages(gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:
+    await report(cam, 1, 0, 1)
+    made = (await keeper.post(ROLLOUTS, json=DEFINITION | {"bundle": "others"})).json()
+    looks = [Look(stage, look, 0.0, "hold", "time", "", ()) for stage in (0, 1) for look in (1, 2)]
+    with gateway.database.begin() as connection:
+        for look in looks:
+            records.add_look(connection, made["id"], look)
+    found: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        params = {"limit": 3, **({"after": after} if after else {})}
+        page = (await keeper.get(f"{ROLLOUTS}/{made['id']}/looks", params=params)).json()
+        found, after = found + page["looks"], page["after"]
+    assert [(look["stage"], look["look"]) for look in found] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    refused = await keeper.get(f"{ROLLOUTS}/{made['id']}/looks", params={"after": "a"})
+    assert refused.status_code == 400 and refused.json()["detail"]

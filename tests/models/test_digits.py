@@ -23,6 +23,8 @@ from PIL import Image
 from scipy.stats import binom
 
 from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 
@@ -267,6 +269,28 @@ def test_recipe_makes_the_same_bundle(remade: Path) -> None:
         assert one.measured == pytest.approx(other.measured, abs=1.5 / 599)
     assert again.policy.score == committed.policy.score
     assert again.policy.threshold == pytest.approx(committed.policy.threshold, abs=3e-4)
+
+
+def test_every_variant_repeats_its_golden_answers(heldout: Dataset, calibration: Dataset) -> None:
+    """One scan of each digit, of those that the models were fitted to: what proves and what measures stays unseen."""
+    bundle = open_bundle(DIGITS / "bundle")
+    golden = bundle.manifest.golden
+    assert golden is not None
+    answers = read_golden(bundle, golden.artefact)
+    assert sorted(answers.outputs) == sorted(name.replace("_", "-") for name in EDGE)
+    asked = tensor_of(answers, bundle.manifest.input)
+    for model in bundle.manifest.edge:
+        loaded = load_model(bundle, model, RuntimeOptions())
+        said = loaded.predict(asked)
+        loaded.close()
+        assert said.argmax(axis=1).tolist() == list(range(10))
+        found = deviation(answers, model.id, said)
+        assert found is not None and found <= golden.tolerance
+        other = deviation(answers, model.id, said[::-1])
+        assert other is not None and other > golden.tolerance
+    scans = {np.asarray(Image.open(io.BytesIO(png))).tobytes() for png in answers.inputs}
+    assert len(scans) == 10
+    assert not scans & {scan.tobytes() for part in (heldout, calibration) for scan in part.pixels}
 
 
 def test_recipe_makes_the_same_certificates(remade: Path) -> None:

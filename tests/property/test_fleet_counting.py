@@ -60,8 +60,8 @@ def test_totals_survive_restarts_repeats_and_losses(
     assert set(found) == {device}
     totals = found[device]
     assert {model.version: model.rows for model in totals.models} == told
-    assert counting.of_bundle(totals, "m").rows == sum(told.values())
-    assert counting.of_bundle(totals, "m").latency == (sum(told.values()), 0)
+    assert counting.gained("m", counting.Totals(), totals).rows == sum(told.values())
+    assert counting.gained("m", counting.Totals(), totals).latency == (sum(told.values()), 0)
     assert totals.unclean == reports[-1].unclean
 
 

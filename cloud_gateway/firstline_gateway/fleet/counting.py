@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from itertools import islice
+from operator import add, sub
 
 import msgspec
 from msgspec import Struct
@@ -13,8 +16,11 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.tables import COUNTS, HISTORY
 from firstline_gateway.store import statements
 
-_ADDED = ("rows", "kept", "escalated", "errors", "audited", "disagreed", "latency_sum_ms")
 _HOUR_S = 3600.0
+# A device may say what it likes; what it said must be readable again, and not grow without end.
+_MOST_COUNTS = 2**53
+_MOST_TIME = 1e15
+_MODELS = 128
 KEPT_HOURS = 48
 """How far back one can look."""
 
@@ -50,46 +56,82 @@ def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals
     """
     known = {(model.name, model.version): model for model in totals.models}
     earlier = {(model.name, model.version): model for model in before.models} if before is not None else {}
+    told = set()
     for model in report.models:
         key = model.name, model.version
         gained = difference(model, earlier.get(key))
         known[key] = _sum(known[key], gained) if key in known else gained
+        told.add(key)
     lived_s = report.uptime_s - (before.uptime_s if before is not None else 0.0)
-    models = tuple(known[key] for key in sorted(known))
-    return Totals(models, totals.service_s + max(0.0, lived_s), max(totals.unclean, report.unclean))
+    # Of versions that it says nothing of any more, what there is room for.
+    kept = sorted(told | set(islice((key for key in reversed(known) if key not in told), max(0, _MODELS - len(told)))))
+    service_s = min(_MOST_TIME, totals.service_s + max(0.0, lived_s))
+    return Totals(tuple(known[key] for key in kept), service_s, max(totals.unclean, report.unclean))
 
 
 def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
     """What was counted between two moments; bins that were cut anew count from the beginning."""
     if before is None:
         return after
-    values = {name: max(0, getattr(after, name) - getattr(before, name)) for name in _ADDED}
-    bins = {name: _bins(getattr(after, name), getattr(before, name), -1) for name in ("latency", "scores")}
-    return replace(after, **values, **bins)
+    return replace(
+        after,
+        rows=max(0, after.rows - before.rows),
+        kept=max(0, after.kept - before.kept),
+        escalated=max(0, after.escalated - before.escalated),
+        errors=max(0, after.errors - before.errors),
+        audited=max(0, after.audited - before.audited),
+        disagreed=max(0, after.disagreed - before.disagreed),
+        latency_sum_ms=max(0.0, after.latency_sum_ms - before.latency_sum_ms),
+        latency=_less(after.latency, before.latency),
+        scores=_less(after.scores, before.scores),
+    )
 
 
-def of_bundle(totals: Totals, bundle: str) -> ModelCounts:
-    """All versions of a bundle together; `version` and `scores` are the newest one's. Of "": all bundles, no scores."""
-    found = ModelCounts(bundle or "all", 1)
-    for model in totals.models:
-        if model.name == bundle:
-            found = replace(_sum(found, model), version=model.version, scores=model.scores)
-        elif not bundle:
-            found = replace(_sum(found, model), scores=())
-    return found
+def gained(bundle: str, start: Totals, end: Totals) -> ModelCounts:
+    """What was counted of all versions of a bundle between two totals; of "": of all bundles, without scores.
+
+    Scores and alarm are those of the version that answered most of it: another version's scores are on another scale,
+    and the alarm of one that answers no more says nothing.
+    """
+    earlier = {(model.name, model.version): model for model in start.models}
+    mine = (model for model in end.models if bundle in ("", model.name))
+    found = [difference(model, earlier.get((model.name, model.version))) for model in mine]
+    if not found:
+        return ModelCounts(bundle or "all", 1)
+    most = max(found, key=lambda model: (model.rows, model.version))
+    scores = most.scores if bundle else ()
+    return replace(reduce(_sum, found), version=most.version, scores=scores, alarm=most.alarm)
 
 
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
-    values = {name: getattr(one, name) + getattr(more, name) for name in _ADDED}
-    bins = {name: _bins(getattr(one, name), getattr(more, name), 1) for name in ("latency", "scores")}
-    return replace(more, **values, **bins)
+    return replace(
+        more,
+        rows=min(_MOST_COUNTS, one.rows + more.rows),
+        kept=min(_MOST_COUNTS, one.kept + more.kept),
+        escalated=min(_MOST_COUNTS, one.escalated + more.escalated),
+        errors=min(_MOST_COUNTS, one.errors + more.errors),
+        audited=min(_MOST_COUNTS, one.audited + more.audited),
+        disagreed=min(_MOST_COUNTS, one.disagreed + more.disagreed),
+        latency_sum_ms=min(_MOST_TIME, one.latency_sum_ms + more.latency_sum_ms),
+        latency=_more(one.latency, more.latency),
+        scores=_more(one.scores, more.scores),
+    )
 
 
-def _bins(one: tuple[int, ...], other: tuple[int, ...], sign: int) -> tuple[int, ...]:
+def _more(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     """Bin by bin; where there are not the same bins, those that are there now."""
     if len(one) != len(other):
-        return one if sign < 0 or not other else other
-    return tuple(max(0, a + sign * b) for a, b in zip(one, other, strict=True))
+        return other or one
+    found = tuple(map(add, one, other))
+    return found if not found or max(found) <= _MOST_COUNTS else tuple(min(_MOST_COUNTS, count) for count in found)
+
+
+def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    """Likewise."""
+    if len(after) != len(before):
+        return after
+    found = tuple(map(sub, after, before))
+    return found if not found or min(found) >= 0 else tuple(max(0, count) for count in found)
 
 
 def count(connection: Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:

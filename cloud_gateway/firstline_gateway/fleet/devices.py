@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, Row, Select, delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, or_, select, update
 
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
 from firstline_gateway.store import statements
+from firstline_gateway.store.statements import batched
 
 _EARLIER = 8  # sessions whose late words are known as late
 _AT_ONCE = 500  # rows that are read for a page of which most may not be meant
@@ -54,7 +55,7 @@ def seen(connection: Connection, name: str, session: str, now_s: float, *, accep
     Returns:
         Whether this is its latest process; a word of an earlier one comes late, and is not to be believed.
     """
-    _ensure(connection, name, now_s if accept else None)
+    _ensure(connection, [name], now_s if accept else None)
     held = connection.execute(
         select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
@@ -87,7 +88,12 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
 
 
 def desire(
-    connection: Connection, names: Iterable[str], change: Callable[[str, Desired], Desired], now_s: float
+    connection: Connection,
+    names: Iterable[str],
+    change: Callable[[str, Desired], Desired],
+    now_s: float,
+    *,
+    known: bool = False,
 ) -> list[str]:
     """Changes what devices are to run; each change is a new revision.
 
@@ -96,28 +102,33 @@ def desire(
         names: of the devices; one that is not known yet is told when it comes.
         change: from what a device was to run to what it is; its revision is not looked at.
         now_s: wall time.
+        known: only those that are; whoever was sent away meanwhile is not made anew.
 
     Returns:
         Those for which something changed.
     """
-    changed = []
-    for name in sorted(set(names)):  # in one order, so that two who change several do not wait for each other
-        _ensure(connection, name, now_s)
-        held = connection.execute(select(_C.desired, _C.revision).where(_C.name == name).with_for_update()).one()
-        before = msgspec.json.decode(held.desired, type=Desired)
-        after = msgspec.structs.replace(change(name, before), revision=before.revision)
-        if after == before:
-            continue
-        after = msgspec.structs.replace(after, revision=held.revision + 1)
-        values = {"desired": msgspec.json.encode(after).decode(), "revision": after.revision}
-        connection.execute(update(DEVICES).where(_C.name == name).values(**values))
-        changed.append(name)
-    return changed
+    changed: list[dict[str, Any]] = []
+    for some in batched(sorted(set(names))):  # in one order, so that two who change several do not wait for each other
+        if not known:
+            _ensure(connection, some, now_s)
+        query = select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
+        for held in connection.execute(query.with_for_update()):
+            before = msgspec.json.decode(held.desired, type=Desired)
+            after = msgspec.structs.replace(change(held.name, before), revision=before.revision)
+            if after != before:
+                after = msgspec.structs.replace(after, revision=held.revision + 1)
+                said = msgspec.json.encode(after).decode()
+                changed.append({"one": held.name, "said": said, "number": after.revision})
+    if changed:
+        mine = update(DEVICES).where(_C.name == bindparam("one"))
+        connection.execute(mine.values(desired=bindparam("said"), revision=bindparam("number")), changed)
+    return [each["one"] for each in changed]
 
 
-def find(connection: Connection, name: str) -> Device | None:
-    """One device; None where nobody has heard of it."""
-    row = connection.execute(_query().where(_C.name == name)).first()
+def find(connection: Connection, name: str, *, lock: bool = False) -> Device | None:
+    """One device; None where nobody has heard of it. Where `lock`, nobody changes it before this transaction ends."""
+    query = _query().where(_C.name == name)
+    row = connection.execute(query.with_for_update() if lock else query).first()
     return _device(row) if row is not None else None
 
 
@@ -160,12 +171,10 @@ def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
     return [(row.name, msgspec.json.decode(row.tags, type=dict[str, str])) for row in rows]
 
 
-def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str] | None:
-    """Sets tags, and takes away those that are None; all that the device has now, None where there is no device."""
-    held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).first()
-    if held is None:
-        return None
-    after = {**msgspec.json.decode(held.tags, type=dict[str, Any]), **tags}
+def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
+    """Sets a known device's tags, and takes away those that are None; all that it has now."""
+    held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
+    after = {**msgspec.json.decode(held, type=dict[str, Any]), **tags}
     kept = {key: value for key, value in after.items() if value is not None}
     connection.execute(update(DEVICES).where(_C.name == name).values(tags=msgspec.json.encode(kept).decode()))
     return kept
@@ -173,7 +182,7 @@ def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> di
 
 def accept(connection: Connection, name: str, now_s: float) -> bool:
     """A device belongs here from now on; one that was never heard of will when it comes. False where it did before."""
-    _ensure(connection, name, None)
+    _ensure(connection, [name], None)
     open_ = (_C.name == name, _C.accepted_s.is_(None))
     return connection.execute(update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
 
@@ -194,8 +203,10 @@ def unpublished(connection: Connection, limit: int) -> list[tuple[str, Desired]]
 
 def published(connection: Connection, revisions: Mapping[str, int]) -> None:
     """Notes which revisions lie at the broker."""
-    for name, revision in sorted(revisions.items()):
-        connection.execute(update(DEVICES).where(_C.name == name, _C.published < revision).values(published=revision))
+    rows = [{"one": name, "number": revision} for name, revision in sorted(revisions.items())]
+    older = (_C.name == bindparam("one"), _C.published < bindparam("number"))
+    if rows:
+        connection.execute(update(DEVICES).where(*older).values(published=bindparam("number")), rows)
 
 
 def publish_all_again(connection: Connection) -> None:
@@ -228,23 +239,26 @@ def silent_since(connection: Connection, before_s: float) -> list[str]:
     return list(connection.execute(select(_C.name).where(late).order_by(_C.name)).scalars())
 
 
-def _ensure(connection: Connection, name: str, accepted_s: float | None) -> None:
-    row = {
-        "name": name,
-        "tags": "{}",
-        "accepted_s": accepted_s,
-        "first_seen_s": None,
-        "last_seen_s": None,
-        "online": False,
-        "session": "",
-        "earlier_sessions": "[]",
-        "sequence": -1,
-        "reported": None,
-        "desired": _NOTHING,
-        "revision": 0,
-        "published": -1,
-    }
-    connection.execute(statements.insert(connection, DEVICES).values(row).on_conflict_do_nothing())
+def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | None) -> None:
+    rows = [
+        {
+            "name": name,
+            "tags": "{}",
+            "accepted_s": accepted_s,
+            "first_seen_s": None,
+            "last_seen_s": None,
+            "online": False,
+            "session": "",
+            "earlier_sessions": "[]",
+            "sequence": -1,
+            "reported": None,
+            "desired": _NOTHING,
+            "revision": 0,
+            "published": -1,
+        }
+        for name in names
+    ]
+    connection.execute(statements.insert(connection, DEVICES).on_conflict_do_nothing(), rows)
 
 
 def _query() -> Select[Any]:

@@ -113,19 +113,26 @@ class Fleet:
         found = await self._readers.ask(lambda on: devices.find(on, name))
         return _shown(_known(found, name), self._clock.wall_s())
 
-    async def change(self, name: str, change: DeviceChange, by: str) -> FleetDevice:
+    async def change(
+        self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
+    ) -> FleetDevice:
         """Tags a device, and lets it in.
+
+        Args:
+            name: of the device.
+            change: what of it.
+            by: who.
+            check: whether it is still as it was seen; raises where it is not, in the transaction that changes it.
 
         Raises:
             NotFoundError: nobody has heard of it.
-            RequestError: it would have too many tags.
+            RequestError: it would have too many tags, or is not as it was seen.
         """
         now_s = self._clock.wall_s()
 
-        def changed(connection: Connection) -> devices.Device | None:
+        def changed(connection: Connection) -> devices.Device:
+            check(_shown(_known(devices.find(connection, name, lock=True), name), now_s))
             tags = devices.tag(connection, name, change.tags)
-            if tags is None:
-                return None
             if len(tags) > _TAGS:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
             said = partial(trail.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
@@ -133,9 +140,9 @@ class Fleet:
                 said(action="device.tag", details={"tags": change.tags})
             if change.accepted and devices.accept(connection, name, now_s):
                 said(action="device.accept", details={})
-            return devices.find(connection, name)
+            return _known(devices.find(connection, name), name)
 
-        found = _known(await self._write(changed), name)
+        found = await self._write(changed)
         if change.accepted:
             self.on_desired()
         return _shown(found, now_s)

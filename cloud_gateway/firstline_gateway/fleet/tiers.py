@@ -20,6 +20,7 @@ from firstline_gateway.store import statements
 BUCKET_S = 300.0
 _MOST = 256  # models' versions in a bucket: their names are the devices' word
 _OTHERS = ("", 0)
+_MOST_ROWS = 2**31  # in one report: no device answers more, and none may say so much that sums overflow
 _C = TIERS.c
 
 
@@ -53,9 +54,9 @@ class Tally:
             which = model.name, model.version
             was = earlier.get(which)
             gained = (
-                model.kept - (was.kept if was is not None else 0),
-                model.escalated - (was.escalated if was is not None else 0),
-                model.errors - (was.errors if was is not None else 0),
+                min(_MOST_ROWS, model.kept - (was.kept if was is not None else 0)),
+                min(_MOST_ROWS, model.escalated - (was.escalated if was is not None else 0)),
+                min(_MOST_ROWS, model.errors - (was.errors if was is not None else 0)),
             )
             if not any(gained):
                 continue

@@ -14,14 +14,14 @@ from functools import partial
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, EngineUnavailableError, FirstlineError, NotFoundError, NotReadyError
-from firstline_core.fleet.target import ListedBundle, bundles, listed, target_path
+from firstline_core.fleet.target import ListedBundle, listed, target_path
 from firstline_core.telemetry.logs import logger
 from firstline_core.waiting import first_of
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.full_models.needs import needed
 from firstline_gateway.full_models.shelf import Shelf
 from firstline_gateway.models_folder import read_bundle
-from firstline_gateway.registry.registry import Registry
+from firstline_gateway.registry.bundles import Bundles
 from firstline_gateway.repository import Repository
 from firstline_gateway.residency.orders import Orders
 from firstline_gateway.rollouts.definition import Definition
@@ -42,7 +42,7 @@ class FullModels:
 
     Args:
         shelf: where they are put.
-        registry: where they come from.
+        bundles: that the registry lists.
         repository: what is served.
         orders: changes that.
         readers: of the store.
@@ -55,7 +55,7 @@ class FullModels:
     def __init__(
         self,
         shelf: Shelf,
-        registry: Registry,
+        bundles: Bundles,
         repository: Repository,
         orders: Orders,
         readers: Readers,
@@ -65,7 +65,7 @@ class FullModels:
         clock: Clock,
     ) -> None:
         self._shelf = shelf
-        self._registry = registry
+        self._bundles = bundles
         self._repository = repository
         self._orders = orders
         self._readers = readers
@@ -176,17 +176,19 @@ class FullModels:
 
     async def _take_up_signed(self) -> None:
         """Which versions with a full model are signed now."""
-        version, files = await self._registry.catalogue()
-        if version != self._signed_version:
-            keys = (ModelKey(*found) for found in bundles(files))
-            self._signed = {key for key in keys if files[target_path(*key, MANIFEST_NAME)].custom.get("full_digest")}
-            self._signed_version = version
+        found = await self._bundles.catalogue()
+        if found.version != self._signed_version:
+            manifests = {
+                ModelKey(*key): files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()
+            }
+            self._signed = {key for key, manifest in manifests.items() if manifest.custom.get("full_digest")}
+            self._signed_version = found.version
 
     def _is_ours(self, key: ModelKey) -> bool:
         return self._repository.models[key].path == self._shelf.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
-        return listed((await self._registry.catalogue()).files, *key)
+        return listed((await self._bundles.catalogue()).bundles.get(key, {}), *key)
 
     async def _brought(self, key: ModelKey) -> None:
         """Waits for one fetch that all who wait share, and that goes on where they leave."""

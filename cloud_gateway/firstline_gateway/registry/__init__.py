@@ -2,8 +2,10 @@
 
 Rooms
     wiring          all of it put together from the settings
-    registry        files and signed metadata, as the REST API asks for them
-    catalogue       what targets list, as devices read it and the API shows it
+    files           sent once, fetched in parts, and no more of them than there is room for
+    registry        signed metadata: published, renewed, shown
+    bundles         what the current targets list
+    catalogue       what targets list, as devices read it and the API shows it; no I/O
     aliases         names for versions
     keeper          renews snapshot and timestamp, warns of what ends, forgets files that nobody is signed for
     signing         is newly signed metadata to be believed? and the snapshot and timestamp of it

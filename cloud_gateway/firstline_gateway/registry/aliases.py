@@ -9,7 +9,6 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, FirstlineError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
-from firstline_core.fleet.target import bundles
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue
 from firstline_gateway.registry.registry import written
@@ -60,12 +59,16 @@ class Aliases:
 
         Raises:
             NotFoundError: the version is not listed, or there is no alias to remove.
+            ConflictError: somebody publishes meanwhile.
         """
-        if version is not None and (model, version) not in bundles((await self._catalogue()).files):
+        catalogue = await self._catalogue()
+        if version is not None and (model, version) not in catalogue.bundles:
             raise NotFoundError(f"The registry has no {model} version {version}.")
         change = AliasChange(model, alias, version, by, self._clock.wall_s())
 
         def put(connection: Connection) -> AliasChange | FirstlineError:
+            if not _is_current(connection, catalogue):
+                return _published()
             if version is None and not any(one.alias == alias for one in records.aliases(connection, model)):
                 return _unknown(model, alias)
             return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
@@ -77,19 +80,21 @@ class Aliases:
 
         Raises:
             NotFoundError: there is no such alias.
-            ConflictError: it has stood for nothing else, or that is no longer listed.
+            ConflictError: it has stood for nothing else, or that is no longer listed, or somebody publishes meanwhile.
         """
-        listed = set(bundles((await self._catalogue()).files))
+        catalogue = await self._catalogue()
         now_s = self._clock.wall_s()
 
         def put(connection: Connection) -> AliasChange | FirstlineError:
+            if not _is_current(connection, catalogue):
+                return _published()
             history = records.alias_history(connection, model, alias, 2)
             if not history:
                 return _unknown(model, alias)
             if len(history) < 2:
                 return ConflictError(f"The alias {alias} of {model} was set once; there is nothing to go back to.")
             version = history[1].version
-            if version is not None and (model, version) not in listed:
+            if version is not None and (model, version) not in catalogue.bundles:
                 return ConflictError(
                     f"{alias} stood for {model} version {version}, which is no longer in the registry."
                 )
@@ -109,6 +114,16 @@ def _changed(connection: Connection, change: AliasChange, action: str) -> AliasC
         details={"version": change.version},
     )
     return change
+
+
+def _is_current(connection: Connection, catalogue: Catalogue) -> bool:
+    """Whether the targets are those still, and stay so until this transaction ends: none goes that an alias names."""
+    records.lock(connection)
+    return records.heads(connection).get("targets", (0, 0.0))[0] == catalogue.version
+
+
+def _published() -> ConflictError:
+    return ConflictError("Somebody has published since; look at what is listed now, then repeat.")
 
 
 def _unknown(model: str, alias: str) -> NotFoundError:

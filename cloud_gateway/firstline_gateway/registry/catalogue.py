@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuf.api.metadata import Targets
@@ -14,40 +15,63 @@ from firstline_gateway.registry import signing
 
 
 class Catalogue(NamedTuple):
-    """What the current targets list: the files by path, and the version of the metadata; 0 where nothing is."""
+    """What targets list.
+
+    Attributes:
+        version: of the metadata; 0 where nothing is listed yet.
+        files: by path.
+        bundles: the files of each bundle by path, by its name and version, in their order.
+        configurations: by name and version.
+    """
 
     version: int
-    files: dict[str, SignedFile]
+    files: Mapping[str, SignedFile]
+    bundles: Mapping[tuple[str, int], Mapping[str, SignedFile]]
+    configurations: tuple[ConfigurationEntry, ...] = ()
 
 
-def listed_files(targets: Targets) -> dict[str, SignedFile]:
-    """What targets list, with what is said of each bundle read as devices read it.
+def catalogue_of(targets: Targets) -> Catalogue:
+    """What targets list, each bundle's files together: there may be thousands of either.
 
     Raises:
-        RequestError: a device could make nothing of it.
+        RequestError: a file is neither a bundle's nor a configuration.
     """
-    files = signing.files_of(targets)
-    strange = [path for path in files if named_by(path) is None and configuration_at(path) is None]
-    if strange:
-        raise RequestError(
-            f"The target {strange[0]!a} is of no bundle and no configuration; paths are NAME/VERSION/FILE and "
-            "configurations/NAME@VERSION.toml."
-        )
+    files, parted = signing.files_of(targets), dict[tuple[str, int], dict[str, SignedFile]]()
+    configurations = []
+    for path, file in files.items():
+        if (key := named_by(path)) is not None:
+            parted.setdefault(key, {})[path] = file
+        elif (key := configuration_at(path)) is not None:
+            configurations.append(ConfigurationEntry(*key, file.sha256, file.size_bytes))
+        else:
+            raise RequestError(
+                f"The target {path!a} is of no bundle and no configuration; paths are NAME/VERSION/FILE and "
+                "configurations/NAME@VERSION.toml."
+            )
+    ordered = sorted(configurations, key=lambda entry: (entry.name, entry.version))
+    return Catalogue(targets.version, files, {key: parted[key] for key in bundles(files)}, tuple(ordered))
+
+
+def check_listed(catalogue: Catalogue) -> None:
+    """Whether devices can make something of each bundle.
+
+    Raises:
+        RequestError: they cannot.
+    """
     try:
-        for name, version in bundles(files):
+        for (name, version), files in catalogue.bundles.items():
             listed(files, name, version)
     except IntegrityError as error:
         raise RequestError(error.message) from error
-    return files
 
 
-def entry_of(files: dict[str, SignedFile], key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
+def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
     """A bundle as the API shows it.
 
     Raises:
         NotFoundError: it is not listed.
     """
-    found = listed(files, *key)
+    found = listed(catalogue.bundles.get(key, {}), *key)
     sizes = {file.sha256: file.size_bytes for file, _ in found.files.values()}
     return BundleEntry(
         *key,
@@ -59,14 +83,7 @@ def entry_of(files: dict[str, SignedFile], key: tuple[str, int], aliases: tuple[
     )
 
 
-def configurations(files: dict[str, SignedFile]) -> list[ConfigurationEntry]:
-    """The configurations that are signed for, by name and version."""
-    named = ((configuration_at(path), file) for path, file in files.items())
-    found = [ConfigurationEntry(*key, file.sha256, file.size_bytes) for key, file in named if key is not None]
-    return sorted(found, key=lambda entry: (entry.name, entry.version))
-
-
-def names(files: dict[str, SignedFile]) -> set[str]:
+def names(catalogue: Catalogue) -> set[str]:
     """All that is signed for, in people's words: for the trail."""
-    bundled = {f"{name} {version}" for name, version in bundles(files)}
-    return bundled | {f"configuration {entry.name} {entry.version}" for entry in configurations(files)}
+    bundled = {f"{name} {version}" for name, version in catalogue.bundles}
+    return bundled | {f"configuration {entry.name} {entry.version}" for entry in catalogue.configurations}

@@ -1,4 +1,4 @@
-"""The registry of one gateway: files and signed metadata. Replicas that share store and files share it.
+"""The registry's signed metadata, published, renewed and shown. Replicas that share store and files share it.
 
 What devices believe is not decided here: a gateway serves what root and targets keys have signed, and cannot sign for
 a model itself. What it checks, it checks so that whoever publishes is told, and not every device on its own.
@@ -7,7 +7,7 @@ a model itself. What it checks, it checks so that whoever publishes is told, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import TypeVar
 
@@ -19,17 +19,15 @@ from firstline_core.errors import (
     FirstlineError,
     NotFoundError,
     NotReadyError,
-    RequestError,
 )
 from firstline_core.fleet.expiry import AUTHORITY, warnings
-from firstline_core.fleet.registry import BundleEntry, OnlineKey, RegistryStatus, RoleState
-from firstline_core.fleet.target import SignedFile, bundles
+from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
-from firstline_gateway.registry.blobs import Blob, Blobs, checked
-from firstline_gateway.registry.catalogue import Catalogue, entry_of, listed_files, names
+from firstline_gateway.registry.bundles import Bundles
+from firstline_gateway.registry.catalogue import catalogue_of, check_listed, names
+from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.records import Document
-from firstline_gateway.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
@@ -44,9 +42,9 @@ class Registry:
     Args:
         readers: of the store.
         writer: writes to it.
-        blobs: where files are.
+        files: what is signed for.
+        bundles: as the current targets list them.
         folder: the identity folder, which has the online key.
-        settings: the limits.
         clock: what time it is.
     """
 
@@ -54,51 +52,18 @@ class Registry:
         self,
         readers: Readers,
         writer: GroupWriter,
-        blobs: Blobs,
+        files: Files,
+        bundles: Bundles,
         folder: AuthorityFolder,
-        settings: RegistrySettings,
         *,
         clock: Clock,
     ) -> None:
-        self.blobs = blobs
-        self.readers = readers
+        self._readers = readers
         self._writer = writer
+        self._files = files
+        self._bundles = bundles
         self._folder = folder
-        self._settings = settings
         self._clock = clock
-        self._catalogue = Catalogue(0, {})
-
-    # Files
-
-    async def put(self, digest: str, parts: AsyncIterable[bytes]) -> bool:
-        """Keeps a file; False where it was there already, and was not read.
-
-        Raises:
-            RequestError: it is another file.
-            PayloadTooLargeError: it is too large.
-            StoreUnavailableError: it cannot be kept.
-        """
-        if await self.blobs.find(digest) is not None:
-            return False
-        await self.blobs.put(digest, checked(parts, digest, self._settings.blob_limit_bytes))
-        return True
-
-    async def blob(self, digest: str) -> Blob:
-        """A file's size.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        found = await self.blobs.find(digest)
-        if found is None:
-            raise NotFoundError(f"The registry has no file {digest}.")
-        return found
-
-    def read(self, digest: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """A file's bytes from `start` to before `end`."""
-        return self.blobs.read(digest, start, end)
-
-    # Metadata
 
     async def metadata(self, name: str) -> Document:
         """Metadata by the name that devices ask for: "timestamp.json", "3.root.json".
@@ -137,11 +102,12 @@ class Registry:
         )
         now_s = self._clock.wall_s()
         accepted = await asyncio.to_thread(signing.accept, contents, root_now, targets_now, now_s)
-        files = await asyncio.to_thread(listed_files, accepted.targets)
-        before = (await self.catalogue()).files
-        await self._check_files(files, before)
+        new = await asyncio.to_thread(catalogue_of, accepted.targets)
+        await asyncio.to_thread(check_listed, new)
+        before = await self._bundles.catalogue()
+        await self._files.check(new.files, before.files)
         signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
-        kept, said, had = set(bundles(files)), names(files), names(before)
+        kept, said, had = set(new.bundles), names(new), names(before)
 
         def put(connection: Connection) -> dict[str, int] | FirstlineError:
             records.lock(connection)
@@ -212,40 +178,6 @@ class Registry:
         used = signing.online_keys(signing.root_of(root.content)) if root is not None else set()
         return await asyncio.to_thread(online.offered, self._folder.directory, fresh=fresh, used=used)
 
-    # Bundles
-
-    async def catalogue(self) -> Catalogue:
-        """What the current targets list."""
-        version = (await self._ask(records.heads)).get("targets", (0, 0.0))[0]
-        if version != self._catalogue.version:
-            found = await self._ask(lambda connection: records.newest(connection, "targets"))
-            if found is not None:
-                targets = await asyncio.to_thread(signing.targets_of, found.content)
-                self._catalogue = Catalogue(found.version, signing.files_of(targets))
-        return self._catalogue
-
-    async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
-        """Bundles by name and version, from the one behind `after` on."""
-        files = (await self.catalogue()).files
-        aliases = await self._ask(lambda connection: records.aliases(connection, model))
-        named: dict[tuple[str, int], list[str]] = {}
-        for alias in aliases:
-            named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
-        wanted = [key for key in bundles(files) if key > after and model in ("", key[0])][:limit]
-        return [entry_of(files, key, tuple(named.get(key, ()))) for key in wanted]
-
-    async def entry(self, name: str, version: int) -> BundleEntry:
-        """One bundle.
-
-        Raises:
-            NotFoundError: it is not listed.
-        """
-        files = (await self.catalogue()).files
-        aliases = await self._ask(lambda connection: records.aliases(connection, name))
-        return entry_of(files, (name, version), tuple(one.alias for one in aliases if one.version == version))
-
-    # How it is
-
     async def expiries(self) -> dict[str, float]:
         """When each role's metadata, and the devices' authority, end (wall time, seconds)."""
         found = {role: expires_s for role, (_, expires_s) in (await self._ask(records.heads)).items()}
@@ -267,7 +199,7 @@ class Registry:
                 keyid = signer.public_key.keyid
             except NotReadyError:
                 pass
-        blobs = await self.blobs.all()
+        blobs = await self._files.all()
         return RegistryStatus(
             roles=tuple(RoleState(role, *heads[role]) for role in _ROLES if role in heads),
             online_key=keyid,
@@ -275,35 +207,17 @@ class Registry:
             warnings=tuple(warnings(expiries, self._clock.wall_s()).values()),
             blobs=len(blobs),
             blobs_bytes=sum(blob.size_bytes for blob in blobs),
+            limit_bytes=self._files.limit_bytes,
         )
 
     async def sweep(self, grace_s: float) -> int:
-        """Forgets files that nothing lists, and that are older than that: somebody may be about to list a new one."""
-        wanted = {file.sha256 for file in (await self.catalogue()).files.values()}
-        before_s = self._clock.wall_s() - grace_s
-        gone = [blob for blob in await self.blobs.all() if blob.sha256 not in wanted and blob.came_s < before_s]
-        for blob in gone:
-            await self.blobs.remove(blob.sha256)
-        return len(gone)
-
-    async def _check_files(self, files: dict[str, SignedFile], before: dict[str, SignedFile]) -> None:
-        """Whether what is newly listed can be fetched.
-
-        Raises:
-            RequestError: it cannot.
-        """
-        for path, file in files.items():
-            if path in before and before[path].sha256 == file.sha256:
-                continue
-            found = await self.blobs.find(file.sha256)
-            if found is None or found.size_bytes != file.size_bytes:
-                raise RequestError(
-                    f"The targets list {path} with the sha256 {file.sha256}, which the registry has not; send the file "
-                    "before what is signed of it."
-                )
+        """Forgets files that nothing lists: see `Files.sweep`."""
+        return await self._files.sweep(
+            {file.sha256 for file in (await self._bundles.catalogue()).files.values()}, grace_s
+        )
 
     async def _ask(self, read: Callable[[Connection], _T]) -> _T:
-        return await self.readers.ask(read)
+        return await self._readers.ask(read)
 
     async def _write(self, operation: Callable[[Connection], _T | FirstlineError]) -> _T:
         return await written(self._writer, operation)

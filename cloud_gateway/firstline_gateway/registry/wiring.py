@@ -8,6 +8,8 @@ from firstline_core.clock import Clock
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.blobs import open_blobs
+from firstline_gateway.registry.bundles import Bundles
+from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.keeper import RegistryKeeper
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.settings import Registry as RegistrySettings
@@ -20,6 +22,8 @@ class RegistryRoom:
     """One gateway's registry, and who looks after it."""
 
     registry: Registry
+    files: Files
+    bundles: Bundles
     aliases: Aliases
     keeper: RegistryKeeper
 
@@ -37,7 +41,10 @@ def open_registry(
     Raises:
         ConfigError: where its files are to be is no good.
     """
-    blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
-    registry = Registry(readers, writer, blobs, folder, settings, clock=clock)
-    keeper = RegistryKeeper(registry, clock)
-    return RegistryRoom(registry, Aliases(readers, writer, registry.catalogue, clock=clock), keeper)
+    files = Files(
+        open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region), settings, clock=clock
+    )
+    bundles = Bundles(readers)
+    registry = Registry(readers, writer, files, bundles, folder, clock=clock)
+    aliases = Aliases(readers, writer, bundles.catalogue, clock=clock)
+    return RegistryRoom(registry, files, bundles, aliases, RegistryKeeper(registry, clock))

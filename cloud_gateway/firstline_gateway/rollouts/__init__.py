@@ -8,6 +8,10 @@ Rules, pure functions without I/O
     standing        how one device stands, from what it says
     measuring       what devices did before and since, as it is compared
     judgement/      whether devices with the new model do worse than those without
+    changes         what a step sees and changes, and the ways in which a stage ends
+    offering        whom a stage takes, when they are told, and how they are told to go back
+    looking         both groups observed, looked at and judged
+    joining         who joins the fleet when a rollout is over
     step            from how a rollout stands, its devices and the time to what changes
     commanding      what a person's command changes
     plan            what a rollout would do

@@ -6,8 +6,8 @@ from sqlalchemy import Connection
 
 from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.changes import Step
 from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.step import Step
 from firstline_gateway.rollouts.subject import with_word
 from firstline_gateway.trail import records as trail
 
@@ -32,7 +32,7 @@ def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) ->
     if made.look is not None:
         records.add_look(connection, before.id, made.look)
     what = before.definition.what
-    devices.desire(connection, made.told, lambda name, said: with_word(said, what, made.told[name]), wall_s)
+    devices.desire(connection, made.told, lambda name, said: with_word(said, what, made.told[name]), wall_s, known=True)
     for action, actor, details in made.notes:
         trail.add(connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details)
     return records.put(connection, made.rollout) if made.rollout != before else held

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from firstline_gateway.rollouts.changes import Now, Step, promote
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Phase, Rollout
 from firstline_gateway.rollouts.states import Command, RolloutState, after
-from firstline_gateway.rollouts.step import Now, Step, promote
 
 _TRIED_AGAIN = frozenset({DeviceState.FAILED, DeviceState.SILENT, DeviceState.WITHDRAWN})
 
@@ -27,6 +27,8 @@ def command_step(command: Command, rollout: Rollout, held: Mapping[str, Assignme
         return made
     if command is Command.APPROVE:
         made.rollout = replace(made.rollout, approved_by=by, sentence=f"Approved by {by}; it can be started.")
+    elif command is Command.START:
+        made.rollout = replace(made.rollout, started_s=now.service_s)
     elif command is Command.PAUSE:
         made.rollout = replace(made.rollout, paused_s=now.service_s)
     elif command is Command.RESUME:
@@ -57,6 +59,7 @@ def command_step(command: Command, rollout: Rollout, held: Mapping[str, Assignme
             phase=Phase.INSTALLING if again else rollout.phase,
             since_s=now.service_s if again else rollout.since_s,
             patience_s=now.service_s,
+            paused_s=now.service_s if rollout.paused_s is not None else None,  # what was lost before is not lost again
             lost_s=0.0,
             sentence=f"{by} has {len(again)} devices try again.",
         )

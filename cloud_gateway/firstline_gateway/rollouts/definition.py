@@ -52,6 +52,17 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         parse_selector(self.selector)
 
     @property
+    def brought(self) -> str:
+        """What it brings, in words."""
+        what = "" if self.what is Subject.MODEL else f"{self.what} "
+        return f"{what}{self.bundle} version {self.version}"
+
+    @property
+    def place(self) -> tuple[Subject, str]:
+        """What it fills of a device's document, which has a word for each bundle and one for all configurations."""
+        return self.what, self.bundle if self.what is Subject.MODEL else ""
+
+    @property
     def measured(self) -> str:
         """The bundle whose answers are judged; "" for all of a device's, of which a configuration speaks."""
         return self.bundle if self.what is Subject.MODEL else ""
@@ -82,6 +93,7 @@ class Rollout(Struct, frozen=True):
         sentence: why it stands so.
         unsettled: whether devices still have to be told of an abort.
         attempt: of those that are offered the model now.
+        started_s: when a person started it; 0 before.
     """
 
     id: str
@@ -104,6 +116,7 @@ class Rollout(Struct, frozen=True):
     sentence: str = ""
     unsettled: bool = False
     attempt: int = 1
+    started_s: float = 0.0
 
     @property
     def salt(self) -> str:

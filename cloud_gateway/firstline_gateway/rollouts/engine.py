@@ -17,8 +17,10 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
+from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.step import Now, Step, step
+from firstline_gateway.rollouts.joining import in_force, joined
+from firstline_gateway.rollouts.step import step
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service import ServiceClock
@@ -29,7 +31,10 @@ log = logger(__name__)
 _LOOK_S = 5.0
 _LEASE_S = 30.0
 
+_JOIN_S = 60.0
+
 _T = TypeVar("_T")
+_Made = tuple[Rollout, Step] | None
 
 
 class Engine:
@@ -61,6 +66,7 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._joining_s = clock.monotonic_s()
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -87,31 +93,52 @@ class Engine:
             How many steps were carried out.
         """
         steps = 0
-        for rollout_id in await self._read(records.active):
-            more = True
-            while more:
-                if not await self._write(
-                    partial(records.lease, holder=self._holder, service_s=self._service.now_s(), for_s=_LEASE_S)
-                ):
-                    return steps
-                more = await self._step(rollout_id)
-                steps += 1
+        for make in [partial(_stepped, rollout_id=each) for each in await self._read(records.active)]:
+            steps += await self._follow(make)
+        if self._clock.monotonic_s() >= self._joining_s:
+            self._joining_s = self._clock.monotonic_s() + _JOIN_S
+            for rollout in in_force(await self._read(records.completed)):
+                steps += await self._follow(partial(_joined, rollout_id=rollout.id))
         return steps
 
-    async def _step(self, rollout_id: str) -> bool:
+    async def _follow(self, make: partial[_Made]) -> int:
+        """Steps as long as there is something to do at once; one rollout that cannot be stepped holds up no other."""
+        steps, more = 0, True
+        try:
+            while more and await self._leads():
+                more = await self._step(make)
+                steps += 1
+        except CapacityError:
+            raise
+        except Exception:
+            log.exception("a rollout could not be driven", rollout=make.keywords["rollout_id"])
+        return steps
+
+    async def _leads(self) -> bool:
+        """Takes or renews the right to step."""
+        now_s = self._service.now_s()
+        return await self._write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
+
+    async def _step(self, make: partial[_Made]) -> bool:
         """One step of one rollout; whether the next is due at once."""
         now = Now(self._service.now_s(), self._clock.wall_s())
-        found = await self._read(partial(_made, rollout_id=rollout_id, now=now))
+        found = await self._read(partial(make, now=now))
         if found is None:
             return False
         before, made = found
-        after = await self._write(lambda connection: apply(connection, before, made, now.wall_s))
+
+        def carried_out(connection: Connection) -> Rollout | None:
+            # What was seen may be long ago: another replica may have led meanwhile, and carried out the same.
+            if not records.holds(connection, self._holder):
+                return None
+            return apply(connection, before, made, now.wall_s)
+
+        if await self._write(carried_out) is None:
+            return True  # somebody was faster
         if made.told:
             self._on_told()
-        if after is None:
-            return True  # somebody was faster
         for action, actor, details in made.notes:
-            log.info(action, rollout=rollout_id, by=actor, sentence=details.get("sentence", ""))
+            log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))
         return made.more
 
     async def _run(self) -> None:
@@ -138,9 +165,22 @@ class Engine:
         return await asyncio.wrap_future(self._writer.submit(operation))
 
 
-def _made(connection: Connection, rollout_id: str, now: Now) -> tuple[Rollout, Step] | None:
+def _stepped(connection: Connection, rollout_id: str, now: Now) -> _Made:
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
     view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
     return rollout, step(rollout, records.assignments(connection, rollout_id), view, now)
+
+
+def _joined(connection: Connection, rollout_id: str, now: Now) -> _Made:
+    all_of_them = records.completed(connection)
+    rollout = next((each for each in in_force(all_of_them) if each.id == rollout_id), None)
+    if rollout is None:
+        return None
+    place = rollout.definition.place
+    same = [each for each in all_of_them if each.definition.place == place]
+    live = [each.id for each in records.live(connection) if each.definition.place == place]
+    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
+    held = records.assignments(connection, rollout_id)
+    return rollout, joined(rollout, same, held, view, now, busy=partial(records.assigned, connection, live))

@@ -9,16 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
+from firstline_gateway.rollouts.changes import Now, View
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.judgement.periods import FIGURES
 from firstline_gateway.rollouts.judgement.sensitivity import divisions, smallest_seen, spread_error
 from firstline_gateway.rollouts.judgement.spending import LOOKS
 from firstline_gateway.rollouts.judgement.verdict import Limit
+from firstline_gateway.rollouts.looking import finite
 from firstline_gateway.rollouts.measuring import between
+from firstline_gateway.rollouts.offering import meant
 from firstline_gateway.rollouts.stages import divide
 from firstline_gateway.rollouts.standing import is_there
 from firstline_gateway.rollouts.states import Command, RolloutState, open_in
-from firstline_gateway.rollouts.step import Now, View, finite, meant
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
 _FEWEST = 3  # devices, of which a spread says anything

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
 from firstline_core.fleet.rollout import Look
 from firstline_gateway.fleet.counting import Totals
 from firstline_gateway.rollouts.definition import Assignment, Rollout
 from firstline_gateway.rollouts.judgement.periods import Period
-from firstline_gateway.rollouts.states import LIVE
+from firstline_gateway.rollouts.states import LIVE, RolloutState
 from firstline_gateway.rollouts.tables import ASSIGNMENTS, LEASE, LOOKS, ROLLOUTS
 from firstline_gateway.store import statements
+from firstline_gateway.store.statements import batched
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
 
@@ -54,15 +55,34 @@ def page(connection: Connection, after: str, limit: int, bundle: str = "") -> li
 
 
 def active(connection: Connection) -> list[str]:
-    """Ids of the rollouts that something is to be done for, the oldest first."""
-    return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(_R.id)).scalars())
+    """Ids of the rollouts that something is to be done for, the oldest first.
+
+    Those that are ending come before those that run: what a newer one takes for a device's word of before must not be
+    that of one whose devices have still to be told otherwise.
+    """
+    running = _R.state.in_([RolloutState.RUNNING, RolloutState.PAUSED])
+    return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
 
 
 def live(connection: Connection) -> list[Rollout]:
     """Rollouts of which devices may hear more."""
     query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
-    found = [_rollout(held) for held in connection.execute(query.with_for_update()).scalars()]
+    found = [_rollout(held) for held in connection.execute(query).scalars()]
     return [rollout for rollout in found if rollout.state in LIVE]
+
+
+def completed(connection: Connection) -> list[Rollout]:
+    """Rollouts that came to all of their devices, and were not taken back since."""
+    query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
+    return [_rollout(held) for held in connection.execute(query).scalars()]
+
+
+def lock(connection: Connection) -> None:
+    """Has nobody else change a rollout before this transaction ends, one that waits to be started neither.
+
+    Of two that are started at the same moment the second so sees the first.
+    """
+    connection.execute(select(_R.id).order_by(_R.id).with_for_update()).all()
 
 
 def put(connection: Connection, rollout: Rollout) -> Rollout:
@@ -99,21 +119,31 @@ def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict
     return found
 
 
+def assigned(connection: Connection, rollout_ids: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Those of some devices that any of some rollouts has to do with."""
+    found, wanted = set[str](), list(rollout_ids)
+    for some in batched(names):
+        query = select(_A.device).where(_A.rollout.in_(wanted), _A.device.in_(some))
+        found.update(connection.execute(query).scalars())
+    return found
+
+
 def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
     """Keeps assignments; those that are there already lose nothing of what they were measured by."""
-    for assignment in changed:
-        row = {
+    rows = [
+        {
             "rollout": rollout_id,
             "device": assignment.device,
             "state": assignment.state.value,
             "record": msgspec.json.encode(assignment).decode(),
         }
-        kept = statements.insert(connection, ASSIGNMENTS).values(row)
-        connection.execute(
-            kept.on_conflict_do_update(
-                index_elements=["rollout", "device"], set_={"state": row["state"], "record": row["record"]}
-            )
-        )
+        for assignment in changed
+    ]
+    if not rows:
+        return
+    kept = statements.insert(connection, ASSIGNMENTS)
+    newer = {name: kept.excluded[name] for name in ("state", "record")}
+    connection.execute(kept.on_conflict_do_update(index_elements=["rollout", "device"], set_=newer), rows)
 
 
 def measure(
@@ -123,12 +153,16 @@ def measure(
     start: Mapping[str, Totals],
 ) -> None:
     """Keeps by what devices will be compared; a device that is named begins anew."""
-    for device, period in sorted(before.items()):
-        values = {"before": msgspec.json.encode(period).decode() if period is not None else None, "start": None}
-        connection.execute(update(ASSIGNMENTS).where(_one(rollout_id, device)).values(values))
-    for device, totals in sorted(start.items()):
-        values = {"start": msgspec.json.encode(totals).decode()}
-        connection.execute(update(ASSIGNMENTS).where(_one(rollout_id, device)).values(values))
+    mine = (_A.rollout == rollout_id) & (_A.device == bindparam("one"))
+    if before:
+        periods = [
+            {"one": device, "period": msgspec.json.encode(period).decode() if period is not None else None}
+            for device, period in sorted(before.items())
+        ]
+        connection.execute(update(ASSIGNMENTS).where(mine).values(before=bindparam("period"), start=None), periods)
+    if start:
+        totals = [{"one": device, "totals": msgspec.json.encode(one).decode()} for device, one in sorted(start.items())]
+        connection.execute(update(ASSIGNMENTS).where(mine).values(start=bindparam("totals")), totals)
 
 
 def measured(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
@@ -155,10 +189,13 @@ def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
     connection.execute(insert(LOOKS).values(row))
 
 
-def looks(connection: Connection, rollout_id: str) -> list[Look]:
-    """All looks at a rollout, in order."""
-    query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id).order_by(LOOKS.c.stage, LOOKS.c.look)
-    return [msgspec.json.decode(verdict, type=Look) for verdict in connection.execute(query).scalars()]
+def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit: int) -> list[Look]:
+    """Looks at a rollout in order, from the first one behind a stage's look on."""
+    stage, look = after
+    behind = or_(LOOKS.c.stage > stage, and_(LOOKS.c.stage == stage, LOOKS.c.look > look))
+    query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id, behind)
+    rows = connection.execute(query.order_by(LOOKS.c.stage, LOOKS.c.look).limit(limit)).scalars()
+    return [msgspec.json.decode(verdict, type=Look) for verdict in rows]
 
 
 def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
@@ -171,13 +208,15 @@ def lease(connection: Connection, holder: str, service_s: float, for_s: float) -
     return connection.execute(update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
 
 
+def holds(connection: Connection, holder: str) -> bool:
+    """Whether nobody has taken that right since; nobody does before this transaction ends."""
+    found = connection.execute(select(LEASE.c.holder).where(LEASE.c.id == 1).with_for_update()).scalar_one_or_none()
+    return found == holder
+
+
 def release(connection: Connection, holder: str) -> None:
     """Leaves it to whoever comes next."""
     connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
-
-
-def _one(rollout_id: str, device: str) -> ColumnElement[bool]:
-    return (_A.rollout == rollout_id) & (_A.device == device)
 
 
 def _rollout(held: str) -> Rollout:

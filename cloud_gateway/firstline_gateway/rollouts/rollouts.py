@@ -15,17 +15,17 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
-from firstline_core.fleet.rollout import LookList, Plan, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import Look, LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
+from firstline_gateway.rollouts.changes import Now
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.plan import consequences, plan
 from firstline_gateway.rollouts.states import Command, RolloutState, after
-from firstline_gateway.rollouts.step import Now
 from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
@@ -33,7 +33,11 @@ from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
 
+_LOOKS = 200  # a page of them
+
 _T = TypeVar("_T")
+Listed = Callable[[str, str, int], Awaitable[str | None]]
+"""The sha256 that is signed for, of "model" or "configuration", a name and a version; None where none is."""
 
 
 class Rollouts:
@@ -44,6 +48,7 @@ class Rollouts:
         writer: writes to it.
         clock: for wall time.
         service: by which rollouts last.
+        listed: what the registry's current targets say; None where this gateway has no registry.
         on_change: called where the engine has something to do.
 
     Attributes:
@@ -57,12 +62,14 @@ class Rollouts:
         *,
         clock: Clock,
         service: ServiceClock,
+        listed: Listed | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._readers = readers
         self._writer = writer
         self._clock = clock
         self._service = service
+        self._listed = listed
         self.on_change = on_change
         self.before_start: Callable[[Definition], Awaitable[None]] = _nothing
 
@@ -71,7 +78,9 @@ class Rollouts:
 
         Raises:
             ConflictError: the same key was used for another one.
+            RequestError: by its rules no stage could ever be promoted.
         """
+        definition.rules.check()
         now_s = self._clock.wall_s()
         word = None
         if idempotency_key is not None:
@@ -123,18 +132,19 @@ class Rollouts:
 
         return await self._readers.ask(read)
 
-    async def looks(self, rollout_id: str) -> LookList:
-        """All looks at a rollout.
+    async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
+        """Looks at a rollout, from the first one behind a stage's look on.
 
         Raises:
             NotFoundError: there is none.
         """
 
-        def read(connection: Connection) -> LookList:
+        def read(connection: Connection) -> list[Look]:
             _known(records.find(connection, rollout_id), rollout_id)
-            return LookList(tuple(records.looks(connection, rollout_id)))
+            return records.looks(connection, rollout_id, after, limit)
 
-        return await self._readers.ask(read)
+        found = await self._readers.ask(read)
+        return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
 
     async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
         """Does something to a rollout.
@@ -147,7 +157,7 @@ class Rollouts:
 
         Raises:
             NotFoundError: there is none.
-            ConflictError: it was changed since.
+            ConflictError: it was changed since, or what it is to offer is not signed for.
             RequestError: not in the state that it is in.
             ForbiddenError: whoever made it may not approve it.
         """
@@ -156,6 +166,8 @@ class Rollouts:
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def commanded(connection: Connection) -> RolloutSummary:
+            if command is Command.START:
+                records.lock(connection)
             found = _known(records.find(connection, rollout_id, lock=True), rollout_id)
             if revision is not None and revision != found.revision:
                 raise ConflictError("The rollout was changed since you looked at it; look again, then repeat.")
@@ -175,6 +187,7 @@ class Rollouts:
         """What a start takes time for, before the transaction that starts."""
         found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
         after(Command.START, found.state)
+        await self._check_listed(found.definition)
         await self.before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
@@ -183,7 +196,11 @@ class Rollouts:
         Args:
             definition: of the rollout.
             size_bytes: what one device fetches; None where nobody knows.
+
+        Raises:
+            RequestError: by its rules no stage could ever be promoted.
         """
+        definition.rules.check()
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
@@ -193,6 +210,21 @@ class Rollouts:
             return replace(found, supersedes=over)
 
         return await self._readers.ask(read)
+
+    async def _check_listed(self, wanted: Definition) -> None:
+        """Whether devices would find what the rollout is to offer; each would refuse it otherwise, one by one."""
+        if self._listed is None:
+            return
+        listed = await self._listed(wanted.what.value, wanted.bundle, wanted.version)
+        if listed is None:
+            raise ConflictError(
+                f"The registry's signed targets list no {wanted.brought}, and no device would take it; push it first."
+            )
+        if listed != wanted.manifest_sha256:
+            raise ConflictError(
+                f"The registry's signed targets list {wanted.brought} with the sha256 {listed}, and this rollout "
+                f"offers {wanted.manifest_sha256}, which no device would take; make it anew."
+            )
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))

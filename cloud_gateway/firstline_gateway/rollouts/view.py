@@ -19,13 +19,13 @@ from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.rollouts.subject import desired_of, update_of, version_of
+from firstline_gateway.store.statements import batched
 
 _C = DEVICES.c
-_MANY = 5000  # names in one statement: databases take some tens of thousands
 
 
 class StoreView:
-    """See `step.View`.
+    """See `changes.View`.
 
     Args:
         connection: within a transaction that sees one moment.
@@ -57,9 +57,9 @@ class StoreView:
         return records.measured(self._connection, self._rollout_id)
 
     def _asked(self, names: Iterable[str], ask: Callable[[list[str]], Mapping[str, Totals]]) -> dict[str, Totals]:
-        wanted, found = list(names), dict[str, Totals]()
-        for start in range(0, len(wanted), _MANY):
-            found.update(ask(wanted[start : start + _MANY]))
+        found: dict[str, Totals] = {}
+        for some in batched(names):
+            found.update(ask(some))
         return found
 
     def _seen(self, row: Any) -> Seen:

@@ -38,9 +38,6 @@ def begin(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Kept, EdgeSettin
         path: of the file.
         own: the device's settings.
         clock: for when.
-
-    Raises:
-        ConfigError: the disk refuses: then nothing that is tried may run.
     """
     try:
         before = read_kept(path)
@@ -49,22 +46,26 @@ def begin(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Kept, EdgeSettin
         _set_aside(path)
         before = Kept()
     now_s = clock.wall_s()
-    kept = before.started(now_s)
-    while True:
-        try:
-            settings = configured(own, kept.running)
-            break
-        except ConfigError as error:
-            log.error("a configuration cannot run here any more", error=error.message)
-            kept = kept.given_up("invalid", error.message, now_s)
+    kept, settings = _that_runs(before.started(now_s), own, now_s)
     if kept != before:
         try:
             write_kept(path, kept)
-        except OSError as error:
-            raise ConfigError(
-                f"Which configuration is tried cannot be written to {path}: {error.strerror}; make room."
-            ) from error
+        except OSError as error:  # the disk has it as soon as it takes it
+            log.error("the disk refuses a configuration", error=str(error))
+            if kept.in_trial:
+                message = f"A start could not be counted: {error.strerror}."
+                kept, settings = _that_runs(kept.given_up("disk", message, now_s), own, now_s)
     return kept, settings
+
+
+def _that_runs(kept: Kept, own: EdgeSettings, now_s: float) -> tuple[Kept, EdgeSettings]:
+    """The same, and the settings under it; without what cannot run here any more."""
+    while True:
+        try:
+            return kept, configured(own, kept.running)
+        except ConfigError as error:
+            log.error("a configuration cannot run here any more", error=error.message)
+            kept = kept.given_up("invalid", error.message, now_s)
 
 
 def _set_aside(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The states of an update of this device's configuration: every step is on the disk before it is done.
 
-The same states as a model's (`updater/updater.py`), with less to do in each: a configuration is one small file, and
-what proves it is that this device's own settings allow it, that the agent starts with it, and that it answers.
+The same states as a model's (`updater/model_updates.py`), with less to do in each: a configuration is one small file,
+and what proves it is that this device's own settings allow it, that the agent starts with it, and that it answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
 from firstline_core.waiting import first_of
 from firstline_edge.configuration.beginning import configured
-from firstline_edge.configuration.kept import Held, Kept, Record, write_kept
+from firstline_edge.configuration.kept import Held, Kept, Record, settle_kept, write_kept
 from firstline_edge.settings import EdgeSettings
 from firstline_edge.updater.installation import PASSING
 from firstline_edge.updater.means import Trials
@@ -35,6 +35,8 @@ log = logger(__name__)
 _S = UpdateState
 _IDLE_S = 3600.0
 _LOOK_S = 5.0
+# The wall clock may be set meanwhile.
+_WALL_LOOK_S = 60.0
 _RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
 
 
@@ -107,6 +109,7 @@ class Configurator:
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()  # who has the agent go on with something else
         self._writing = asyncio.Lock()
+        self._settled = False  # whether the disk has what holds
         self._since_s: float | None = None  # the trial in this process
         self._failures = 0
 
@@ -151,10 +154,13 @@ class Configurator:
     async def _advance(self) -> float:
         record, wanted = self.kept.record, self._wanted
         if wanted is not None and wanted.undone:
-            await self._undo(wanted)
-            return _IDLE_S
+            if record is not None and _same(record.target, wanted):
+                await self._undo(record)
+                return _IDLE_S if self._settled else _RETRY_S
+            wanted = None  # another update's, which never reached the device
         if record is not None and record.state is _S.TRIAL:
             return await self._try()
+        await self._settle()
         if wanted is None:
             if self._heard and record is not None and not record.ended:
                 await self._note(_S.CANCELLED, "superseded", "The fleet wants something else by now.")
@@ -167,9 +173,9 @@ class Configurator:
             await self._note(_S.EXPIRED, "expired", "Its time was over before it was tried.")
             return 0.0
         try:
-            if record.state is not _S.STAGED:
-                await self._fetch(wanted)
-            return await self._stage(wanted)
+            if record.state is _S.STAGED:
+                return await self._stage(wanted)
+            await self._fetch(wanted)
         except (MetadataExpiredError, *PASSING) as error:
             return await self._later(error)
         except FirstlineError as error:
@@ -177,17 +183,16 @@ class Configurator:
                 await self._note(_S.REJECTED, error.code, error.message)
         return 0.0
 
-    async def _undo(self, wanted: DesiredConfiguration) -> None:
+    async def _undo(self, record: Record) -> None:
         """The fleet takes its word back: what is under way stops, and what ran before runs again."""
-        record = self.kept.record
-        if record is None or not _same(record.target, wanted):
-            return  # another update's; this one never reached the device
         async with self._turn:
             runs = record.state is _S.TRIAL or (record.state is _S.COMMITTED and record.reason != "already")
             if runs and self.kept.can_go_back:
                 await self._go_back("undone", "The fleet took it back.")
             elif not record.ended:
                 await self._note(_S.CANCELLED, "undone", "The fleet took it back.")
+            else:
+                await self._settle()
 
     async def _take_up(self, wanted: DesiredConfiguration) -> Record:
         """A word of the fleet begins an update, unless that very configuration runs already."""
@@ -232,7 +237,8 @@ class Configurator:
         if wait_s == 0 and wanted.window is not None:
             wait_s = wanted.window.wait_s(now_s)
         if wait_s > 0:
-            return min(wait_s, max(wanted.expires_s - now_s, 0.1) if wanted.expires_s else wait_s)
+            left_s = max(wanted.expires_s - now_s, 0.1) if wanted.expires_s else wait_s
+            return min(wait_s, left_s, _WALL_LOOK_S)
         async with self._turn:
             if self.kept.staged is None or self._wanted is None or not _same(self._wanted, wanted):
                 return 0.0  # somebody rolled back, or the fleet wants something else by now
@@ -260,7 +266,7 @@ class Configurator:
         return 0.0
 
     async def _go_back(self, reason: str, message: str) -> None:
-        """What ran before runs again, on the disk first; where that is none of this device's any more, its own do."""
+        """What ran before runs again, whatever the disk says; where it may not any more, the device's own settings."""
         now_s = self._clock.wall_s()
         kept = self.kept.given_up(reason, message, now_s)
         try:
@@ -268,7 +274,7 @@ class Configurator:
         except ConfigError as error:
             log.error("what ran before cannot run", error=error.message)
             kept, settings = replace(kept, running=None, previous=None), self._own
-        await self._write(lambda _: kept)
+        await self._write(lambda _: kept, at_once=True)
         self._since_s = None
         self._adopt(settings)
 
@@ -285,16 +291,32 @@ class Configurator:
     async def _note(self, state: UpdateState, reason: str = "", message: str = "") -> None:
         await self._write(lambda kept: kept.noted(state, self._clock.wall_s(), reason, message))
 
-    async def _write(self, change: Callable[[Kept], Kept]) -> None:
-        """One change after the other, each on the disk before it counts."""
+    async def _write(self, change: Callable[[Kept], Kept], *, at_once: bool = False) -> None:
+        """One change after the other, each on the disk before it counts; or, at once, as soon as the disk takes it."""
         async with self._writing:
             kept = change(self.kept)
-            await self._off_loop(write_kept, self._path, kept)
-            self.kept = kept
+            if at_once:
+                self.kept = kept
+            self._settled = False  # a write that fails may have come to the disk all the same
+            try:
+                await self._off_loop(write_kept, self._path, kept)
+            except OSError as error:
+                if not at_once:
+                    raise
+                log.error("going back from a configuration is not on the disk yet", error=str(error))
+            else:
+                self.kept, self._settled = kept, True
         record = kept.record
         if record is not None:
             log.info("configuration", name=record.target.name, version=record.target.version, state=record.state.value)
         self._changed()
+
+    async def _settle(self) -> None:
+        """Has on the disk what holds, where an earlier refusal left that open."""
+        if not self._settled:
+            async with self._writing:
+                await self._off_loop(settle_kept, self._path, self.kept)
+                self._settled = True
 
 
 def _named(held: Held, wanted: DesiredConfiguration) -> bool:

@@ -8,6 +8,7 @@ spent a try before anything is loaded, and without a try left the device goes ba
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -176,3 +177,15 @@ def write_kept(path: Path, kept: Kept) -> None:
     """
     make_folder(path.parent)
     write_whole(path, with_checksum(msgspec.json.encode(kept)))
+
+
+def settle_kept(path: Path, kept: Kept) -> None:
+    """Has it on the disk when it returns, and writes nothing where it is there.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    with suppress(IntegrityError, OSError):
+        if read_kept(path) == kept:
+            return
+    write_kept(path, kept)

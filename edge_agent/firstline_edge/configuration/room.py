@@ -37,9 +37,6 @@ class ConfigurationRoom:
     Attributes:
         settings: what the agent starts with.
         configurator: None until it has joined.
-
-    Raises:
-        ConfigError: the disk refuses.
     """
 
     def __init__(self, own: EdgeSettings, path: Path, clock: Clock) -> None:

@@ -159,16 +159,15 @@ class ModelUpdates:
 
     async def _answer(self, asked: asyncio.Future[None]) -> None:
         """Does what somebody asked for, and says so."""
+        self._asked = None
         try:
             await self._trial.roll_back()
+            asked.set_result(None)
         except FirstlineError as error:
-            self._asked = None
-            if not asked.cancelled():
-                asked.set_exception(error)
-        else:
-            self._asked = None
-            if not asked.cancelled():
-                asked.set_result(None)
+            asked.set_exception(error)
+        finally:
+            if not asked.done():
+                asked.set_exception(NotReadyError("Going back was cut off; see `edge-agent updates`."))
 
     async def _undo(self, record: Record) -> float:
         """The fleet takes its word back: what is under way stops, and what ran before runs again."""

@@ -58,7 +58,9 @@ class RegistryStatus(Struct, frozen=True):
         online_key: that snapshots and timestamps are signed with; None where this gateway has none that the root names.
         authority_expires_s: when the certificate authority of devices ends.
         warnings: what ends soon, or has ended, in sentences.
-        blobs: how many are kept, and their bytes.
+        blobs: how many files are kept.
+        blobs_bytes: of all of them.
+        limit_bytes: that they may have; 0 where the gateway does not say.
     """
 
     roles: tuple[RoleState, ...]
@@ -67,6 +69,7 @@ class RegistryStatus(Struct, frozen=True):
     warnings: tuple[str, ...]
     blobs: int
     blobs_bytes: int
+    limit_bytes: int = 0
 
 
 class BundleEntry(Struct, frozen=True):

@@ -92,9 +92,10 @@ class Look(Struct, frozen=True):
 
 
 class LookList(Struct, frozen=True):
-    """The looks at a rollout, in order."""
+    """Looks at a rollout, in order; `after` is what to ask for next, None at the end."""
 
     looks: tuple[Look, ...]
+    after: str | None = None
 
 
 class FigurePlan(Struct, frozen=True):

@@ -54,8 +54,8 @@ def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None
     for variant in found.release.variants:
         paths = [file.path for file in files_for(found, variant.id)]
         assert paths[0] == "digits/1/manifest.json"
-        assert len(paths) == 2 and Path(paths[1]).stem == variant.id
-        assert variant.needs.size_bytes == files_for(found, variant.id)[1].size_bytes
+        assert len(paths) == 3 and Path(paths[1]).stem == variant.id and paths[2] == "digits/1/golden.json"
+        assert variant.needs.size_bytes == sum(file.size_bytes for file in files_for(found, variant.id)[1:])
     assert [file.path for file in files_for(found, FULL)] == ["digits/1/manifest.json", "digits/1/full.onnx"]
     assert found.release.full_digest == digits().full_digest
 

@@ -387,7 +387,10 @@ def test_expiry_is_judged_by_the_reference_time_of_python_tuf(device: Device) ->
     assert Metadata[Snapshot].from_file(str(device.folder / "snapshot.json")).signed.version == 2
 
 
-@pytest.mark.parametrize("package", ["firstline_edge.agent", "firstline_edge.__main__", "firstline_gateway.gateway"])
+@pytest.mark.parametrize(
+    "package",
+    ["firstline_edge.agent", "firstline_edge.__main__", "firstline_edge.fleet.wiring", "firstline_gateway.gateway"],
+)
 def test_a_process_without_updates_does_not_load_python_tuf(package: str) -> None:
     code = f"import {package}, sys; print([name for name in sys.modules if name.split('.')[0] in ('tuf', 'obstore')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
-from support.updates import Cut, HastyClock, cut_after, here
+from support.updates import Cut, HastyClock, cut_after, full_disk, here
 
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, RequestError
 from firstline_core.fleet.configuration import configuration_path
@@ -274,6 +274,75 @@ async def test_it_waits_for_its_window_and_ends_with_its_time(device: Device) ->
     late = replace(device.registry.add(2, 400), expires_s=device.clock.wall_s() - 1)
     await device.run(late, frozenset({S.EXPIRED}))
     assert device.bytes_per_day == 300
+
+
+async def test_the_word_that_ends_another_update_ends_no_trial(device: Device) -> None:
+    wanted, other = device.registry.add(1, 300), device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    device.configurator.desire(replace(other, undone=True))
+    for _ in range(30):
+        device.clock.pass_by(await device.configurator.step())
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 300
+
+
+async def test_the_word_that_ends_another_update_cancels_one_under_way(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 1000)
+    device.configurator.desire(wanted)
+    await device.configurator.step()
+    device.configurator.desire(replace(device.registry.add(2, 400), undone=True))
+    await device.configurator.step()
+    assert device.state == (S.CANCELLED, "superseded")
+
+
+async def test_what_comes_after_its_time_is_not_tried(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), expires_s=device.clock.wall_s() + 50)
+    content = device.registry.read
+
+    async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        device.clock.pass_by(100)
+        async for part in content(sha256, offset, size_bytes):
+            yield part
+
+    device.registry.read = read  # type: ignore[method-assign]
+    await device.run(wanted)
+    assert device.state == (S.EXPIRED, "expired") and device.bytes_per_day == 0
+
+
+async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    with full_disk(monkeypatch):
+        device.start()
+        assert device.bytes_per_day == 500
+        device.configurator.desire(wanted)
+        for _ in range(5):
+            device.clock.pass_by(await device.configurator.step())
+        assert device.bytes_per_day == 500
+    await device.run(wanted)
+    assert device.state == (S.ROLLED_BACK, "disk") and device.bytes_per_day == 500
+    await device.configurator.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "disk") and device.bytes_per_day == 500
+
+
+async def test_what_makes_the_agent_fail_is_undone_though_the_disk_refuses(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    device.fails = True
+    with full_disk(monkeypatch):
+        await device.configurator.step()
+        assert device.bytes_per_day == 500
+        device.fails = False
+        for _ in range(30):
+            device.clock.pass_by(await device.configurator.step())
+        assert device.bytes_per_day == 500
+    await device.configurator.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "errors") and device.bytes_per_day == 500
 
 
 async def test_what_runs_already_is_not_tried(device: Device) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import event
 
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
@@ -106,7 +107,6 @@ def test_tags_are_set_and_taken_away(database: Database) -> None:
     with database.begin() as connection:
         assert devices.tag(connection, "cam", {"site": "berlin", "floor": "2"}) == {"site": "berlin", "floor": "2"}
         assert devices.tag(connection, "cam", {"floor": None}) == {"site": "berlin"}
-        assert devices.tag(connection, "nobody", {"a": "b"}) is None
 
 
 def test_a_device_that_left_for_good_is_forgotten(database: Database) -> None:
@@ -133,3 +133,30 @@ def test_who_was_not_heard_of_for_long_is_known(database: Database) -> None:
     with database.begin() as connection:
         devices.desire(connection, ["never"], wanted, NOW_S)
         assert devices.silent_since(connection, NOW_S + 50) == ["before", "never"]
+
+
+def statements(database: Database) -> list[str]:
+    """What is asked of the database from now on."""
+    found: list[str] = []
+    event.listen(database._engine, "before_cursor_execute", lambda *args: found.append(args[2]))
+    return found
+
+
+def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
+    names = [f"d{number:05}" for number in range(2000)]
+    with database.begin() as connection:
+        devices.desire(connection, names, wanted, NOW_S)
+        asked = statements(database)
+        devices.desire(connection, names, lambda _, said: replace(said, models=()), NOW_S)
+        devices.published(connection, dict.fromkeys(names, 2))
+        assert devices.unpublished(connection, 10) == []
+        assert devices.page(connection, "", 1, parse_selector("nowhere")) == []
+        assert [each.name for each in devices.page(connection, "d01998", 5, parse_selector("!nowhere"))] == ["d01999"]
+    assert len(asked) < 20
+
+
+def test_who_was_sent_away_meanwhile_is_not_made_anew(database: Database) -> None:
+    say(database, "here", "s", 1)
+    with database.begin() as connection:
+        assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, known=True) == ["here"]
+        assert devices.find(connection, "gone") is None

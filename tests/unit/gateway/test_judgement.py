@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Period, latency_p95_ms
 from firstline_gateway.rollouts.judgement.permutation import Groups, p_value
@@ -154,3 +156,61 @@ def test_the_difference_foretold_is_found_as_often_as_said() -> None:
 def test_a_handful_of_devices_can_show_nothing() -> None:
     assert divisions(2, 2) == pytest.approx(6)
     assert smallest_seen(0.01, 1e-3, divisions(2, 2)) == math.inf
+
+
+def test_no_p_value_is_shown_as_nothing() -> None:
+    verdict = judged(each=400, failed=400, look=1)
+    assert verdict.findings[0].p_value > 0
+    assert "p < 0.000000001" in verdict.sentence
+    compared = judged(disagreement=0.2)
+    assert "p < 0.0001, aborts at" in compared.sentence
+    assert all(0 < finding.p_value <= 1 for finding in compared.findings)
+
+
+def test_a_small_tail_of_failures_is_not_lost_in_rounding() -> None:
+    # 30 of 60 at 2 %: 1 less the others' probability would be 0, or noise.
+    assert judged(failed=30, look=1).findings[0].p_value == pytest.approx(7.04e-35, rel=0.01)
+
+
+def test_devices_that_do_not_tell_weigh_nothing() -> None:
+    rng = np.random.default_rng(3)
+    values, treated = rng.normal(size=80), np.arange(80) % 2 == 0
+    weights = np.where(np.arange(80) < 40, 1.0, 0.0)
+    told = Groups(values + 2.0 * treated, weights, np.full(80, np.nan), treated)
+    alone = Groups(told.values[:40], told.weights[:40], told.before[:40], treated[:40])
+    assert told.counts == alone.counts and told.means == alone.means
+    assert standard_error(told) == standard_error(alone)
+    assert p_value(told, 0.0, 1e-4, rng) < 1e-3 and p_value(alone, 0.0, 1e-4, rng) < 1e-3
+    nobody = Groups(values, np.where(treated, 0.0, 1.0), np.full(80, np.nan), treated)
+    assert p_value(nobody, 0.0, 1e-4, rng) == 1.0
+
+
+def test_devices_that_fall_silent_abort_though_the_others_do_well() -> None:
+    rng = np.random.default_rng(1)
+
+    def devices(silent: int) -> list[Device]:
+        found = [Device(period(rng, 0.0), period(rng, 0.0)) for _ in range(60)]
+        gone = Period(ModelCounts("m", 1), 0.0, silent=True)
+        return [
+            Device(gone if index < silent else replace(each.after or gone, silent=False), each.before)
+            for index, each in enumerate(found)
+        ]
+
+    verdict = judge(
+        Rules(), stages=3, look=2, over=False, installed=60, failed=0, treated=devices(30), control=devices(2), seed=1
+    )
+    assert (verdict.decision, verdict.rule) == (Decision.ABORT, "silence")
+
+
+def test_what_no_stage_could_tell_is_refused() -> None:
+    with pytest.raises(RequestError, match="no stage could ever tell"):
+        Rules(limits={"errors": Limit(0.05, 0.05)}).check()
+    Rules(limits={"errors": Limit(0.05, 0.05)}, promote_unseen=True).check()
+
+
+def test_what_need_not_be_seen_keeps_what_is_accepted() -> None:
+    unseen = Rules(promote_unseen=True).judged
+    assert {name: limit.tolerance for name, limit in unseen.items()} == {
+        name: limit.tolerance for name, limit in Rules().judged.items()
+    }
+    assert judged(each=4, rules=Rules(promote_unseen=True)).decision is Decision.PROMOTE

@@ -17,13 +17,15 @@ import pytest
 from support.databases import Kept
 from support.logs import captured_lines
 from support.signed_repository import START, SignedRepository
-from tuf.api.metadata import Snapshot, Timestamp
+from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     ConfigError,
+    ConflictError,
     IntegrityError,
     MetadataExpiredError,
+    NoRoomError,
     NotFoundError,
     NotReadyError,
     PayloadTooLargeError,
@@ -35,6 +37,9 @@ from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.blobs import Blobs, LocalBlobs, checked, open_blobs
+from firstline_gateway.registry.bundles import Bundles
+from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
+from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.keeper import RegistryKeeper
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.registry.s3 import S3Blobs
@@ -55,12 +60,13 @@ class Room:
         self.folder = folder
         self.readers = Readers(self.kept.database)
         settings = RegistrySettings(blobs=str(folder / "blobs"))
+        self.bundles = Bundles(self.readers)
         self.registry = Registry(
             self.readers,
             self.kept.writer,
-            open_blobs(settings.blobs),
+            Files(open_blobs(settings.blobs), settings, clock=self.clock),
+            self.bundles,
             AuthorityFolder(folder / "identity", self.clock),
-            settings,
             clock=self.clock,
         )
         self.keeper = RegistryKeeper(self.registry, self.clock)
@@ -170,7 +176,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
 
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
-    aliases = Aliases(room.readers, room.kept.writer, room.registry.catalogue, clock=room.clock)
+    aliases = Aliases(room.readers, room.kept.writer, room.bundles.catalogue, clock=room.clock)
     with pytest.raises(NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
     with pytest.raises(NotFoundError, match="no alias champion"):
@@ -316,3 +322,61 @@ def test_what_the_gateway_would_sign_for_is_verified_by_devices(tmp_path: Path) 
     assert later[0].version == (1 << 40) + 1
     with pytest.raises((IntegrityError, RequestError)):
         signing.targets_of(b"{}")
+
+
+async def test_all_files_together_are_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+    settings, clock = RegistrySettings(blobs=str(tmp_path), limit_bytes=1000), SimulatedClock()
+    files, other = (Files(open_blobs(settings.blobs), settings, clock=clock) for _ in range(2))
+    contents = [bytes([number]) * 400 for number in range(4)]
+    digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    assert await files.put(digests[0], _parts(contents[0]))
+    # Two that come at the same moment and would not fit together: one has the room.
+    both = await asyncio.gather(
+        *(
+            files.put(digest, _parts(content, size_bytes=10))
+            for digest, content in zip(digests[1:3], contents[1:3], strict=True)
+        ),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, NoRoomError) for each in both) >= 1
+    assert sum(blob.size_bytes for blob in await files.all()) <= 1000
+    with pytest.raises(NoRoomError, match=r"of the 1000 bytes that registry\.limit_bytes allows"):
+        for digest, content in zip(digests, contents, strict=True):
+            await files.put(digest, _parts(content))
+    # Another replica makes room, and that is known in a minute.
+    assert await other.sweep((), -clock.wall_s()) >= 1
+    await clock.advance(60)
+    assert await files.put(digests[3], _parts(contents[3]))
+
+
+def test_each_bundle_is_read_from_its_own_files() -> None:
+    files = {
+        f"m/{version}/{name}": TargetFile(1, {"sha256": f"{version:064}"}, f"m/{version}/{name}", {"custom": custom})
+        for version in range(1, 4)
+        for name, custom in (
+            ("manifest.json", {"bundle": "m", "version": version, "variants": []}),
+            ("a.onnx", {"models": ["full"]}),
+        )
+    }
+    catalogue = catalogue_of(Targets(7, expires=START, targets=files))
+    assert catalogue.version == 7 and list(catalogue.bundles) == [("m", 1), ("m", 2), ("m", 3)]
+    assert set(catalogue.bundles[("m", 2)]) == {"m/2/manifest.json", "m/2/a.onnx"}
+    check_listed(catalogue)
+    assert entry_of(catalogue, ("m", 2), ()).manifest_sha256 == f"{2:064}"
+    with pytest.raises(NotFoundError):
+        entry_of(catalogue, ("m", 4), ())
+    with pytest.raises(RequestError, match="is of no bundle"):
+        catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
+
+
+async def test_an_alias_does_not_come_to_stand_for_what_goes_meanwhile(room: Room) -> None:
+    await room.begin()
+    seen = await room.bundles.catalogue()
+    old = Catalogue(seen.version - 1, {}, {("m", 1): {}})
+
+    async def before() -> Catalogue:
+        return old
+
+    aliases = Aliases(room.readers, room.kept.writer, before, clock=room.clock)
+    with pytest.raises(ConflictError, match="published since"):
+        await aliases.set("m", "champion", 1, "application:ops")

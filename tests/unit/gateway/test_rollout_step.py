@@ -12,6 +12,7 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Phase, Rollout
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Period
@@ -20,7 +21,7 @@ from firstline_gateway.rollouts.plan import plan
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.rollouts.states import Command, RolloutState
-from firstline_gateway.rollouts.step import Now, Step, step
+from firstline_gateway.rollouts.step import step
 
 S = DeviceState
 UNSEEN = Rules(limits={name: Limit(1e9) for name in FIGURES})
@@ -256,3 +257,89 @@ def test_a_plan_says_whom_each_stage_takes_and_what_nobody_can_see() -> None:
     assert first.offered_s == (first.devices - 1) * 30 and first.control == 40 - first.devices
     drift = next(figure for figure in first.figures if figure.figure == "drift")
     assert drift.spread is None and drift.seen is None
+
+
+def test_who_waits_when_a_person_promotes_is_told_in_the_next_stage() -> None:
+    found = room(20, Stage(0.5, per_minute=1, soak_s=800), Stage(1.0, soak_s=800))
+    found.go()
+    waited = {name for name, each in found.held.items() if each.state is S.WAITING and each.treated}
+    assert waited
+    found.command(Command.PROMOTE)
+    found.go()
+    assert all(found.held[name].state is S.OFFERED and not found.held[name].there for name in waited)
+    for _ in range(20):
+        found.all_say(UpdateState.COMMITTED)
+        found.go(100)
+    assert found.rollout.state is RolloutState.COMPLETED and found.states() == {S.DONE: 20}
+
+
+def test_a_retry_while_paused_does_not_stop_the_clock() -> None:
+    found = room(40, Stage(1.0, per_minute=5))
+    found.go()
+    found.go(180)
+    failed = next(name for name, each in found.held.items() if each.state is S.OFFERED)
+    found.say(failed, UpdateState.FAILED)
+    found.go()
+    found.command(Command.PAUSE)
+    found.now_s += 36_000
+    found.command(Command.RETRY)
+    found.devices[failed] = replace(found.devices[failed], heard=False)
+    found.command(Command.RESUME)
+    found.go()
+    assert found.held[failed].state is S.OFFERED
+    begun = found.states()[S.OFFERED]
+    found.go(60)
+    assert found.states()[S.OFFERED] == begun + 5
+
+
+def test_a_retry_in_the_middle_of_a_stage_keeps_its_pace() -> None:
+    found = room(40, Stage(1.0, per_minute=10))
+    found.go()
+    found.go(120)
+    assert found.states() == {S.OFFERED: 21, S.WAITING: 19}
+    failed = next(name for name, each in found.held.items() if each.state is S.OFFERED)
+    found.say(failed, UpdateState.FAILED)
+    found.go(1)
+    found.command(Command.RETRY)
+    found.devices[failed] = replace(found.devices[failed], heard=False)
+    found.go()
+    assert found.held[failed].state is S.OFFERED
+    found.go(60)
+    assert found.states() == {S.OFFERED: 31, S.WAITING: 9}
+
+
+def test_a_pause_within_a_stages_time_does_not_use_up_the_patience_after_it() -> None:
+    found = room(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules())
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.go(60)
+    found.command(Command.PAUSE)
+    found.command(Command.RESUME)
+    found.go(8000)
+    assert found.rollout.state is RolloutState.RUNNING, found.rollout.sentence
+    found.go(300)
+    assert found.rollout.state is RolloutState.PAUSED
+
+
+def test_a_stage_that_is_held_for_weeks_is_looked_at_some_dozens_of_times() -> None:
+    found = room(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.go(60)
+    for _ in range(30 * 24 * 6 + 3):
+        found.go(600)
+    assert found.rollout.state is RolloutState.PAUSED
+    assert 40 < found.rollout.look < 90
+
+
+def test_devices_that_go_dark_after_they_have_the_model_stop_it() -> None:
+    found = room(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True))
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.go(60)
+    treated = [name for name, each in found.held.items() if each.treated]
+    for name in treated[:30]:
+        found.devices[name] = replace(found.devices[name], age_s=5000.0)
+    made = found.go(1000)
+    assert found.rollout.state is RolloutState.ROLLING_BACK, found.rollout.sentence
+    assert made.look is None and "silence" in found.rollout.sentence

@@ -7,7 +7,7 @@ import msgspec
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.fleet.counting import Totals, of_bundle
+from firstline_gateway.fleet.counting import Totals, gained
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.subject import Subject, desired_of, update_of, version_of, with_word
 
@@ -42,8 +42,8 @@ def test_a_bundle_and_a_configuration_of_one_name_are_two_things() -> None:
 
 def test_a_configuration_is_judged_by_all_that_a_device_answers() -> None:
     totals = Totals((ModelCounts("a", 1, rows=3, scores=(1, 2)), ModelCounts("b", 4, rows=4, scores=(1, 2, 3))))
-    assert of_bundle(totals, "").rows == 7 and of_bundle(totals, "").scores == ()
-    assert of_bundle(totals, "b").rows == 4
+    assert gained("", Totals(), totals).rows == 7 and gained("", Totals(), totals).scores == ()
+    assert gained("b", Totals(), totals).rows == 4
 
 
 def test_what_was_kept_before_there_were_configurations_brings_a_bundle() -> None:

@@ -32,8 +32,8 @@ Sha256 = Annotated[str, Path(description="64 hexadecimal digits, small letters."
 @reading.head(BLOBS_PATH + "/{sha256}", summary="Is the file there, and how large is it?")
 @reading.get(BLOBS_PATH + "/{sha256}", summary="A file's bytes, or a part of them (Range, If-Range).")
 async def read_blob(request: Request, sha256: Sha256) -> Response:
-    registry = registry_of(request).registry
-    blob = await registry.blob(_checked(sha256))
+    files = registry_of(request).files
+    blob = await files.blob(_checked(sha256))
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _FOR_EVER}
     if has_already(request.headers.get("if-none-match"), etag):
@@ -49,7 +49,7 @@ async def read_blob(request: Request, sha256: Sha256) -> Response:
     status = 206 if part is not None else 200
     if request.method == "HEAD":
         return Response(status_code=200, headers=headers)
-    return StreamingResponse(registry.read(sha256, start, end), status, headers)
+    return StreamingResponse(files.read(sha256, start, end), status, headers)
 
 
 @writing.put(
@@ -63,10 +63,10 @@ async def read_blob(request: Request, sha256: Sha256) -> Response:
     },
 )
 async def write_blob(request: Request, sha256: Sha256) -> Response:
-    registry = registry_of(request).registry
+    files = registry_of(request).files
     limits = Limits(body_bytes=gateway_of(request).settings.registry.blob_limit_bytes)
     try:
-        is_new = await registry.put(_checked(sha256), within(in_time(request.stream()), request.headers, limits))
+        is_new = await files.put(_checked(sha256), within(in_time(request.stream()), request.headers, limits))
     except ClientDisconnect as error:
         raise LinkDownError("The client closed the connection before the file was whole.") from error
     return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from firstline_core.fleet.registry import CONFIGURATIONS_PATH, ConfigurationPage
 from firstline_gateway.api.fleet.asking import PAGE, answer, keeper, name_of, number_of
 from firstline_gateway.api.fleet.blobs import registry_of
-from firstline_gateway.registry.catalogue import configurations
 
 router = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
 
@@ -22,8 +21,8 @@ async def list_configurations(request: Request, after: str = "", name: str = "",
     behind = (name_of(last, "a configuration"), number_of(version, "a version")) if after else ("", 0)
     count = number_of(limit, "a limit", PAGE)
     wanted = name and name_of(name, "a configuration")
-    files = (await registry_of(request).registry.catalogue()).files
-    known = [one for one in configurations(files) if (one.name, one.version) > behind and wanted in ("", one.name)]
+    listed = (await registry_of(request).bundles.catalogue()).configurations
+    known = [one for one in listed if (one.name, one.version) > behind and wanted in ("", one.name)]
     page = known[:count]
     end = f"{page[-1].name}/{page[-1].version}" if len(known) > count else None
     return answer(ConfigurationPage(tuple(page), end))

@@ -56,10 +56,9 @@ async def read_device(request: Request, name: str) -> Response:
 @router.patch(_ONE, summary="Tag a device, and let it in.", openapi_extra=described(rest.DeviceChange))
 async def change_device(request: Request, name: str) -> Response:
     fleet, change = gateway_of(request).fleet, await body_of(request, rest.DeviceChange)
-    device = name_of(name)
-    if "if-match" in request.headers:
-        check_unchanged(request, _etag(await fleet.device(device)))
-    changed = await fleet.change(device, change, request.state.principal)
+    changed = await fleet.change(
+        name_of(name), change, request.state.principal, lambda seen: check_unchanged(request, _etag(seen))
+    )
     return answer(changed, etag=_etag(changed))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, NoRoomError
 from firstline_core.protocol.http_errors import status_of
 
 PREFIX = "/fleet/"
@@ -35,4 +35,6 @@ def problem(status: int, detail: str, code: str, retry_after_s: float | None = N
 
 def problem_of(error: FirstlineError) -> Response:
     """One of our errors as a refusal."""
-    return problem(status_of(error), error.message, error.code, error.retry_after_s)
+    # On a device it is a conflict between an update and the disk; here it is what this server cannot keep.
+    status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
+    return problem(status, error.message, error.code, error.retry_after_s)

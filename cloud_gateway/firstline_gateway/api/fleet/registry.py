@@ -90,7 +90,7 @@ async def list_bundles(request: Request, after: str = "", model: str = "", limit
     behind = (name_of(name, "a model"), number_of(version, "a version")) if after else ("", 0)
     count = number_of(limit, "a limit", _PAGE_LIMIT)
     model = model and name_of(model, "a model")
-    found = await registry_of(request).registry.entries(behind, count + 1, model)
+    found = await registry_of(request).bundles.entries(behind, count + 1, model)
     page = found[:count]
     last = f"{page[-1].name}/{page[-1].version}" if len(found) > count else None
     return answer(BundlePage(tuple(page), last))
@@ -98,8 +98,8 @@ async def list_bundles(request: Request, after: str = "", model: str = "", limit
 
 @keeping.get(_BUNDLE, summary="A bundle that is signed for: variants, what they need, certificates, aliases.")
 async def read_bundle(request: Request, model: str, version: str) -> Response:
-    registry = registry_of(request).registry
-    return answer(await registry.entry(name_of(model, "a model"), number_of(version, "a version")))
+    bundles = registry_of(request).bundles
+    return answer(await bundles.entry(name_of(model, "a model"), number_of(version, "a version")))
 
 
 @keeping.get(ALIASES_PATH, summary="What aliases stand for.")

@@ -61,8 +61,15 @@ async def read_rollout(request: Request, rollout_id: str) -> Response:
 
 
 @router.get(_ONE + "/looks", summary="The looks at a rollout, each with its verdict and numbers.")
-async def read_looks(request: Request, rollout_id: str) -> Response:
-    return answer(await gateway_of(request).rollouts.looks(name_of(rollout_id, "a rollout")))
+async def read_looks(
+    request: Request,
+    rollout_id: str,
+    after: Annotated[str, Query(pattern=r"^[0-9]{1,6}\.[0-9]{1,9}$", description="A look, as `after` said.")] = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = 200,
+) -> Response:
+    stage, _, look = after.partition(".")
+    behind = (int(stage), int(look)) if after else (-1, 0)
+    return answer(await gateway_of(request).rollouts.looks(name_of(rollout_id, "a rollout"), behind, limit))
 
 
 @router.post(

@@ -28,13 +28,15 @@ class Period:
         counts: of the bundle in question, the later report's less the earlier one's.
         hours: between the two.
         crashes: processes that ended without a word meanwhile.
-        stability_index: of the scores against the certificate's histogram; None where nobody can tell.
+        stability_index: of the scores against the device's own before; None where nobody can tell.
+        silent: whether it was not heard of any more at the end; None where nobody can tell.
     """
 
     counts: ModelCounts
     hours: float
     crashes: int = 0
     stability_index: float | None = None
+    silent: bool | None = None
 
 
 Figure = Callable[[Period], tuple[float, float] | None]
@@ -44,7 +46,7 @@ Figure = Callable[[Period], tuple[float, float] | None]
 def _share(part: Callable[[ModelCounts], int], whole: Callable[[ModelCounts], int]) -> Figure:
     def figure(period: Period) -> tuple[float, float] | None:
         asked = whole(period.counts)
-        return (part(period.counts) / asked, asked / (asked + _HALF)) if asked else None
+        return (min(1.0, part(period.counts) / asked), asked / (asked + _HALF)) if asked else None
 
     return figure
 
@@ -82,6 +84,14 @@ def _drift(period: Period) -> tuple[float, float] | None:
     return (period.stability_index, 1.0) if period.stability_index is not None else None
 
 
+def _alarms(period: Period) -> tuple[float, float] | None:
+    return (float(period.counts.alarm), 1.0) if period.hours > 0 or period.counts.rows else None
+
+
+def _silence(period: Period) -> tuple[float, float] | None:
+    return (float(period.silent), 1.0) if period.silent is not None else None
+
+
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
         "crashes": _crashes,
@@ -90,8 +100,10 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "escalations": _share(lambda counts: counts.escalated, lambda counts: counts.rows),
         "drift": _drift,
         "disagreement": _share(lambda counts: counts.disagreed, lambda counts: counts.audited),
-        "alarms": lambda period: (float(period.counts.alarm), 1.0),
+        "alarms": _alarms,
+        "silence": _silence,
     }
 )
 """By name. Higher is worse: crashes a day; shares of rows; the logarithm of the 95th percentile, so that a difference
-is a ratio; the population stability index; the share of audits that disagreed; whether a contract's alarm stands."""
+is a ratio; the population stability index; the share of audits that disagreed; whether a contract's alarm stands;
+whether the device was not heard of any more."""

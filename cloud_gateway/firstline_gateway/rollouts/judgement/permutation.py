@@ -7,21 +7,28 @@ p-value: exact for any number of devices, whatever their figures look like and h
 
 Divisions are drawn at random, for there are too many, and counting the true one with them keeps the p-value exact
 (Phipson and Smyth 2010, "Permutation P-values Should Never Be Zero"). Drawing ends early where the difference is
-plainly none (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
+plainly none (Besag and Clifford 1991, "Sequential Monte Carlo p-values"). All figures of a look are tested with the
+same divisions: each p-value is as exact as by itself, and nothing here asks that they be independent.
+
+What a device does not tell stays untold in whichever group it falls, so that devices without a figure are divided with
+the others and weigh nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 _ENOUGH = 20  # exceedances: the p-value is then known to a fifth, and far above any share of an error probability
-_BLOCK = 512
+_BLOCK = 512  # divisions at a time
+_BLOCK_NUMBERS = 1 << 20  # drawn for them at most, of a large fleet
 _ROUNDING = 1e-12
 
 
@@ -31,7 +38,7 @@ class Groups:
 
     Args:
         values: (devices,) the figure since the stage began.
-        weights: (devices,) in (0, 1].
+        weights: (devices,) in (0, 1]; 0 where a device does not tell.
         before: (devices,) the figure in the time before, NaN where there was none.
         treated: (devices,) bool.
     """
@@ -39,18 +46,25 @@ class Groups:
     values: Floats
     weights: Floats
     before: Floats
-    treated: NDArray[np.bool_]
+    treated: Mask
+
+    @property
+    def arms(self) -> tuple[Mask, Mask]:
+        """Those that tell: with the model, and without."""
+        told = self.weights > 0
+        return told & self.treated, told & ~self.treated
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Devices with the model, and without."""
-        treated = int(self.treated.sum())
-        return treated, len(self.treated) - treated
+        """How many those are."""
+        treated, control = self.arms
+        return int(treated.sum()), int(control.sum())
 
     @property
     def means(self) -> tuple[float, float]:
         """Weighted means of treated and control."""
-        return _mean(self.values, self.weights, self.treated), _mean(self.values, self.weights, ~self.treated)
+        treated, control = (_mean(self.values[arm], self.weights[arm]) for arm in self.arms)
+        return treated, control
 
 
 def adjusted(groups: Groups, tolerance: float) -> Floats:
@@ -61,17 +75,17 @@ def adjusted(groups: Groups, tolerance: float) -> Floats:
     2013, "CUPED"). The slope is fitted on both groups together, so that no division is favoured.
 
     Args:
-        groups: the figure.
+        groups: the figure; somebody tells it.
         tolerance: how much worse the treated may be.
 
     Returns:
         (devices,) residuals.
     """
     values = groups.values - tolerance * groups.treated
-    known = np.isfinite(groups.before)
+    weights = groups.weights
+    known = np.isfinite(groups.before) & (weights > 0)
     if known.sum() < 3:
         return values
-    weights = groups.weights
     centre = np.average(groups.before[known], weights=weights[known])
     moved = np.where(known, groups.before - centre, 0.0)
     spread = float(np.sum(weights * moved * moved))
@@ -81,43 +95,73 @@ def adjusted(groups: Groups, tolerance: float) -> Floats:
     return values - slope * moved
 
 
-def p_value(groups: Groups, tolerance: float, smallest: float, rng: np.random.Generator) -> float:
-    """P-value of "the model makes no device worse by more than the tolerance".
+def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.random.Generator) -> list[float]:
+    """P-values of "the model makes no device worse by more than the tolerance", of several figures.
 
     Args:
-        groups: at least one device in each.
-        tolerance: the largest difference that is accepted.
+        tested: each figure with the largest difference that is accepted; all of the same devices.
         smallest: the p-value that would decide; so many divisions are drawn that it can be reached.
         rng: draws them.
 
     Returns:
-        In (0, 1].
+        Of each figure, in (0, 1]; 1 where not both groups tell it.
     """
-    values, weights = adjusted(groups, tolerance), groups.weights
-    devices, treated = len(values), groups.counts[0]
-    if not 0 < treated < devices:
-        return 1.0
-    weighted = values * weights
-    total, total_weight = float(weighted.sum()), float(weights.sum())
-    chosen = groups.treated
-    seen = float(_difference(weighted[chosen].sum(), weights[chosen].sum(), total, total_weight))
-    seen -= _ROUNDING * (1 + abs(seen))
-    at_most = math.ceil(2 / smallest)
-    drawn = exceeded = 0
-    order = np.broadcast_to(np.arange(devices), (_BLOCK, devices))
-    while drawn < at_most and exceeded < _ENOUGH:
-        others = rng.permuted(order, axis=1)[:, :treated]
-        found = _difference(weighted[others].sum(axis=1), weights[others].sum(axis=1), total, total_weight)
-        exceeded += int(np.count_nonzero(found >= seen))
-        drawn += _BLOCK
-    return (1 + exceeded) / (1 + drawn)
+    found = [1.0] * len(tested)
+    open_ = np.array([index for index, (groups, _) in enumerate(tested) if all(groups.counts)], int)
+    if not open_.size:
+        return found
+    treated = tested[0][0].treated
+    columns = [adjusted(*tested[index]) * tested[index][0].weights for index in open_]
+    table = np.column_stack([*columns, *(tested[index][0].weights for index in open_)])
+    totals = table.sum(axis=0)
+    seen = _differences(treated.astype(float)[None] @ table, totals)[0]
+    seen -= _ROUNDING * (1 + np.abs(seen))
+    exceeded, drawn, at_most = np.zeros(len(open_), int), 0, math.ceil(2 / smallest)
+    while open_.size:
+        divisions = _divisions(rng, len(treated), int(treated.sum()))
+        drawn += len(divisions)
+        # A division in which nobody of a group tells shows nothing, and counts as if it showed as much.
+        exceeded += np.count_nonzero(~(_differences(divisions @ table, totals) < seen), axis=0)
+        ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
+        for index, times in zip(open_[ended], exceeded[ended], strict=True):
+            found[index] = float((1 + times) / (1 + drawn))
+        left = ~ended
+        open_, exceeded, seen = open_[left], exceeded[left], seen[left]
+        table, totals = table[:, np.tile(left, 2)], totals[np.tile(left, 2)]
+    return found
 
 
-def _difference(part: Floats, weight: Floats, total: float, total_weight: float) -> Floats:
-    """Weighted mean of a part less that of the rest."""
-    difference: Floats = part / weight - (total - part) / (total_weight - weight)
+def p_value(groups: Groups, tolerance: float, smallest: float, rng: np.random.Generator) -> float:
+    """The p-value of one figure: see `p_values`."""
+    return p_values([(groups, tolerance)], smallest, rng)[0]
+
+
+def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:
+    """(some, devices): 1 for those that another division would treat, each division as likely as any other."""
+    drawn = rng.random((max(1, min(_BLOCK, _BLOCK_NUMBERS // devices)), devices))
+    last = np.partition(drawn, treated - 1, axis=1)[:, treated - 1, None]
+    return (drawn <= last).astype(float)
+
+
+def _differences(sums: Floats, totals: Floats) -> Floats:
+    """Weighted means of a part less those of the rest.
+
+    Args:
+        sums: (divisions, 2 * figures) weighted values of the part, then weights.
+        totals: (2 * figures,) of both groups together.
+
+    Returns:
+        (divisions, figures); NaN where nobody of a group tells.
+    """
+    (part, weight), (rest, rest_weight) = np.split(sums, 2, axis=1), np.split(totals - sums, 2, axis=1)
+    nobody = _ROUNDING * np.split(totals, 2)[1]  # what is left of the weights of all less those of all
+    difference: Floats = part / _or_nan(weight, nobody) - rest / _or_nan(rest_weight, nobody)
     return difference
 
 
-def _mean(values: Floats, weights: Floats, chosen: NDArray[np.bool_]) -> float:
-    return float(np.average(values[chosen], weights=weights[chosen])) if chosen.any() else math.nan
+def _or_nan(weights: Floats, least: Floats) -> Floats:
+    return np.where(weights > least, weights, math.nan)
+
+
+def _mean(values: Floats, weights: Floats) -> float:
+    return float(np.average(values, weights=weights)) if values.size else math.nan

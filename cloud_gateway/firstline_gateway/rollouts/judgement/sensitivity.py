@@ -17,7 +17,7 @@ POWER = 0.9
 def standard_error(groups: Groups) -> float:
     """Of the difference of the weighted means, from the spread within the groups; infinite of fewer than two each."""
     values, weights, squares = adjusted(groups, 0.0), groups.weights, 0.0
-    for chosen in (groups.treated, ~groups.treated):
+    for chosen in groups.arms:
         if chosen.sum() < 2:
             return math.inf
         weight = weights[chosen] / weights[chosen].sum()

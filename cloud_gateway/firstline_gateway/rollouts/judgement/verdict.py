@@ -23,13 +23,18 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct
 
+from firstline_core.errors import RequestError
 from firstline_core.routing.binomial import cdf
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Figure, Period
-from firstline_gateway.rollouts.judgement.permutation import Groups, p_value
+from firstline_gateway.rollouts.judgement.permutation import Groups, p_values
 from firstline_gateway.rollouts.judgement.sensitivity import divisions, smallest_seen, standard_error
 from firstline_gateway.rollouts.judgement.spending import level
 
 INSTALLATIONS = "installations"
+
+_SMALLEST = 1e-300  # no p-value is 0, and whoever shows or keeps it need not think of that
+_SHOWN = 0.001
+_MOST_ZEROS = 9
 
 
 class Decision(StrEnum):
@@ -61,8 +66,10 @@ DEFAULT_LIMITS: Mapping[str, Limit] = MappingProxyType(
         "drift": Limit(0.10),
         "disagreement": Limit(0.01, 0.05),
         "alarms": Limit(0.02),
+        "silence": Limit(0.02),
     }
 )
+"""The one home of what is accepted, and of what is to be found, where a rollout does not say."""
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,12 +80,14 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         installations: the share of devices on which it may fail to install or be rolled back.
         limits: by figure, over the defaults; see `periods.FIGURES`.
         ignored: figures that are not looked at.
+        promote_unseen: a stage is promoted when its time is over, whatever it could not see: for small fleets.
     """
 
     alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 0.01
     installations: Annotated[float, Meta(gt=0, lt=1)] = 0.02
     limits: dict[str, Limit] = {}
     ignored: tuple[str, ...] = ()
+    promote_unseen: bool = False
 
     def __post_init__(self) -> None:
         for name in (*self.limits, *self.ignored):
@@ -89,7 +98,22 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     def judged(self) -> dict[str, Limit]:
         """The figures that are looked at, with their limits."""
         found = {**DEFAULT_LIMITS, **self.limits}
+        if self.promote_unseen:
+            found = {name: Limit(limit.tolerance) for name, limit in found.items()}
         return {name: limit for name, limit in found.items() if name not in self.ignored}
+
+    def check(self) -> None:
+        """Whether a stage can ever be promoted by them.
+
+        Raises:
+            RequestError: it cannot, and why.
+        """
+        for name, limit in self.judged.items():
+            if limit.find is not None and limit.find <= limit.tolerance:
+                raise RequestError(
+                    f"Of {name}, {limit.find:g} is to be found and {limit.tolerance:g} is accepted: no stage could "
+                    "ever tell. Give a larger `find`, or null to promote without."
+                )
 
     def level(self, stages: int, look: int) -> float:
         """The p-value at which one figure aborts; installations are a figure too."""
@@ -185,10 +209,12 @@ def judge(
         seed: of the divisions that are drawn, kept with the verdict's numbers so that they can be had again.
     """
     share, rng = rules.level(stages, look), np.random.default_rng([seed, look])
+    judged = rules.judged
+    groups = [_groups(FIGURES[name], treated, control) for name in judged]
+    chances = p_values([(one, limit.tolerance) for one, limit in zip(groups, judged.values(), strict=True)], share, rng)
     findings = [_installations(rules.installations, installed, failed, share)]
-    for name, limit in rules.judged.items():
-        groups = _groups(FIGURES[name], treated, control)
-        findings.append(_compared(name, limit, groups, share, rng))
+    for (name, limit), one, chance in zip(judged.items(), groups, chances, strict=True):
+        findings.append(_compared(name, limit, one, chance, share))
     found = tuple(findings)
     for finding in found:
         if finding.worse:
@@ -206,45 +232,53 @@ def judge(
 def _installations(accepted: float, installed: int, failed: int, share: float) -> Finding:
     """The exact binomial test: so many failures or more, at the accepted rate."""
     tried = installed + failed
-    p = 1.0 - float(cdf(failed - 1, tried, accepted)) if failed else 1.0
+    # So few successes: the small tail by itself, of which nothing is lost against one.
+    p = max(float(cdf(installed, tried, 1 - accepted)), _SMALLEST) if failed else 1.0
     rate = failed / tried if tried else math.nan
     return Finding(INSTALLATIONS, rate, accepted, 0.0, p, share, math.nan, (tried, 0))
 
 
 def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> Groups:
-    """The figure of all devices that have one."""
+    """The figure of all devices."""
     rows: list[tuple[float, float, float, bool]] = []
     for devices, is_treated in ((treated, True), (control, False)):
         for device in devices:
             after = figure(device.after) if device.after is not None else None
-            if after is not None:
-                before = figure(device.before) if device.before is not None else None
-                rows.append((*after, before[0] if before is not None else math.nan, is_treated))
+            before = figure(device.before) if device.before is not None else None
+            rows.append((*(after or (0.0, 0.0)), before[0] if before is not None else math.nan, is_treated))
     table = np.asarray(rows, np.float64).reshape(-1, 4)
     return Groups(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(bool))
 
 
-def _compared(name: str, limit: Limit, groups: Groups, share: float, rng: np.random.Generator) -> Finding:
+def _compared(name: str, limit: Limit, groups: Groups, chance: float, share: float) -> Finding:
     counts = groups.counts
-    if not all(counts):
-        nothing = math.nan, math.nan
-        return Finding(name, *nothing, limit.tolerance, 1.0, share, math.inf, counts, limit.find)
-    p = p_value(groups, limit.tolerance, share, rng)
-    seen = limit.tolerance + smallest_seen(standard_error(groups), share, divisions(*counts))
-    return Finding(name, *groups.means, limit.tolerance, p, share, seen, counts, limit.find)
+    seen = math.inf
+    if all(counts):
+        seen = limit.tolerance + smallest_seen(standard_error(groups), share, divisions(*counts))
+    means = groups.means if all(counts) else (math.nan, math.nan)
+    return Finding(name, *means, limit.tolerance, chance, share, seen, counts, limit.find)
 
 
 def _worse(finding: Finding) -> str:
+    chance = f"{_chance(finding.p_value)}, aborts at {finding.level:.2g}"
     if finding.figure == INSTALLATIONS:
         return (
             f"{finding.treated:.1%} of {finding.devices[0]} installations failed, where {finding.control:.1%} are "
-            f"accepted (p = {finding.p_value:.2g}, aborts at {finding.level:.2g})."
+            f"accepted ({chance})."
         )
     return (
         f"{finding.figure}: {finding.treated:.4g} on {finding.devices[0]} devices with the model, "
         f"{finding.control:.4g} on {finding.devices[1]} without; {finding.tolerance:.4g} more would be accepted "
-        f"(p = {finding.p_value:.2g}, aborts at {finding.level:.2g})."
+        f"({chance})."
     )
+
+
+def _chance(p: float) -> str:
+    """A p-value for people: none is 0, and of a small one the power of ten that it is below says enough."""
+    if p >= _SHOWN:
+        return f"p = {p:.2g}"
+    zeros = min(_MOST_ZEROS, math.ceil(-math.log10(p)) - 1)
+    return f"p < {10.0**-zeros:.{zeros}f}"
 
 
 def _unclear(findings: Sequence[Finding]) -> str:

@@ -1,0 +1,136 @@
+"""Whom a stage takes, when they are offered the model, and how they are told to go back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.selector import parse_selector
+from firstline_gateway.rollouts.changes import Now, Step, View, end, named, of_stage, pause
+from firstline_gateway.rollouts.definition import OPEN, TOLD, Assignment, DeviceState, Phase, Rollout
+from firstline_gateway.rollouts.looking import foresee, observe
+from firstline_gateway.rollouts.measuring import BEFORE_S, between
+from firstline_gateway.rollouts.stages import divide, due, place
+from firstline_gateway.rollouts.standing import is_there, offered, target, way_back
+from firstline_gateway.rollouts.states import RolloutState
+
+_AT_ONCE = 1000  # devices that are told in one step; the next one follows at once
+_S = DeviceState
+
+
+def meant(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]]:
+    """Names and tags of the devices that a rollout is for."""
+    selector = parse_selector(rollout.definition.selector)
+    return [(name, device.tags) for name, device in sorted(view.devices.items()) if selector.matches(device.tags)]
+
+
+def arms(rollout: Rollout, held: Mapping[str, Assignment], view: View) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whom the stage takes, in their order, and whom it leaves alone; those held back are the last to be taken."""
+    definition, found = rollout.definition, meant(rollout, view)
+    taken = {name for name, assignment in held.items() if assignment.treated}
+    if rollout.is_rest:
+        rest = sorted((name for name, _ in found if name not in taken), key=lambda name: place(rollout.salt, name))
+        return tuple(rest), ()
+    divided = divide(rollout.salt, definition.stages, rollout.stage, found, definition.held_back)
+    treated = tuple(name for name in divided.treated if name not in taken)
+    return treated, tuple(name for name in divided.control if name not in taken)
+
+
+def begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> None:
+    """Has the stage's devices named, and what they did before kept."""
+    rollout = made.rollout
+    treated, control = arms(rollout, held, view)
+    for is_treated, arm in ((True, treated), (False, control)):
+        for number, name in enumerate(arm):
+            there = is_there(view.devices.get(name), rollout.definition.silent_s)
+            state = _S.WAITING if is_treated else _S.CONTROL
+            made.assigned[name] = Assignment(name, rollout.stage, is_treated, there, number, state)
+    # Whom a person's word left waiting in an earlier stage comes first, and is none of those that chance put here.
+    left = [each for each in held.values() if each.treated and each.state is _S.WAITING]
+    for number, each in enumerate(sorted(left, key=lambda each: (each.stage, each.place))):
+        made.assigned[each.device] = replace(each, stage=rollout.stage, there=False, place=number - len(left))
+    names = [*treated, *control]
+    end_, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
+    bundle = rollout.definition.measured
+    for name in names:
+        known = end_.get(name)
+        made.before[name] = between(bundle, start.get(name, Totals()), known) if known is not None else None
+    devices = len(treated) + len(left)
+    made.rollout = replace(
+        rollout,
+        phase=Phase.INSTALLING,
+        since_s=now.service_s,
+        patience_s=now.service_s,
+        lost_s=0.0,
+        look=0,
+        sentence=f"{named(rollout)} takes {devices} devices; {len(control)} are left alone.",
+    )
+    details = {"stage": rollout.stage, "devices": devices, "control": len(control)}
+    made.notes.append(("rollout.stage", "rule:order", details))
+    made.more = True
+
+
+def install(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> None:
+    """Offers the model to as many as the stage's pace allows by now; goes on once all have ended."""
+    rollout = made.rollout
+    mine = of_stage(rollout, held)
+    elapsed_s = now.service_s - rollout.since_s - rollout.lost_s
+    begun = sum(each.offered_s is not None and each.offered_s >= rollout.since_s for each in mine)
+    waiting = [each for each in mine if each.state is _S.WAITING]
+    wanted = waiting[: max(0, due(rollout.current, begun + len(waiting), elapsed_s) - begun)]
+    for assignment in wanted[:_AT_ONCE]:
+        device = view.devices.get(assignment.device)
+        if device is None:
+            made.assigned[assignment.device] = replace(assignment, state=_S.WITHDRAWN)
+            continue
+        made.assigned[assignment.device] = offered(assignment, device, rollout, now.service_s)
+        made.told[assignment.device] = target(rollout)
+    made.more = len(wanted) > _AT_ONCE
+    if foresee(made, mine, now):
+        return
+    if not any(each.state in OPEN for each in of_stage(rollout, {**held, **made.assigned})):
+        if rollout.is_rest:
+            end(made, RolloutState.COMPLETED, "All stages were promoted, and those held back have the model.")
+        else:
+            observe(made, held, view, now)
+    elif now.service_s - rollout.patience_s > rollout.current.patience_s:
+        slow = sum(each.state in OPEN for each in mine)
+        pause(
+            made,
+            f"{named(rollout)}: {slow} of {len(mine)} devices have not installed within "
+            f"{rollout.current.patience_s:g} s; resume waits for as long again, promote and abort do not.",
+            now,
+        )
+
+
+def go_back(made: Step, held: Mapping[str, Assignment], view: View, *, all_of_them: bool) -> None:
+    """Tells devices what they ran before; those that are done too, or only those that are not."""
+    rollout, version = made.rollout, made.rollout.definition.version
+    leave = {_S.RETURNING, _S.RETURNED} | (set() if all_of_them else {_S.DONE, _S.FAILED, _S.WITHDRAWN})
+    affected = [each for each in held.values() if each.state in TOLD - leave]
+    for each in affected[:_AT_ONCE]:
+        device = view.devices.get(each.device)
+        theirs = device is None or device.desired is None or device.desired.rollout != rollout.id
+        if theirs or each.before_version == version:
+            made.assigned[each.device] = replace(each, state=_S.RETURNED if all_of_them else _S.WITHDRAWN)
+            continue
+        made.told[each.device] = way_back(each, rollout)
+        made.assigned[each.device] = replace(each, state=_S.RETURNING if all_of_them else _S.WITHDRAWN)
+    for each in held.values():
+        if each.state is _S.WAITING:
+            made.assigned[each.device] = replace(each, state=_S.WITHDRAWN)
+    made.more = bool(affected)
+    if affected:
+        return
+    if not all_of_them:
+        made.rollout = replace(rollout, unsettled=False)
+        return
+    returning = [each for each in held.values() if each.state is _S.RETURNING]
+    silent_s = rollout.definition.silent_s
+    if not any(is_there(view.devices.get(each.device), silent_s) for each in returning):
+        later = f"; {len(returning)} are silent, and go back when they return" if returning else ""
+        returned = sum(each.state is _S.RETURNED for each in held.values())
+        sentence = f"{rollout.sentence} {returned} devices run what they ran before{later}."
+        end(made, RolloutState.ROLLED_BACK, sentence)

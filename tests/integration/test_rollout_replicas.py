@@ -1,0 +1,234 @@
+"""Two replicas drive the rollouts of one PostgreSQL: one dies in the middle of a step, and the other goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from fleet.driven import HOUR_S, definition
+from fleet.population import NEW, Device, population
+from support.databases import PostgreSql
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.fleet.trail import check_trail
+from firstline_core.fleet.twin import Desired
+from firstline_gateway.fleet import counting, devices
+from firstline_gateway.rollouts import engine, records
+from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.judgement.verdict import Rules
+from firstline_gateway.rollouts.rollouts import Rollouts
+from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.states import Command
+from firstline_gateway.settings import Store
+from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail import records as trail
+
+DEVICES = 16
+OPS = "application:ops"
+
+
+class Replica:
+    """A gateway's rollouts without its network; its clock is the machine's, as all replicas' are."""
+
+    def __init__(self, store: Store, clock: SimulatedClock) -> None:
+        self.database = open_database(store)
+        self.writer, self.readers = GroupWriter(self.database), Readers(self.database)
+        service = ServiceClock(self.database, clock)
+        self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service)
+        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=lambda: None)
+
+    def close(self) -> None:
+        self.readers.close()
+        self.writer.close()
+        self.database.close()
+
+
+@asynccontextmanager
+async def replicas(store: Store, clock: SimulatedClock) -> AsyncIterator[tuple[Replica, Replica]]:
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(2):
+            found.append(Replica(store, clock))
+            stack.callback(found[-1].close)
+        yield found[0], found[1]
+
+
+@pytest.fixture
+def store(postgresql: PostgreSql) -> Store:
+    return Store(url=postgresql.new_database())
+
+
+def live(database: Database, fleet: dict[str, Device], now_s: float) -> None:
+    """The devices work for an hour, hear, report and count."""
+    with database.begin() as connection:
+        for device in fleet.values():
+            held = devices.find(connection, device.name)
+            device.live(1.0)
+            device.hear(held.desired if held is not None else Desired(0), now_s)
+            devices.report(connection, device.name, device.reported, now_s, accept=True)
+            counting.count(connection, device.name, device.telemetry, now_s)
+
+
+@contextmanager
+def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Steps that are begun meanwhile have seen everything, say so, and wait until they may go on."""
+    seen, goes_on, real = threading.Event(), threading.Event(), engine._stepped
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        seen.set()
+        assert goes_on.wait(60)
+        return found
+
+    with patch.context() as meanwhile:
+        meanwhile.setattr(engine, "_stepped", stepped)
+        yield seen, goes_on
+
+
+async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, fleet = SimulatedClock(1000.0), population(DEVICES, 3)
+    async with replicas(store, clock) as (first, second):
+        live(first.database, fleet, clock.wall_s())
+        stages = Stage(0.5, per_minute=0.1, soak_s=2 * HOUR_S), Stage(1.0, soak_s=2 * HOUR_S)
+        made = await first.rollouts.create(definition(*stages, rules=Rules(promote_unseen=True)), OPS)
+        await first.rollouts.command(made.id, Command.START, OPS)
+        await first.engine.drive()
+        for hour in range(60):
+            await clock.advance(HOUR_S)
+            live(first.database, fleet, clock.wall_s())
+            # What the first has seen is old when it goes on: the second has led meanwhile, and devices have answered.
+            with held_up(monkeypatch) as (seen, goes_on):
+                dying = asyncio.create_task(first.engine.drive())
+                done = asyncio.create_task(asyncio.to_thread(seen.wait, 60))
+                await asyncio.wait((dying, done), return_when=asyncio.FIRST_COMPLETED)
+            assert await second.engine.drive() == 0 or dying.done()  # the lease is the first's as long as it lasts
+            await clock.advance(31.0)
+            await second.engine.drive()
+            live(second.database, fleet, clock.wall_s())
+            await second.engine.drive()
+            before = standing(second, made.id)
+            goes_on.set()
+            await asyncio.gather(dying, done)
+            assert standing(second, made.id) == before, f"hour {hour}: the first carried out what it had seen"
+            await clock.advance(31.0)
+            if (await second.rollouts.get(made.id)).state == "completed":
+                break
+        ended = await second.rollouts.get(made.id)
+        assert ended.state == "completed" and ended.devices == {"done": DEVICES}, ended.sentence
+        assert {device.version for device in fleet.values()} == {NEW}
+        with second.database.reading() as connection:
+            entries = trail.page(connection, 0, 1000)
+            looks = records.looks(connection, made.id, (-1, 0), 1000)
+        check_trail(entries)
+        said = Counter(entry.action for entry in entries)
+        assert said["rollout.stage"] == 3 and said["rollout.promote"] == 2 and said["rollout.completed"] == 1
+        assert said["rollout.look"] == len({(look.stage, look.look) for look in looks}) == len(looks)
+        # Nobody was told twice: each device's document has changed once.
+        with second.database.reading() as connection:
+            held_by = [devices.find(connection, name) for name in fleet]
+        assert {found.desired.revision for found in held_by if found is not None} == {1}
+
+
+def standing(replica: Replica, rollout_id: str) -> tuple[object, object]:
+    with replica.database.reading() as connection:
+        return records.find(connection, rollout_id), records.assignments(connection, rollout_id)
+
+
+async def test_of_two_rollouts_that_are_started_at_the_same_moment_one_runs(store: Store) -> None:
+    clock = SimulatedClock(1000.0)
+    async with replicas(store, clock) as (first, second):
+        live(first.database, population(4, 3), clock.wall_s())
+        for _ in range(8):
+            made = [await each.rollouts.create(definition(Stage(1.0)), OPS) for each in (first, second)]
+            await asyncio.gather(
+                first.rollouts.command(made[0].id, Command.START, OPS),
+                second.rollouts.command(made[1].id, Command.START, OPS),
+            )
+            states = sorted([(await first.rollouts.get(each.id)).state for each in made])
+            assert states == ["aborted", "running"]
+
+
+async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_before(store: Store) -> None:
+    clock, fleet = SimulatedClock(1000.0), population(6, 3)
+    async with replicas(store, clock) as (first, _):
+        live(first.database, fleet, clock.wall_s())
+        rules = Rules(promote_unseen=True)
+        older = await first.rollouts.create(definition(Stage(1.0), rules=rules, version=3), OPS)
+        newer = await first.rollouts.create(definition(Stage(1.0), rules=rules), OPS)
+        await first.rollouts.command(newer.id, Command.START, OPS)
+        await first.engine.drive()  # the devices are told, and have not answered
+        await first.rollouts.command(older.id, Command.START, OPS)
+        await first.engine.drive()
+        await first.rollouts.command(older.id, Command.ROLLBACK, OPS)
+        await first.engine.drive()
+        with first.database.reading() as connection:
+            found = [devices.find(connection, name) for name in fleet]
+        told = [each.desired.models[0] for each in found if each is not None and each.desired.models]
+        # None of them is to run what was stopped before it was judged.
+        assert told and all(model.undone for model in told)
+
+
+async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, fleet = SimulatedClock(1000.0), population(4, 3)
+    async with replicas(store, clock) as (first, _):
+        live(first.database, fleet, clock.wall_s())
+        broken, sound = [
+            await first.rollouts.create(definition(Stage(1.0), version=version), OPS) for version in (2, 3)
+        ]
+        real = engine._stepped
+
+        def stepped(connection: object, rollout_id: str, **now: object) -> object:
+            if rollout_id == broken.id:
+                raise ZeroDivisionError
+            return real(connection, rollout_id, **now)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine, "_stepped", stepped)
+        await first.rollouts.command(broken.id, Command.START, OPS)
+        await first.engine.drive()
+        await first.rollouts.command(sound.id, Command.START, OPS)
+        await first.engine.drive()
+        assert (await first.rollouts.get(sound.id)).devices == {"offered": 4}
+
+
+async def test_who_joins_after_the_end_is_told_and_goes_back_with_the_others(store: Store) -> None:
+    clock, fleet = SimulatedClock(1000.0), population(5, 3)
+    late = fleet.pop("camera-00004")
+    async with replicas(store, clock) as (first, second):
+        live(first.database, fleet, clock.wall_s())
+        found = definition(Stage(1.0, soak_s=0.0), rules=Rules(promote_unseen=True))
+        made = await first.rollouts.create(found, OPS)
+        await first.rollouts.command(made.id, Command.START, OPS)
+        for _ in range(4):
+            await first.engine.drive()
+            await clock.advance(HOUR_S)
+            live(first.database, fleet, clock.wall_s())
+        assert (await first.rollouts.get(made.id)).devices == {"done": 4}
+        fleet[late.name] = late
+        for _ in range(4):
+            await clock.advance(HOUR_S)
+            live(first.database, fleet, clock.wall_s())
+            await second.engine.drive()
+        assert (await first.rollouts.get(made.id)).devices == {"done": 5}
+        assert late.version == NEW
+        with second.database.reading() as connection:
+            entries = trail.page(connection, 0, 100)
+        assert [entry.details for entry in entries if entry.action == "rollout.join"] == [
+            '{"devices":1,"names":["camera-00004"]}'
+        ]
+        await first.rollouts.command(made.id, Command.ROLLBACK, OPS)
+        await second.engine.drive()
+        with second.database.reading() as connection:
+            said = devices.find(connection, late.name)
+        assert said is not None and said.desired.models[0].undone

@@ -1,0 +1,70 @@
+"""What devices did, as it is compared: by version, and by what they really said."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_gateway.fleet.counting import Totals, added
+from firstline_gateway.rollouts.judgement.periods import FIGURES
+from firstline_gateway.rollouts.measuring import between, compared
+
+SHAPE = np.array([5, 20, 50, 20, 5])
+
+
+def counts(version: int, rounds: int, *, alarm: bool = False) -> ModelCounts:
+    rows = int(SHAPE.sum()) * rounds
+    return ModelCounts("m", version, rows=rows, kept=rows, scores=tuple((SHAPE * rounds).tolist()), alarm=alarm)
+
+
+def test_scores_of_another_version_are_not_taken_from_those_of_the_new_one() -> None:
+    before = between("m", Totals(), Totals((counts(1, 20),), 1e5))
+    start = Totals((counts(1, 20),), 1e5)
+    # The same scores under a new version: nothing has drifted.
+    end = Totals((counts(1, 20), counts(2, 25)), 2e5)
+    found = compared("m", before, start, end)
+    assert found.after is not None and found.after.counts.scores == counts(2, 25).scores
+    assert found.after.stability_index == pytest.approx(0.0, abs=0.01)
+
+
+def test_after_a_way_back_the_scores_and_the_alarm_are_of_what_answers_again() -> None:
+    start = Totals((counts(1, 20), counts(2, 5, alarm=True)), 1e5)
+    end = Totals((counts(1, 40), counts(2, 5, alarm=True)), 2e5)
+    found = between("m", start, end)
+    assert found is not None and found.counts.version == 1
+    assert found.counts.scores == counts(1, 20).scores and found.counts.rows == counts(1, 20).rows
+    assert FIGURES["alarms"](found) == (0.0, 1.0)
+
+
+def test_who_says_nothing_any_more_is_told_from_who_has_nothing_to_say() -> None:
+    start = Totals((counts(1, 20),), 1e5)
+    silent, there = (compared("m", None, start, start, silent=silent) for silent in (True, False))
+    assert silent.after is not None and FIGURES["silence"](silent.after) == (1.0, 1.0)
+    assert there.after is not None and FIGURES["silence"](there.after) == (0.0, 1.0)
+    assert {name for name, figure in FIGURES.items() if figure(silent.after) is not None} == {"silence"}
+
+
+def test_more_errors_than_rows_are_a_share_of_one() -> None:
+    found = between("m", Totals(), Totals((ModelCounts("m", 1, rows=1, errors=2**53),), 1e5))
+    assert found is not None
+    assert FIGURES["errors"](found) == (1.0, pytest.approx(1 / 51))
+
+
+def test_a_device_that_counts_without_end_can_still_be_read() -> None:
+    most = ModelCounts("m", 1, rows=2**53, latency=(2**53,), latency_sum_ms=1e308)
+    totals = Totals()
+    for session in range(3):
+        totals = added(totals, None, Telemetry(f"s{session}", 1, 1e308, (most,)))
+    assert msgspec.json.decode(msgspec.json.encode(totals), type=Totals) == totals
+
+
+def test_a_device_that_invents_models_is_kept_within_bounds() -> None:
+    totals, before = Totals(), None
+    for number in range(40):
+        invented = (ModelCounts(f"invented-{number}-{index}", 1, rows=1) for index in range(60))
+        report = Telemetry("s", number, 1.0 * number, (ModelCounts("m", 1, rows=number), *invented))
+        totals, before = added(totals, before, report), report
+    assert len(totals.models) <= 128
+    assert next(model.rows for model in totals.models if model.name == "m") == 39
