@@ -75,7 +75,8 @@ def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transpor
 def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:
     """Its promise was kept later, in the same trace."""
     assert final.answer is not None and final.answer.status is Status.FINAL
-    assert [said["event"] for said in agent] == ["answered", "corrected"]
+    assert {said["event"] for said in agent} == {"answered", "corrected"}
+    assert len(agent) == 2, "answers are written down a moment later, so the order is either"
     assert len({said["span_id"] for said in agent}) == 1
     assert {said["request_id"] for said in agent + gateway} == {final.answer.request_id}
     assert gateway
