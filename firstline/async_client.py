@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 import httpx
 
-from firstline import calls, following
+from firstline import calls, following, tracing
 from firstline.calls import Call, Wishes
 from firstline.client import POLL_S, Inputs, T, check_job, check_time
 from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
@@ -67,8 +67,9 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         **wishes: Unpack[Wishes],
     ) -> AsyncIterator[Outcome]:
         """See `Client.infer_many`."""
+        traced = tracing.settled(wishes)  # of now, and not of whenever the outcomes are asked for
         return in_tasks(
-            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **wishes),
+            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
             requests,
             in_flight=in_flight,
             ordered=ordered,

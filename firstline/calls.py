@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike
 
+from firstline import tracing
 from firstline.prediction import Prediction, prediction_from
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.protocol import http, http_body, oip
@@ -61,6 +62,9 @@ class Wishes(TypedDict, total=False):
         wait: final, or first for the fastest usable answer.
         timeout_ms: after which an answer is worth nothing; the edge then gives what it has.
         priority: 1 goes first where a gateway is short of room, 3 last; 2 is the default.
+        traceparent: the trace that it belongs to (W3C Trace Context), such as the header of the request that you are
+            answering; without one, that of OpenTelemetry's current span, if your program has one.
+        tracestate: the header beside it.
     """
 
     route: Route | Literal["auto", "edge", "cloud"]
@@ -68,6 +72,8 @@ class Wishes(TypedDict, total=False):
     wait: Wait | Literal["final", "first"]
     timeout_ms: float
     priority: int
+    traceparent: str | None
+    tracestate: str | None
 
 
 def infer(
@@ -105,7 +111,7 @@ def infer(
         priority=_priority(wishes),
     )
     encoded = oip.encode_request(request, now_s=0.0)
-    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded))
+    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded) | _traced(wishes))
 
 
 def read_infer(response: httpx.Response) -> InferResponse:
@@ -165,7 +171,7 @@ def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
     if "priority" in wishes:
         params["priority"] = str(_priority(wishes))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
-    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE}, params)
+    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(wishes), params)
 
 
 def read_prediction(response: httpx.Response) -> Prediction:
@@ -279,6 +285,10 @@ def _check_wishes(wishes: Wishes) -> None:
     for name in wishes:
         if name not in Wishes.__annotations__:
             raise TypeError(f"'{name}' is no wish; there are {', '.join(Wishes.__annotations__)}.")
+
+
+def _traced(wishes: Wishes) -> dict[str, str]:
+    return tracing.headers(wishes.get("traceparent"), wishes.get("tracestate"))
 
 
 def _timeout_s(wishes: Wishes) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 from numpy.typing import ArrayLike
 
-from firstline import calls, following
+from firstline import calls, following, tracing
 from firstline.calls import Call, Wishes
 from firstline.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.following import DEFAULT_PATIENCE_S
@@ -108,8 +108,9 @@ class Client(BaseClient[httpx.Client]):
             on_progress: told how many are done, after each.
             **wishes: see `Wishes`.
         """
+        traced = tracing.settled(wishes)  # the threads know nothing of this one's span
         return in_threads(
-            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **wishes),
+            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
             requests,
             in_flight=in_flight,
             ordered=ordered,

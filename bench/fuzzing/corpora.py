@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
+from msgspec.structs import replace
 from PIL import Image
 
 from firstline_core.contract_notes import AuditNote
@@ -30,6 +31,7 @@ from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Encoded, encode_request, encode_response
 from firstline_core.protocol.tensors import to_binary
 from firstline_core.protocol.topics import Topics
+from firstline_core.telemetry.trace import received
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -48,6 +50,7 @@ from firstline_core.types import (
 
 CHECKOUT = Path(__file__).parents[2]
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOPICS = Topics("press-7")
 
 
@@ -142,9 +145,8 @@ PUBLICATIONS = [
         response_topic=TOPICS.response,
         correlation_data=b"1234",
         now_s=0.0,
-        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
-    for request in REQUESTS
+    for request in (*REQUESTS, replace(REQUESTS[0], trace=received(TRACEPARENT, "a=1,b=2")))
 ] + [
     *(envelope.response_publication(REQUESTS[1], response, topic=TOPICS.response) for response in RESPONSES),
     envelope.error_publication(RequestError("No."), topic=TOPICS.response, correlation_data=b"1"),

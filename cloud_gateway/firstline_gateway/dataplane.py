@@ -306,6 +306,8 @@ class GatewayDataPlane:
 def facts_of(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
     """What a log line says of a request, and of its answer."""
     facts: dict[str, object] = {"request_id": request.request_id, "rows": request.rows}
+    if request.trace is not None:
+        facts |= request.trace.facts()
     if response is not None and response.answer is not None:
         facts |= {"tier": response.answer.tier.value, "reason": response.answer.reason.value}
     return facts

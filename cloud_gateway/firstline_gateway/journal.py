@@ -40,14 +40,14 @@ class _Flood:
 _flood = _Flood()
 
 
-def answered_form(model: str, principal: str, rows: int) -> logs.LineForm:
-    """The line of answers over HTTP that differ in their `request_id` and `ms` alone; see `record`."""
+def answered_form(model: str, principal: str, rows: int, *, traced: bool = False) -> logs.LineForm:
+    """The line of answers over HTTP that differ in their `request_id`, `ms` and trace alone; see `record`."""
     return logs.LineForm(
         _NAME,
         _ANSWERED,
         _facts("http", model, principal)
         | {"rows": rows, "tier": Tier.CLOUD.value, "reason": Reason.REQUESTED.value, "outcome": "ok"},
-        {"request_id": "", "ms": 0.0},
+        {"request_id": "", "ms": 0.0} | ({"trace_id": "", "span_id": ""} if traced else {}),
     )
 
 

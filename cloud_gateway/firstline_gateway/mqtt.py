@@ -180,7 +180,6 @@ class MqttConsumer:
                     topic=response_topic,
                     correlation_data=message.correlation_data,
                     expiry_s=expiry_s,
-                    traceparent=message.properties.get(envelope.TRACEPARENT, ""),
                 ),
                 None,
             )

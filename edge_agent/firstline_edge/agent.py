@@ -26,6 +26,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
+from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
 from firstline_edge import report
 from firstline_edge.budgets.spending import denied
@@ -123,12 +124,15 @@ class EdgeAgent:
         self.parts.recorder.answered(request, response, seconds, self._facts(request, trail))
         return response
 
-    async def infer_file(self, model: str, content: bytes, **preferences: str) -> InferResponse:
+    async def infer_file(
+        self, model: str, content: bytes, *, trace: TraceContext | None = None, **preferences: str
+    ) -> InferResponse:
         """Answers for an encoded image, or JSON, as it lies in a file.
 
         Args:
             model: the bundle's name.
             content: the file's bytes.
+            trace: that it belongs to (`telemetry.trace.received`).
             preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
         """
         request = short.request_from_file(
@@ -141,7 +145,7 @@ class EdgeAgent:
             principal=LOCAL_PRINCIPAL,
             limits=self.limits,
         )
-        return await self.infer(request)
+        return await self.infer(request if trace is None else replace(request, trace=trace))
 
     async def answer(self, request_id: str, principal: str = LOCAL_PRINCIPAL) -> InferResponse:
         """The answer that was promised a correction: provisional until that came, final or expired after.

@@ -21,6 +21,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
+from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.case import Trail
@@ -52,7 +53,8 @@ class _Answered(Struct, frozen=True, eq=False):
 
     def record(self) -> dict[str, object]:
         """For the decision log."""
-        return {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
+        told = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
+        return told if self.request.trace is None else told | self.request.trace.facts()
 
     def say(self) -> None:
         """For the log."""
@@ -67,7 +69,12 @@ class _Answered(Struct, frozen=True, eq=False):
                 status=answer.status.value,
                 rows=self.request.rows,
                 ms=self.ms,
+                **(_NOTHING if self.request.trace is None else self.request.trace.facts()),
             )
+
+
+def _traced(trace: TraceContext | None) -> dict[str, str]:
+    return {} if trace is None else trace.facts()
 
 
 class Listener(Protocol):
@@ -158,6 +165,7 @@ class Recorder:
             "code": error.code,
             **{key: value for key, value in known.items() if value},
             "ms": round(seconds * 1000, 3),
+            **_traced(request.trace),
         }
         if self._log_requests:
             log.info("refused", **facts)
@@ -172,17 +180,17 @@ class Recorder:
             }
         )
 
-    def corrected(self, response: InferResponse, cause: str = "") -> None:
+    def corrected(self, response: InferResponse, cause: str = "", trace: TraceContext | None = None) -> None:
         """A promise was kept, or ended as expired; `cause` is why the gateway will not keep it."""
         answer = response.answer
         if answer is None:
             return
-        told = {"cause": cause} if cause else {}
+        told, traced = {"cause": cause} if cause else {}, _traced(trace)
         if answer.status is Status.EXPIRED:
-            log.info("correction expired", request_id=answer.request_id, model=response.model, **told)
+            log.info("correction expired", request_id=answer.request_id, model=response.model, **told, **traced)
         else:
-            log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed)
-        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | told)
+            log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed, **traced)
+        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | told | traced)
 
     def drawn(self) -> None:
         """A kept answer is to be audited."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from firstline_core.contract_notes import AuditNote, ContractNotice
 from firstline_core.errors import InvalidTensorError
+from firstline_core.telemetry.trace import TraceContext
 
 # Open Inference Protocol V2 datatypes and the numpy dtypes that carry them. BYTES elements are `bytes`.
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -166,6 +167,7 @@ class InferRequest(Struct, frozen=True):
             device's own audits broke; "" elsewhere.
         promised: on a device's request that keeps the promise of a correction: it takes effect once, however often it
             is sent.
+        trace: that it belongs to, with this tier's span; None where it came without one.
     """
 
     model: str
@@ -185,6 +187,7 @@ class InferRequest(Struct, frozen=True):
     priority: int = 0
     alarm: str = ""
     promised: bool = False
+    trace: TraceContext | None = None
 
     @property
     def rows(self) -> int:

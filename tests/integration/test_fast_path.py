@@ -281,6 +281,65 @@ async def test_every_answer_has_its_line_and_is_counted(gateway: Gateway, monkey
     assert (told.success.count, told.inference_count) == (6, 6)
 
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"
+
+
+@pytest.mark.parametrize("name", ["traceparent", "Traceparent"])
+@pytest.mark.parametrize("binary", [True, False])
+async def test_a_trace_is_in_the_line_of_its_request_and_costs_it_no_way(
+    name: str, binary: bool, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = Taken(gateway, monkeypatch)
+    with captured_lines("info") as lines:
+        async with serving(gateway) as url, connected(url) as one, connected(url) as other:
+            alone = [await one.ask(asking(ROW, binary=binary)) for _ in range(3)]
+            before = taken.count
+            for number in range(1, 9):
+                line = f"{name}: {PARENT.format(number)}\r\ntracestate: a=1"
+                for connection in (one, other):
+                    traced = await connection.ask(asking(ROW, binary=binary, line=line))
+                    plain = await connection.ask(asking(ROW, binary=binary))
+                    for answer in (traced, plain):
+                        assert answer[0] == 200
+                        assert _OWN.sub(b"", answer[2]) == _OWN.sub(b"", alone[-1][2])
+            assert len(gateway.heads._heads) == 2, "with and without the state; no trace makes a head of its own"
+    assert taken.count - before >= 2 * (16 - 3)
+    answered = [line for line in lines if line["event"] == "answered"][3:]
+    assert ["trace_id" in line for line in answered] == [True, False] * 16
+    assert {line.get("trace_id") for line in answered} == {"0af7651916cd43dd8448eb211c80319c", None}
+    spans = [line["span_id"] for line in answered if "span_id" in line]
+    assert len(set(spans)) == 16, "each request is a span of its own"
+    assert not set(spans) & {f"{number:016x}" for number in range(1, 9)}
+
+
+async def test_a_trace_that_is_none_changes_nothing(gateway: Gateway) -> None:
+    good = PARENT.format(1)
+    wrong = [
+        *(f"traceparent: {value}" for value in ("", "00", good.upper(), good + "-x", PARENT.format(0), "\xff" * 55)),
+        f"traceparent: {good}\r\ntraceparent: {good}",
+        f"TraceParent: {good}\r\nx: {good}",
+        f"traceparent:{good}",
+    ]
+    with captured_lines("info") as lines:
+        async with serving(gateway) as url, connected(url) as connection:
+            answers = [await connection.ask(asking(ROW, line=line)) for line in wrong for _ in range(3)]
+    assert {status for status, _, _ in answers} == {200}
+    traced = ["trace_id" in line for line in lines if line["event"] == "answered"]
+    assert traced == [False] * 21 + [True] * 6, "the last two are spelled in a way that is right, and rare"
+
+
+async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
+    gateway = with_keys(tmp_path)
+    with captured_lines("info") as lines:
+        async with serving(gateway) as url, connected(url) as connection:
+            for key in ("", create_key(sqlite_store(tmp_path), "shop")):
+                line = f"traceparent: {PARENT.format(7)}"
+                request = asking([1.0, 2.0, 3.0], key=key, line=line)
+                assert (await connection.ask(request))[0] == (400 if key else 401)
+    refused = [line for line in lines if line["event"] == "refused"]
+    assert [line["trace_id"] for line in refused] == ["0af7651916cd43dd8448eb211c80319c"] * 2
+
+
 async def test_while_it_drains_it_refuses_and_says_that_the_connection_ends(gateway: Gateway) -> None:
     async with serving(gateway) as url, connected(url) as connection:
         for _ in range(3):

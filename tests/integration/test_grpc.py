@@ -87,6 +87,18 @@ async def test_health_is_open_and_the_rest_wants_a_key(call: Call) -> None:
     assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
 
 
+async def test_a_call_s_trace_is_in_its_line(tmp_path: Path) -> None:
+    settings = load(None, overrides=overrides(tmp_path))
+    key = create_key(settings.store, "shop", "application")
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    with captured_lines() as lines:
+        async with listening(open_gateway(settings)) as port, calling(port) as found:
+            for parent in (f"00-{trace_id}-b7ad6b7169203331-01", "00-none"):
+                metadata = (("authorization", f"Bearer {key}"), ("traceparent", parent))
+                await found("ModelInfer", digits_message(), metadata=metadata)
+    assert [line.get("trace_id") for line in lines if line["event"] == "answered"] == [trace_id, None]
+
+
 async def test_an_inference_is_answered_logged_and_counted(call: Call) -> None:
     with captured_lines() as lines:
         found = await call("ModelInfer", digits_message(rows=3, id="mine"))

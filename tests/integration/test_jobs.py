@@ -25,6 +25,7 @@ from firstline_core.errors import (
     StoreUnavailableError,
 )
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
@@ -415,3 +416,19 @@ async def test_what_postgresql_cannot_hold_is_nobodys_job(tmp_path: Path, postgr
     async with running(settings_of(tmp_path, postgresql.new_database())) as (_, client):
         reply = await client.get("/firstline/v1/answers/%00")
         assert (reply.status_code, "NUL" in reply.json()["error"]) == (400, True)
+
+
+async def test_a_job_keeps_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[object] = []
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        infer = gateway.plane.infer
+
+        async def noting(request: InferRequest) -> InferResponse:
+            traces.append(request.trace and request.trace.trace_id)
+            return await infer(request)
+
+        monkeypatch.setattr(gateway.plane, "infer", noting)
+        traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        await fetch(client, await submit(client, **traced))
+        await fetch(client, await submit(client))
+    assert traces == ["0af7651916cd43dd8448eb211c80319c", None]

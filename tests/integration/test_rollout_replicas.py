@@ -31,7 +31,7 @@ from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
 
-DEVICES = 16
+DEVICES = 12
 OPS = "application:ops"
 
 
@@ -99,7 +99,7 @@ async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_t
     clock, fleet = SimulatedClock(1000.0), population(DEVICES, 3)
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
-        stages = Stage(0.5, per_minute=0.1, soak_s=2 * HOUR_S), Stage(1.0, soak_s=2 * HOUR_S)
+        stages = Stage(0.5, per_minute=0.1, soak_s=HOUR_S), Stage(1.0, soak_s=HOUR_S)
         made = await first.rollouts.create(definition(*stages, rules=Rules(promote_unseen=True)), OPS)
         await first.rollouts.command(made.id, Command.START, OPS)
         await first.engine.drive()

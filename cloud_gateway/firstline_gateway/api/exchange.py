@@ -42,10 +42,11 @@ class Exchange(Cycle):
         waits: whether the client waits for a word before it sends the body (`Expect: 100-continue`).
     """
 
-    __slots__ = ("_begun", "_chunks", "_size_bytes", "_waiting", "_waits", "more_body", "task")
+    __slots__ = ("_begun", "_chunks", "_size_bytes", "_waiting", "_waits", "more_body", "task", "trace")
 
     def __init__(self, protocol: HttpProtocol, gateway: Gateway, head: Head, *, keep_alive: bool, waits: bool) -> None:
         super().__init__(protocol, gateway, head, keep_alive=keep_alive)
+        self.trace = head.trace
         self.more_body = True
         self.task: asyncio.Task[None] | None = None
         self._begun = False

@@ -55,15 +55,17 @@ class _Known:
         plan: what it means.
         asked: as it is looked up, where nothing in it changes; else None.
         line: of the log.
+        traced_line: the same of a request with a trace.
         form: of the reply; None until one was written that others are like.
     """
 
-    __slots__ = ("asked", "form", "line", "plan")
+    __slots__ = ("asked", "form", "line", "plan", "traced_line")
 
-    def __init__(self, plan: Plan, asked: Asked | None, line: logs.LineForm) -> None:
+    def __init__(self, plan: Plan, asked: Asked | None, line: logs.LineForm, traced_line: logs.LineForm) -> None:
         self.plan = plan
         self.asked = asked
         self.line = line
+        self.traced_line = traced_line
         self.form: Form | None = None
 
 
@@ -130,6 +132,7 @@ class FastPath:
                 version=head.address.version,
                 now_s=now_s,
                 principal=caller.principal,
+                trace=head.trace,
             )
             gateway.bodies.take(caller.principal, len(body))
         except (FirstlineError, _UnknownError):
@@ -205,9 +208,9 @@ class FastPath:
         if plan is None or plan.request.promised:
             raise _UnknownError
         check(plan.request, course.place.served)
-        line = answered_form(head.address.model, course.caller.principal, plan.request.rows)
+        said = (head.address.model, course.caller.principal, plan.request.rows)
         stays = length is not None and asked.key[0] == asked.head
-        known = _Known(plan, asked if stays else None, line)
+        known = _Known(plan, asked if stays else None, answered_form(*said), answered_form(*said, traced=True))
         if len(course.known) >= _KNOWN:
             course.known.clear()
         course.known[asked.head if stays else asked.key] = known
@@ -271,7 +274,12 @@ class FastExchange(Cycle):
             self._let_go()
             self.send(self.unforeseen(error))
             return
-        known.line.write({"request_id": request.request_id, "ms": ms})
+        trace = request.trace
+        if trace is None:
+            known.line.write({"request_id": request.request_id, "ms": ms})
+        else:  # as `TraceContext.facts` has it
+            traced = {"trace_id": trace.trace_id, "span_id": trace.span_id}
+            known.traced_line.write({"request_id": request.request_id, "ms": ms, **traced})
         self._let_go()
         if self.keep_alive and not plane.draining:
             self.send_lines(_OK, _lines_for(encoded.header_length), encoded.body)

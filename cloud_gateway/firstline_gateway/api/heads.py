@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from firstline_core.protocol.repeated_head import END_OF_HEAD
+from msgspec import Struct
+from msgspec.structs import replace
+
+from firstline_core.protocol.repeated_head import END_OF_HEAD, untraced
+from firstline_core.telemetry.trace import TRACESTATE, TraceContext
 
 if TYPE_CHECKING:
     from firstline_gateway.api.infer import Address
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 HEADS_KNOWN, _KNOWN_BYTES = 1024, 4096
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True, eq=False):
     """What the head of a request for inference says.
 
     Args:
@@ -26,6 +30,7 @@ class Head(NamedTuple):
         headers: the lines as text; of a name that is there twice the first counts.
         query_string: of the URL.
         shown: a mark of who asks (`unread.py`).
+        trace: that the request belongs to; all else is without it.
     """
 
     raw: bytes
@@ -36,6 +41,7 @@ class Head(NamedTuple):
     headers: Mapping[str, str]
     query_string: bytes
     shown: int
+    trace: TraceContext | None = None
 
 
 class Heads:
@@ -45,14 +51,25 @@ class Heads:
         self._heads: dict[tuple[str, bytes], Head] = {}
 
     def find(self, serial: str, data: bytes) -> Head | None:
-        """The head that data begins with.
+        """The head that data begins with; where it has a `trace`, it is `TRACED_BYTES` longer there than its `raw`.
 
         Args:
             serial: of the certificate that its connection has shown; "" without one.
             data: as it came; a message begins there.
         """
-        end = data.find(END_OF_HEAD, 0, _KNOWN_BYTES)
-        return None if end < 0 else self._heads.get((serial, data[: end + len(END_OF_HEAD)]))
+        end = data.find(END_OF_HEAD, 0, _KNOWN_BYTES) + len(END_OF_HEAD)
+        if end < len(END_OF_HEAD):
+            return None
+        head = self._heads.get((serial, data[:end]))
+        if head is not None or (found := untraced(data, end)) is None:
+            return head
+        raw, trace = found
+        head = self._heads.get((serial, raw))
+        if head is None:
+            return None
+        if TRACESTATE in head.headers:
+            trace = trace.with_state(head.headers[TRACESTATE])
+        return replace(head, trace=trace)
 
     def keep(self, serial: str, head: Head) -> None:
         """Knows a head from now on, where its bytes may be known."""

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+from msgspec.structs import replace
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from firstline_core.protocol.http_bounds import (
@@ -27,7 +28,8 @@ from firstline_core.protocol.http_bounds import (
 )
 from firstline_core.protocol.http_errors import Lowered, closing_response
 from firstline_core.protocol.http_upgrade import AfterHead, feed, framing
-from firstline_core.protocol.repeated_head import repeatable
+from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable
+from firstline_core.telemetry.trace import TRACEPARENT, from_lines
 from firstline_gateway.api.cycle import Cycle
 from firstline_gateway.api.door import Newcomers
 from firstline_gateway.api.exchange import Exchange
@@ -188,9 +190,11 @@ class HttpProtocol(HttpToolsProtocol):
             head = self._gateway.heads.find(self._serial, data)
             if head is None:
                 return False
-            self._head = head
+            if head.trace is None:
+                self._head = head
+        end = len(head.raw) if head.trace is None else len(head.raw) + TRACED_BYTES
         if not self.flow.write_paused and self._unread.refuses(head.shown, self.loop.time()):
-            if len(data) != len(head.raw) + head.body_bytes:
+            if len(data) != end + head.body_bytes:
                 return False  # the parser finds the end of what is not read
             self.transport.write(_REFUSAL)
             self._head_timer.cancel()
@@ -198,9 +202,9 @@ class HttpProtocol(HttpToolsProtocol):
             return True
         self._idle.busy()
         self._newcomers.leave(self)
-        if len(data) == len(head.raw) + head.body_bytes:
+        if len(data) == end + head.body_bytes:
             self._head_timer.cancel()
-            body = data[len(head.raw) :]
+            body = data[end:]
             fast = self._fast_path.begin(self, head, body)
             if fast is not None:
                 self.cycle = self._answering = fast  # type: ignore[assignment]  # see `_begin`
@@ -215,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle = exchange  # type: ignore[assignment]  # see `_begin`
             self._body_left = head.body_bytes
             self._start_asgi_task(exchange, None)
-            self._feed(data[len(head.raw) :])
+            self._feed(data[end:])
         return True
 
     def _feed(self, data: bytes) -> None:
@@ -346,9 +350,13 @@ class HttpProtocol(HttpToolsProtocol):
         raw, body_bytes = b"", 0
         if self._stays_open():
             raw, body_bytes = repeatable(self._first, self.headers, self._gateway.plane.limits.body_bytes)
-        self._head = Head(raw, body_bytes, self.url, self.headers, address, headers, url.query or b"", self._shown())
+        lines, trace = self.headers, None
+        if headers.pop(TRACEPARENT, None) is not None:
+            trace = from_lines(lines)
+            lines = [each for each in lines if each[0] != TRACEPARENT.encode()]
+        self._head = Head(raw, body_bytes, self.url, lines, address, headers, url.query or b"", self._shown())
         self._gateway.heads.keep(self._serial, self._head)
-        return self._head
+        return self._head if trace is None else replace(self._head, trace=trace)
 
     def _stays_open(self) -> bool:
         return self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()

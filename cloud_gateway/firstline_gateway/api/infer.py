@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.routing import Route, compile_path
@@ -22,6 +23,8 @@ from firstline_core.protocol import short
 from firstline_core.protocol.http import Reply, error_reply, read_request, response_reply
 from firstline_core.protocol.http_body import body_form, check_size, elsewhere, in_time, is_soon_read, within
 from firstline_core.protocol.short import short_reply
+from firstline_core.telemetry import logs
+from firstline_core.telemetry.trace import TraceContext, from_lines
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
 from firstline_gateway.api.errors import LastResort, send_reply
 from firstline_gateway.api.jobs import is_asynchronous, submitted
@@ -42,6 +45,7 @@ class Incoming(Protocol):
         query_string: of its address.
         shown: the mark of what its caller showed (`unread.py`); None where that was not looked at.
         body: all of it, where it has come; None where it has to be waited for.
+        trace: that it belongs to.
         is_lost: whether its client has left; who brought it cancels the task that answers it then.
     """
 
@@ -53,6 +57,8 @@ class Incoming(Protocol):
     def shown(self) -> int | None: ...
     @property
     def body(self) -> bytes | None: ...
+    @property
+    def trace(self) -> TraceContext | None: ...
     @property
     def is_lost(self) -> bool: ...
 
@@ -99,6 +105,9 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
     started_s = gateway.clock.monotonic_s()
     principal, held_bytes = "", 0
     error: FirstlineError | None = None
+    trace = incoming.trace
+    if trace is not None:
+        logs.FACTS.set(trace.facts)  # until there is a request that says more
     try:
         # Before the body is read: a stranger may not make us hold megabytes.
         presented = await incoming.presented(gateway.identity)
@@ -168,6 +177,9 @@ async def v2(gateway: Gateway, asked: _Asked) -> Reply:
         limits=plane.limits,
     )
     request = read() if is_soon_read(form, len(asked.body)) else await elsewhere(read)
+    trace = asked.incoming.trace
+    if trace is not None:
+        request = replace(request, trace=trace)
     if "prefer" in asked.incoming.headers and is_asynchronous(asked.incoming.headers):
         return await submitted(gateway, request)
     return response_reply(plane, request, await plane.infer(request))
@@ -184,6 +196,7 @@ async def _short(gateway: Gateway, asked: _Asked) -> Reply:
             principal=asked.caller.principal,
             limits=gateway.plane.limits,
             arrived_s=asked.arrived_s,
+            trace=asked.incoming.trace,
         )
         return await submitted(gateway, request)
     return await short_reply(
@@ -195,6 +208,7 @@ async def _short(gateway: Gateway, asked: _Asked) -> Reply:
         principal=asked.caller.principal,
         clock=gateway.clock,
         arrived_s=asked.arrived_s,
+        trace=asked.incoming.trace,
     )
 
 
@@ -260,6 +274,7 @@ class _AsgiIncoming:
         self._receive = receive
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         self.query_string: bytes = scope["query_string"]
+        self.trace = from_lines(scope["headers"])
 
     async def presented(self, identity: Identity) -> Presented | None:
         return await presented_by(identity, HTTPConnection(self._scope))

@@ -77,7 +77,7 @@ class Jobs:
         if request.deadline_s is not None:
             due_service_s = service_s + request.deadline_s - self._clock.monotonic_s()
         kept = replace(request, deadline_s=None, wait=Wait.FINAL, priority=LOWEST_PRIORITY, audit=None, promised=False)
-        encoded = encode_request(kept)
+        encoded = encode_request(kept, traced=True)
         job = Job(
             request.request_id,
             request.principal,

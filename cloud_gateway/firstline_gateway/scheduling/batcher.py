@@ -21,6 +21,7 @@ from functools import partial
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import (
     Executor,
@@ -259,7 +260,15 @@ class Batcher:
     def _start(self, batch: list[Waiting], now_s: float) -> None:
         inputs = [item.request.inputs[0] for item in batch]
         deadlines_s = [item.request.deadline_s for item in batch]
-        self._follow(batch, asyncio.ensure_future(self._executor.run(batch[0].key, inputs, deadlines_s)), now_s)
+        trace = None
+        for item in batch:  # of several, one has to do: what is sent on has one parent
+            if item.request.trace is not None:
+                trace = CURRENT.set(item.request.trace)
+                break
+        running = asyncio.ensure_future(self._executor.run(batch[0].key, inputs, deadlines_s))
+        if trace is not None:
+            CURRENT.reset(trace)
+        self._follow(batch, running, now_s)
 
     def _follow(self, batch: list[Waiting], running: asyncio.Future[list[Outcome]], now_s: float) -> None:
         """Sees to what comes of a batch that runs since `now_s`."""

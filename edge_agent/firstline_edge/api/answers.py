@@ -46,6 +46,7 @@ class Answers:
                     principal=principal,
                     limits=agent.limits,
                     arrived_s=request.arrived_s,
+                    trace=request.head.trace,
                 )
                 if not wants_events(request.headers):
                     return self._in_words(await agent.infer(asked))

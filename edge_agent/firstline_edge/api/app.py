@@ -114,7 +114,13 @@ class _Handlers:
         with self._bodies.taking() as take:
             body = await read_body(request, agent.limits, take)
             return await http.infer_reply(
-                agent, *_model(request), request.headers, body, principal=principal, arrived_s=request.arrived_s
+                agent,
+                *_model(request),
+                request.headers,
+                body,
+                principal=principal,
+                arrived_s=request.arrived_s,
+                trace=request.head.trace,
             )
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:

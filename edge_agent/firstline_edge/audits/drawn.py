@@ -88,7 +88,8 @@ def audit_of(
         watched=watched,
         request_id=request.request_id,
         position=row.position,
-        sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None),
+        # Nobody waits for it: it is no part of what its request's caller follows.
+        sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None, trace=None),
         content=row.content,
         score=row.score,
         predicted=predicted,

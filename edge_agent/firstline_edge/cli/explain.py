@@ -100,6 +100,8 @@ def _described(line: dict[str, Any]) -> list[str]:
         said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
     kept = "The promise is on the disk." if line["durable"] else ""
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
+    if "trace_id" in line:
+        said.append(f"  Trace {line['trace_id']}, span {line['span_id']}.")
     return said
 
 

@@ -70,7 +70,7 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        call = Call("POST", f"{path}/infer", encoded, payer=self.name)
+        call = Call("POST", f"{path}/infer", encoded, payer=self.name, trace=request.trace)
         sent_token = self._token
         status, headers, body = await self._pool.exchange(call, self._token, timeout_s)
         if status in _REFUSES_DEVICE and self._found_other_token(sent_token):

@@ -18,6 +18,7 @@ from firstline_core.errors import ConfigError, LinkError, RemoteTimeoutError
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import Encoded, Limits
+from firstline_core.telemetry.trace import TraceContext
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.traffic import count
@@ -60,12 +61,14 @@ class Call:
 
     Args:
         payer: name of the link whose bytes these are; "" for what nobody counts.
+        trace: that it belongs to.
     """
 
     method: str
     path: str
     encoded: Encoded | None = None
     payer: str = ""
+    trace: TraceContext | None = None
 
 
 class Pool(Protocol):
@@ -130,6 +133,8 @@ class DirectPool:
         headers, body = ({}, b"") if call.encoded is None else (dict(headers_for(call.encoded)), call.encoded.body)
         if token:
             headers["Authorization"] = f"Bearer {token}"
+        if call.trace is not None:
+            headers |= call.trace.headers()
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         url = self._settings.url

@@ -113,6 +113,8 @@ class ProxiedPool:
         headers = {} if call.encoded is None else dict(headers_for(call.encoded))
         if token:
             headers["Authorization"] = f"Bearer {token}"
+        if call.trace is not None:
+            headers |= call.trace.headers()
         timeout = httpx.Timeout(None, connect=connect_s if connect_s < timeout_s else None)
         request = self._client.build_request(
             call.method,

@@ -18,6 +18,7 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferResponse, Reason
 from firstline_core.waiting import first_of
 from firstline_edge.complaints import Complaints
@@ -34,7 +35,7 @@ from firstline_edge.outbox.store import Outbox
 
 log = logger(__name__)
 
-OnCorrection = Callable[[InferResponse, str], None]
+OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
@@ -90,7 +91,7 @@ class Delivery:
         rng: for jitter.
         max_age_s: after which a promise expires.
         on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
-            to correct it ("" where it did not).
+            to correct it ("" where it did not), and of the request's trace.
         complaints: gains what the gateway says against a model; None to keep that here.
         alarm: what to tell the gateway of a model's contract.
         heed: takes up what the gateway says of it.
@@ -107,7 +108,7 @@ class Delivery:
         rng: random.Random,
         *,
         max_age_s: float,
-        on_correction: OnCorrection = lambda _answer, _cause: None,
+        on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
         complaints: Complaints | None = None,
         alarm: Alarm = lambda _request: "",
         heed: Heed = lambda _request, _notice: None,
@@ -268,4 +269,4 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._order.ended(request_id)
         self._corrector.forget(request_id)
-        self._on_correction(final, cause)
+        self._on_correction(final, cause, item.request.trace)

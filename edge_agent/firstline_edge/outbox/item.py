@@ -99,7 +99,7 @@ def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
     Raises:
         InvalidTensorError: an input or output that V2 cannot carry.
     """
-    request = encode_request(structs.replace(item.request, deadline_s=None), binary=True)
+    request = encode_request(structs.replace(item.request, deadline_s=None), binary=True, traced=True)
     provisional = pack_response(item.provisional)
     stored = StoredItem(
         request_id=item.request.request_id,

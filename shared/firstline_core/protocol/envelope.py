@@ -6,7 +6,7 @@
 | model-version                   | request  | the bundle's version; absent for the current one                  |
 | deadline-ms                     | request  | what is left of the deadline, never a time of day                 |
 | status                          | answer   | "ok", or the code of an error                                     |
-| traceparent                     | both     | W3C trace context, where there is one                             |
+| traceparent, tracestate         | both     | W3C trace context, where there is one                             |
 
 An error's payload is `{"error": sentence, "code": code}`, as over HTTP.
 """
@@ -29,13 +29,13 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
+from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, received
 from firstline_core.types import InferRequest, InferResponse
 
 HEADER_LENGTH = "inference-header-content-length"
 MODEL_VERSION = "model-version"
 DEADLINE_MS = "deadline-ms"
 STATUS = "status"
-TRACEPARENT = "traceparent"
 
 OK = "ok"
 
@@ -49,7 +49,6 @@ def request_publication(
     response_topic: str,
     correlation_data: bytes,
     now_s: float,
-    traceparent: str = "",
 ) -> Publication:
     """A request to publish. The broker may drop it once its deadline is past: expiry is that, in whole seconds.
 
@@ -59,7 +58,6 @@ def request_publication(
         response_topic: where the answer is awaited.
         correlation_data: brings the answer back to its request.
         now_s: on the clock of `request.deadline_s`.
-        traceparent: W3C trace context, "" for none.
 
     Raises:
         InvalidTensorError: an input that V2 cannot carry.
@@ -67,7 +65,7 @@ def request_publication(
     if request.deadline_s is not None:
         request = replace(request, deadline_s=min(request.deadline_s, now_s + _EXPIRY_MAX_S))
     encoded = encode_request(request, binary=True, now_s=now_s)
-    properties = _properties(encoded, traceparent)
+    properties = _properties(encoded, request.trace)
     expiry_s = None
     if request.version:
         properties[MODEL_VERSION] = request.version
@@ -119,7 +117,9 @@ def read_request(
         None if deadline_ms is None else now_s + deadline_ms / 1000,
         None if message.expiry_s is None else now_s + message.expiry_s,
     ]
-    return replace(request, deadline_s=min((end_s for end_s in ends_s if end_s is not None), default=None))
+    deadline_s = min((end_s for end_s in ends_s if end_s is not None), default=None)
+    trace = received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
+    return replace(request, deadline_s=deadline_s, trace=trace)
 
 
 def json_bytes(message: Message) -> int:
@@ -139,7 +139,6 @@ def response_publication(
     topic: str,
     correlation_data: bytes = b"",
     expiry_s: int | None = None,
-    traceparent: str = "",
 ) -> Publication:
     """An answer to publish, never retained.
 
@@ -147,7 +146,7 @@ def response_publication(
         InvalidTensorError: the request names an output that there is not.
     """
     encoded = encode_response(request, response)
-    properties = {STATUS: OK} | _properties(encoded, traceparent)
+    properties = {STATUS: OK} | _properties(encoded, request.trace)
     return Publication(topic, encoded.body, properties, correlation_data=correlation_data, expiry_s=expiry_s)
 
 
@@ -181,11 +180,9 @@ def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferRes
     return decode_response(message.payload, header_length, limits)
 
 
-def _properties(encoded: Encoded, traceparent: str) -> dict[str, str]:
+def _properties(encoded: Encoded, trace: TraceContext | None) -> dict[str, str]:
     properties = {} if encoded.header_length is None else {HEADER_LENGTH: str(encoded.header_length)}
-    if traceparent:
-        properties[TRACEPARENT] = traceparent
-    return properties
+    return properties if trace is None else properties | trace.headers()
 
 
 def _whole_number(message: Message, name: str) -> int | None:

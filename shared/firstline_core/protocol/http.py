@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, UnknownModelError
@@ -20,6 +21,7 @@ from firstline_core.protocol.http_body import HEADER_LENGTH, BodyForm, body_form
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
+from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferRequest, InferResponse, TensorSpec
 
 CONTENT_TYPE = "Content-Type"
@@ -108,6 +110,7 @@ async def infer_reply(
     trust_request_id: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     arrived_s: float | None = None,
+    trace: TraceContext | None = None,
 ) -> Reply:
     """`POST /v2/models/{model}[/versions/{version}]/infer`.
 
@@ -121,6 +124,7 @@ async def infer_reply(
         trust_request_id: for devices, whose escalations keep their id.
         clock: `timeout` counts from its present,
         arrived_s: or from when the head arrived: a body that took its time has used some of it up.
+        trace: that the request belongs to.
 
     Raises:
         FirstlineError: why there is no answer; `error_reply` says it.
@@ -138,6 +142,8 @@ async def infer_reply(
         )
 
     request = read() if is_soon_read(form, len(body)) else await elsewhere(read)
+    if trace is not None:
+        request = replace(request, trace=trace)
     return response_reply(plane, request, await plane.infer(request))
 
 

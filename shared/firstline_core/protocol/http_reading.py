@@ -11,7 +11,8 @@ from firstline_core.protocol.http_bounds import HEAD_LIMIT_BYTES
 from firstline_core.protocol.http_errors import Lowered
 from firstline_core.protocol.http_request import Head
 from firstline_core.protocol.http_upgrade import AfterHead, feed, framing
-from firstline_core.protocol.repeated_head import repeatable
+from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable, untraced
+from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, from_lines
 
 # Larger bodies do not come in one piece with their head.
 _KNOWN_BODY_BYTES = 65_536
@@ -105,12 +106,22 @@ class RequestParser:
     def _is_known(self, data: bytes) -> bool:
         """Takes a request whose head came before and whose body came with it: nothing is left to parse."""
         head = self._known
-        if head is None or self.in_message or len(data) != len(head.raw) + head.body_bytes:
+        if head is None or self.in_message:
             return False
-        if not data.startswith(head.raw):
-            return False
+        end = len(data) - head.body_bytes
+        if end == len(head.raw):
+            if not data.startswith(head.raw):
+                return False
+        else:
+            found = untraced(data, end) if end == len(head.raw) + TRACED_BYTES else None
+            if found is None or found[0] != head.raw:
+                return False
+            trace = found[1]
+            if TRACESTATE in head.headers:
+                trace = trace.with_state(head.headers[TRACESTATE])
+            head = head._replace(trace=trace)
         self._reader.begun(head)
-        self._reader.came(data[len(head.raw) :])
+        self._reader.came(data[end:])
         self.ended_whole = True
         self._reader.ended()
         return True
@@ -144,7 +155,7 @@ class RequestParser:
         self._in_head = False
         head = self._head()
         if head.raw:
-            self._known = head
+            self._known = head if head.trace is None else head._replace(trace=None)
         self._first = b""  # another message in the same packet does not begin where that does
         self._reader.begun(head)
 
@@ -163,6 +174,7 @@ class RequestParser:
         parser, url = self._parser, httptools.parse_url(self._url)
         is_1_1 = parser.get_http_version() == "1.1"
         headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(self._lines))
+        trace = from_lines(self._lines) if headers.pop(TRACEPARENT, None) is not None else None
         keep_alive = is_1_1 and parser.should_keep_alive()
         raw, body_bytes = repeatable(self._first, self._lines, _KNOWN_BODY_BYTES) if keep_alive else (b"", 0)
         return Head(
@@ -174,4 +186,5 @@ class RequestParser:
             headers,
             keep_alive,
             is_1_1 and headers.get("expect", "").lower() == "100-continue",
+            trace,
         )

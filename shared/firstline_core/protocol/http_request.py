@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from firstline_core.protocol.http_errors import Lowered
+from firstline_core.telemetry.trace import TraceContext
 
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
@@ -30,6 +31,7 @@ class Head(NamedTuple):
         headers: of a name that is there twice the first counts.
         keep_alive: whether the connection stays open for another.
         waits: whether the client waits for a word before it sends the body (`Expect: 100-continue`).
+        trace: that the request belongs to; neither `raw` nor `headers` have it.
     """
 
     raw: bytes
@@ -40,6 +42,7 @@ class Head(NamedTuple):
     headers: Lowered
     keep_alive: bool
     waits: bool
+    trace: TraceContext | None = None
 
 
 class Request:

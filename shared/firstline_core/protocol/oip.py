@@ -11,7 +11,7 @@ Where JSON repeats a key, the last one holds (RFC 8259 leaves it open). A null c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.repeated import Asked, Plan
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, restored
 from firstline_core.types import (
     InferRequest,
     InferResponse,
@@ -118,6 +119,7 @@ def repeated_request(
     version: str,
     now_s: float,
     principal: str,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
     """The request of a body whose head is known; see `decode_request`.
 
@@ -130,6 +132,7 @@ def repeated_request(
         version: see `decode_request`, as for all that follow.
         now_s: on this tier's monotonic clock.
         principal: who asks.
+        trace: that it belongs to, as its transport says; where that says nothing, as its head does.
 
     Raises:
         RequestError: as `decode_request`.
@@ -160,6 +163,7 @@ def repeated_request(
         known.priority,
         known.alarm,
         known.promised,
+        trace or known.trace,
     )
 
 
@@ -212,16 +216,18 @@ def request_of(
         alarm=contract.read_alarm(parameters) if trust_request_id else "",
         # Without an id of the device's own nobody could tell whether it came before.
         promised=bool(request_id) and bool(asked.flag(parameters, "promised")),
+        trace=_kept_trace(parameters) if trust_request_id and TRACEPARENT in parameters else None,
     )
 
 
-def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0) -> Encoded:
+def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0, traced: bool = False) -> Encoded:
     """The body that `decode_request` reads back; `model`, `version` and `principal` travel beside it.
 
     Args:
         request: outputs come back as its `binary_output` and `outputs` ask.
         binary: whether the inputs travel as raw bytes or as JSON.
         now_s: on the clock of `request.deadline_s`, whose remainder is sent.
+        traced: whether it names its trace, for what is put off; what is sent has that beside the body.
 
     Raises:
         InvalidTensorError: an input cannot travel in this form.
@@ -248,6 +254,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     if request.audit is not None:
         parameters |= contract.note_parameters(request.audit)
     parameters |= contract.alarm_parameters(request.alarm)
+    parameters |= request.trace.headers() if traced and request.trace is not None else {}
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     if parameters:
         head["parameters"] = parameters
@@ -325,6 +332,12 @@ def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
                 f"{where} has {tensor.shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all inputs "
                 "share the first axis."
             )
+
+
+def _kept_trace(parameters: Mapping[str, object]) -> TraceContext | None:
+    """The trace of a request that was put off; what names none is passed over, as everywhere."""
+    parent, state = parameters.get(TRACEPARENT), parameters.get(TRACESTATE)
+    return restored(parent if isinstance(parent, str) else "", state if isinstance(state, str) else "")
 
 
 def _echoed_id(head: dict[str, Any], limits: Limits) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError
@@ -24,6 +25,7 @@ from firstline_core.protocol.http_body import decoded, decoded_body
 from firstline_core.protocol.http_errors import header
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 
 TOP = 5
@@ -39,6 +41,7 @@ async def short_reply(
     principal: str = "",
     clock: Clock = SYSTEM_CLOCK,
     arrived_s: float | None = None,
+    trace: TraceContext | None = None,
 ) -> Reply:
     """`POST /firstline/v1/models/{model}/infer`, answered in JSON; for the arguments see `read_request`.
 
@@ -56,6 +59,7 @@ async def short_reply(
         limits=plane.limits,
         clock=clock,
         arrived_s=arrived_s,
+        trace=trace,
     )
     return json_reply(reply_from(await plane.infer(request), metadata.labels))
 
@@ -71,6 +75,7 @@ async def read_request(
     limits: Limits,
     clock: Clock = SYSTEM_CLOCK,
     arrived_s: float | None = None,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
     """The request that came the short way, not answered yet.
 
@@ -84,6 +89,7 @@ async def read_request(
         limits: of the tier.
         clock: `timeout` counts from its present,
         arrived_s: or from when the head arrived.
+        trace: that it belongs to.
 
     Raises:
         RequestError: see `request_from_file`.
@@ -103,7 +109,8 @@ async def read_request(
         )
 
     json_bytes = 0 if metadata.inputs[0].datatype == "BYTES" else len(body)
-    return await decoded(decode, headers, json_bytes)
+    request = await decoded(decode, headers, json_bytes)
+    return request if trace is None else replace(request, trace=trace)
 
 
 def request_from_file(

@@ -1,1 +1,1 @@
-"""What the tiers say of themselves: logs, metrics, the decision log. Never a payload, never a secret."""
+"""What the tiers say of themselves: logs, metrics, traces, the decision log. Never a payload, never a secret."""

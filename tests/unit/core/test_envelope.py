@@ -8,6 +8,7 @@ from support.escalations import request, response
 from firstline_core import errors
 from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt_messages import Message, Publication
+from firstline_core.telemetry.trace import received
 
 
 def delivered(publication: Publication, **changes: object) -> Message:
@@ -23,7 +24,6 @@ def published(asked: object = None, now_s: float = 100.0) -> Publication:
         response_topic="firstline/v1/cam/res",
         correlation_data=b"17",
         now_s=now_s,
-        traceparent="00-1-2-01",
     )
 
 
@@ -32,7 +32,6 @@ def test_a_request_is_read_back() -> None:
     publication = published(asked)
     assert publication.response_topic == "firstline/v1/cam/res"
     assert publication.correlation_data == b"17"
-    assert publication.properties["traceparent"] == "00-1-2-01"
     assert publication.properties["deadline-ms"] == "250"
     assert publication.expiry_s == 1  # whole seconds, rounded up
     assert not publication.retain
@@ -43,6 +42,22 @@ def test_a_request_is_read_back() -> None:
     assert read.deadline_s == pytest.approx(7.25)
     assert read.priority == 1
     assert read.inputs[0].array.tolist() == [b"image 0", b"image 1"]
+
+
+def test_a_request_s_trace_travels_beside_it_and_back_with_its_answer() -> None:
+    context = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
+    assert context is not None
+    publication = published(request(trace=context))
+    assert {"traceparent": context.traceparent, "tracestate": "a=1"}.items() <= publication.properties.items()
+    assert context.trace_id.encode() not in publication.payload
+    read = envelope.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
+    assert read.trace is not None
+    assert (read.trace.trace_id, read.trace.parent_id) == (context.trace_id, context.span_id)
+    answer = envelope.response_publication(read, response(read), topic="t")
+    assert answer.properties["traceparent"] == read.trace.traceparent
+    for name, value in (("traceparent", "00-x"), ("traceparent", "")):
+        broken = delivered(publication, properties=publication.properties | {name: value})
+        assert envelope.read_request(broken, "digits", now_s=7.0, principal="cam").trace is None
 
 
 def test_time_spent_with_the_broker_counts() -> None:

@@ -445,3 +445,55 @@ async def test_what_an_idle_connection_keeps_is_no_body() -> None:
         (connection,) = server._connections
         assert connection._coming is not None
         assert connection._coming._chunks == []
+
+
+async def test_a_request_s_trace_is_read_whether_its_head_is_known_or_not() -> None:
+    seen: list[tuple[str, str] | None] = []
+
+    async def note(request: Request) -> Reply:
+        trace = request.head.trace
+        seen.append(None if trace is None else (trace.parent_id, trace.state))
+        assert "traceparent" not in request.headers
+        return await echo(request)
+
+    def traced(number: int, state: str) -> bytes:
+        return asking(b"xy", f"traceparent: 00-{7:032x}-{number:016x}-01", f"tracestate: {state}", "X: y")
+
+    async with served(note) as (_, port), connected(port) as (reader, writer):
+        for number in (1, 2, 3):
+            for request in (traced(number, "a=1"), asking(b"xy", "tracestate: a=1", "X: y"), asking(b"xy")):
+                writer.write(request)
+                assert await answered(reader) == (200, b"/a xy")
+        writer.write(traced(4, "a=1") + traced(5, "A") + traced(0, "a=1"))
+        assert [await answered(reader) for _ in range(3)] == [(200, b"/a xy")] * 3
+    assert seen == [
+        *(each for number in (1, 2, 3) for each in ((f"{number:016x}", "a=1"), None, None)),
+        (f"{4:016x}", "a=1"),
+        (f"{5:016x}", ""),
+        None,
+    ]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8), st.integers(1, 400))
+def test_a_trace_is_the_same_wherever_packets_end(requests: list[tuple[bool, int]], size_bytes: int) -> None:
+    found: list[tuple[int, bytes]] = []
+
+    class Noting:
+        def begun(self, head: Head) -> None:
+            found.append((0 if head.trace is None else int(head.trace.parent_id, 16), b""))
+
+        def came(self, chunk: bytes) -> None:
+            found[-1] = (found[-1][0], found[-1][1] + chunk)
+
+        def ended(self) -> None: ...
+
+    sent = [
+        asking(b"body", *([f"traceparent: 00-{7:032x}-{number:016x}-00"] if traced else []), "X: y")
+        for traced, number in requests
+    ]
+    for packets in (sent, [b"".join(sent)[at : at + size_bytes] for at in range(0, sum(map(len, sent)), size_bytes)]):
+        found.clear()
+        parser = RequestParser(Noting())
+        for packet in packets:
+            parser.feed(packet)
+        assert found == [(number if traced else 0, b"body") for traced, number in requests]

@@ -15,6 +15,7 @@ from firstline_core.protocol import http as wire
 from firstline_core.protocol import http_body
 from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
+from firstline_core.telemetry.trace import received
 from firstline_edge.links.base import LinkBusyError
 from firstline_edge.links.http import HttpLink
 from firstline_edge.links.http_pool import HttpLinkSettings
@@ -364,3 +365,24 @@ class TestReplacedToken:
         with pytest.raises(errors.UnauthorizedError, match="unknown"):
             await link.infer(request(), 5.0)
         await link.close()
+
+
+async def test_a_request_s_trace_goes_beside_its_body(server: Server, link: HttpLink) -> None:
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
+    assert trace is not None
+    bodies: list[bytes] = []
+
+    async def script(reader: Reader, writer: Writer) -> None:
+        for _ in range(2):
+            _, headers, body = await read_request(reader)
+            bodies.append(body)
+            asked = decode_request("digits", body, int(headers[http_body.HEADER_LENGTH.lower()]), trust_request_id=True)
+            encoded = encode_response(asked, response(asked))
+            writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
+
+    server.script = script
+    await link.infer(request(trace=trace), 5.0)
+    await link.infer(request(), 5.0)
+    assert f"\r\ntraceparent: {trace.traceparent}\r\ntracestate: a=1\r\n" in server.heads[0]
+    assert "trace" not in server.heads[1]
+    assert not any(b"trace" in body for body in bodies)

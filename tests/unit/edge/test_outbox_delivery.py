@@ -101,7 +101,7 @@ class House:
             settings=DeliverySettings(concurrency=2, refusals=3, pace=AT_ONCE),
         )
 
-    def note(self, answer: InferResponse, cause: str) -> None:
+    def note(self, answer: InferResponse, cause: str, _trace: object) -> None:
         self.announced.append(answer)
         self.causes.append(cause)
 

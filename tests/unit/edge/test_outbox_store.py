@@ -14,6 +14,7 @@ from support.escalations import request, response
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
+from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.item import pack_response
@@ -711,3 +712,18 @@ async def test_a_closed_outbox_says_so(path: Path) -> None:
     outbox.close()
     with pytest.raises(CapacityError, match="closed"):
         await outbox.put(item())
+
+
+async def test_what_is_put_off_keeps_its_trace_over_a_restart(path: Path, clock: SimulatedClock) -> None:
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1,b=2")
+    assert trace is not None
+    first = Outbox(path, clock=clock)
+    await first.put(item(request(2, trace=trace)))
+    await first.put(item())
+    first.close()
+    again = Outbox(path, clock=clock)
+    for _ in range(3):  # a head that came before is read from memory
+        kept, untraced = await again.pending(2)
+        assert kept.request.trace == structs.replace(trace, parent_id=""), "the same span: it is the same request"
+        assert untraced.request.trace is None
+    again.close()

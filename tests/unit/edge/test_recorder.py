@@ -9,6 +9,7 @@ from support.logs import captured_lines
 from firstline_core.clock import SimulatedClock
 from firstline_core.telemetry.decisions import find
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.trace import received
 from firstline_core.types import Status
 from firstline_edge.recorder import Recorder
 
@@ -27,9 +28,11 @@ async def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) 
     final = replace(final, answer=replace(final.answer, changed=True))
     assert final.answer is not None
     expired = replace(final, answer=replace(final.answer, status=Status.EXPIRED, changed=None))
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    assert trace is not None
     with captured_lines() as lines:
         recorder.corrected(final)
-        recorder.corrected(expired, "Other bundle.")
+        recorder.corrected(expired, "Other bundle.", trace)
     recorder.close()
     request_id = final.answer.request_id
     assert lines == [
@@ -40,8 +43,10 @@ async def test_a_corrections_end_is_one_line_in_the_right_words(tmp_path: Path) 
             "request_id": request_id,
             "model": "digits",
             "cause": "Other bundle.",
+            **trace.facts(),
         },
     ]
     kept, ended = find(path, request_id)
     assert "cause" not in kept and ended["cause"] == "Other bundle."
     assert (kept["changed"], ended["changed"]) == (True, None)
+    assert (kept.get("trace_id"), ended["trace_id"]) == (None, trace.trace_id)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -7,9 +9,10 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 
 import firstline
-from firstline import calls, connection
+from firstline import calls, connection, tracing
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -301,3 +304,57 @@ class TestToken:
                 make(token=token)
             assert "cret" not in caught.value.message
             assert caught.value.__cause__ is None
+
+
+class TestTrace:
+    PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    def asked(self, **wishes: Any) -> list[dict[str, str]]:
+        made = [calls.infer("m", {"x": [1]}, wishes), calls.infer_file("m", b"x", wishes)]  # type: ignore[arg-type]
+        headers = [dict(each.headers or {}) for each in made]
+        return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
+
+    def test_the_one_that_is_named_goes_along(self) -> None:
+        assert self.asked() == [{}, {}]
+        assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
+        named = {"traceparent": self.PARENT, "tracestate": "a=1"}
+        assert self.asked(**named) == [named] * 2
+
+    @pytest.mark.parametrize("value", [None, "", "00-x", PARENT.upper(), PARENT + "\r\nX: y"])
+    def test_what_is_none_is_passed_over(self, value: str | None) -> None:
+        assert self.asked(traceparent=value, tracestate="a=1") == [{}, {}]
+
+    def test_a_span_of_opentelemetry_s_that_is_under_way_goes_along(self) -> None:
+        span = NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(1), TraceState([("a", "1")])))
+        theirs = {"traceparent": f"00-{10:032x}-{11:016x}-01", "tracestate": "a=1"}
+        with use_span(span):
+            assert self.asked() == [theirs] * 2
+            assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
+            assert tracing.settled({"route": "edge"}) == {"route": "edge"} | theirs
+            with use_span(INVALID_SPAN):
+                assert self.asked() == [{}, {}]
+        assert self.asked() == [{}, {}]
+
+    def test_many_requests_belong_to_the_trace_in_which_they_were_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[object] = []
+
+        def infer(self: object, model: str, inputs: object, **wishes: object) -> InferResponse:
+            seen.append(wishes.get("traceparent"))
+            return InferResponse(model, "1", ())
+
+        monkeypatch.setattr(firstline.Client, "infer", infer)
+        with firstline.Client() as client:
+            with use_span(NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(0)))):
+                outcomes = client.infer_many("m", [{"x": [1]}] * 3)
+            assert len(list(outcomes)) == 3
+        assert seen == [f"00-{10:032x}-{11:016x}-00"] * 3
+
+    def test_a_program_without_opentelemetry_does_not_load_it(self) -> None:
+        code = (
+            "import sys; from firstline import calls; calls.infer_file('m', b'x', {}); "
+            "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == ""

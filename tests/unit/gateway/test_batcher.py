@@ -9,8 +9,9 @@ from support.gateway import GatedExecutor, request_of
 from firstline_core.clock import SimulatedClock
 from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
+from firstline_core.telemetry.trace import CURRENT, TraceContext, received
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
@@ -325,3 +326,28 @@ async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_ro
     assert (await first).tolist() == [[2.0]]
     await bench.release()
     assert (await second).tolist() == [[4.0]]
+
+
+async def test_a_batch_runs_under_the_trace_of_one_of_its_requests_and_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(rows=4)
+    await bench.warm(1, 2, 4)
+    under: list[TraceContext | None] = []
+    run = bench.executor.run
+
+    async def noting(*arguments: object) -> list[Outcome]:
+        under.append(CURRENT.get())
+        return await run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.executor, "run", noting)
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    tasks = [await bench.submit(request_of(1.0))]
+    tasks += [await bench.submit(request_of(2.0, trace=each)) for each in (None, trace, None)]
+    for _ in range(2):
+        await bench.release()
+    tasks.append(await bench.submit(request_of(3.0)))
+    await bench.release()
+    await asyncio.gather(*tasks)
+    assert under == [None, trace, None]
+    assert CURRENT.get() is None

@@ -71,6 +71,16 @@ def test_names_that_devices_make_up_do_not_fill_the_store() -> None:
     assert [key.model for key in tally.take()] == ["m1"]
 
 
+def test_what_devices_make_up_overflows_nothing(database: Database) -> None:
+    tally = tiers.Tally()
+    for _ in range(1100):  # as many of the most that a device may say are more than 64 bits hold
+        tally.add(Totals(), totals(2**53), NOW_S)
+    with database.begin() as connection:
+        tiers.keep(connection, tally.take())
+        found = tiers.history(connection, NOW_S, "")
+    assert 0 < found.points[0].kept < 2**63
+
+
 def test_what_nobody_looks_back_to_is_forgotten(database: Database) -> None:
     tally = tiers.Tally()
     tally.add(Totals(), totals(1), NOW_S)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from firstline_gateway.api.heads import Head, Heads
 from firstline_gateway.api.infer import address_of
 
@@ -22,7 +24,7 @@ def test_heads_that_may_mean_something_else_are_not_kept_and_the_oldest_make_roo
     address = address_of("/v2/models/m/infer")
     assert address is not None
     heads, plain = Heads(), Head(PLAIN, 5, b"/", LINES, address, {}, b"", 0)
-    heads.keep("", plain._replace(raw=b""))
+    heads.keep("", replace(plain, raw=b""))
     assert heads.find("", b"\r\n\r\n") is None
     for number in range(2000):
         heads.keep(str(number), plain)

@@ -27,6 +27,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import Array, Tensor
 from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.oip.dialects import FirstlineModel
@@ -366,3 +367,24 @@ async def test_what_this_process_takes_is_told_apart_from_what_the_servers_take(
         assert 2 * (2 * 0.002 + 0.003) <= apart.input_s < 5
         assert 2 * 0.004 <= apart.output_s < 5
         assert list(apart.batches_s) == [2]
+
+
+async def test_the_trace_of_a_batch_goes_to_every_server_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
+    assert trace is not None
+    sent: list[tuple[str | None, str | None]] = []
+    exchange = FarGateway.exchange
+
+    async def noting(self: FarGateway, method: str, path: str, headers: dict[str, str], *more: object) -> HttpReply:
+        if method == "POST":
+            sent.append((headers.get("traceparent"), headers.get("tracestate")))
+        return await exchange(self, method, path, headers, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FarGateway, "exchange", noting)
+    async with site(2) as far:
+        far.servers[0].error = far.servers[1].error = QueueFullError("Full.")
+        token = CURRENT.set(trace)
+        await far.ask((0.5,))
+        CURRENT.reset(token)
+        await far.ask((0.5,))
+    assert sent == [(trace.traceparent, "a=1")] * 2 + [(None, None)] * 2

@@ -32,6 +32,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Array
 from firstline_gateway.executors.base import ModelKey, Probabilities
 from firstline_gateway.executors.oip.dialects import FarModel
@@ -197,9 +198,10 @@ class Calls:
             encoding_s = perf_counter()
             encoded = work.model.encode(work.rows, work.deadline_s, began_s)
             encoding_s = perf_counter() - encoding_s
-            reply = await self._transports[endpoint].exchange(
-                "POST", work.model.path, headers_for(encoded), encoded.body, timeout_s
-            )
+            headers, trace = headers_for(encoded), CURRENT.get()
+            if trace is not None:
+                headers |= trace.headers()
+            reply = await self._transports[endpoint].exchange("POST", work.model.path, headers, encoded.body, timeout_s)
             reading_s = perf_counter()
             found = work.model.read(reply, rows)
             reading_s = perf_counter() - reading_s

@@ -29,6 +29,7 @@ Mask = NDArray[np.bool_]
 _ENOUGH = 20  # exceedances: the p-value is then known to a fifth, and far above any share of an error probability
 _BLOCK = 512  # divisions at a time
 _BLOCK_NUMBERS = 1 << 20  # drawn for them at most, of a large fleet
+_SLICE = 1 << 17  # multiplications
 _ROUNDING = 1e-12
 
 
@@ -121,7 +122,7 @@ def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.ra
         divisions = _divisions(rng, len(treated), int(treated.sum()))
         drawn += len(divisions)
         # A division in which nobody of a group tells shows nothing, and counts as if it showed as much.
-        exceeded += np.count_nonzero(~(_differences(divisions @ table, totals) < seen), axis=0)
+        exceeded += np.count_nonzero(~(_differences(_sums(divisions, table), totals) < seen), axis=0)
         ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
         for index, times in zip(open_[ended], exceeded[ended], strict=True):
             found[index] = float((1 + times) / (1 + drawn))
@@ -141,6 +142,16 @@ def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:
     drawn = rng.random((max(1, min(_BLOCK, _BLOCK_NUMBERS // devices)), devices))
     last = np.partition(drawn, treated - 1, axis=1)[:, treated - 1, None]
     return (drawn <= last).astype(float)
+
+
+def _sums(divisions: Floats, table: Floats) -> Floats:
+    """(divisions, columns): each column's sum over those that a division would treat.
+
+    In slices that no linear algebra spreads over threads: they gain nothing here, and where processes share few cores
+    they wait for each other many times as long as the product takes.
+    """
+    rows = max(1, _SLICE // table.size)
+    return np.concatenate([divisions[start : start + rows] @ table for start in range(0, len(divisions), rows)])
 
 
 def _differences(sums: Floats, totals: Floats) -> Floats:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.json_format import ParseDict
@@ -26,6 +26,7 @@ from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.grpc.statuses import status_of, trailers_of
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.trace import TraceContext, from_lines
 from firstline_core.types import InferRequest, TensorSpec
 
 # What a caller may take for one message; HTTP bodies have as long, and longer the more came of them.
@@ -158,8 +159,8 @@ class InferenceService:
             with self._door.share(caller.principal) as take:
                 sent = await _first(messages)
                 take(len(sent))
-                deadline_s = None if remaining_s is None else arrived_s + remaining_s
-                found = await self._answer(sent, caller, arrived_s, deadline_s, journal)
+                beside = _Beside.of(context, None if remaining_s is None else arrived_s + remaining_s)
+                found = await self._answer(sent, caller, arrived_s, beside, journal)
                 encoded: bytes = found.SerializeToString()
         except FirstlineError as error:
             journal.ended(error)
@@ -191,7 +192,7 @@ class InferenceService:
             try:
                 with self._door.share(caller.principal) as take:
                     take(len(sent))
-                    answered = await self._answer(sent, caller, arrived_s, None, journal)
+                    answered = await self._answer(sent, caller, arrived_s, _Beside.of(context), journal)
                 reply.infer_response.CopyFrom(answered)
                 # Triton's, for models that give several responses: this one gives one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
@@ -211,9 +212,7 @@ class InferenceService:
                 reply.error_message = unforeseen.message
             yield reply.SerializeToString()
 
-    async def _answer(
-        self, sent: bytes, caller: Caller, arrived_s: float, deadline_s: float | None, journal: _Journal
-    ) -> Any:
+    async def _answer(self, sent: bytes, caller: Caller, arrived_s: float, beside: _Beside, journal: _Journal) -> Any:
         limits = self._plane.limits
         head, raw = codec.split(sent, limits)
 
@@ -228,8 +227,10 @@ class InferenceService:
 
         request = await http_body.decoded(decode, {}, len(head))
         journal.model, journal.id = request.model, request.id
-        if deadline_s is not None:
+        if (deadline_s := beside.deadline_s) is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
+        if beside.trace is not None:
+            request = replace(request, trace=beside.trace)
         response = await self._plane.infer(request)
         return codec.encode_response(request, response, http.class_labels(self._plane, request, response))
 
@@ -257,6 +258,17 @@ class InferenceService:
             for spec in specs:
                 _describe(spec, described.add())
         return reply
+
+
+class _Beside(NamedTuple):
+    """What a call says beside its message."""
+
+    deadline_s: float | None
+    trace: TraceContext | None
+
+    @classmethod
+    def of(cls, context: Context, deadline_s: float | None = None) -> _Beside:
+        return cls(deadline_s, from_lines(context.invocation_metadata() or ()))
 
 
 class _Journal:

@@ -1,0 +1,82 @@
+"""One trace from an application to the full model: in the lines of both tiers, whatever carries it, and whenever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.line import line
+
+from firstline.client import Client
+from firstline.demo import assets
+from firstline.demo.house import Transport
+from firstline.workbench.dataset import open_dataset
+from firstline_core.telemetry import decisions
+from firstline_core.types import Answer, InferResponse, Status
+from firstline_edge.state import decisions_path
+
+JSON = {"FIRSTLINE_EDGE_LOG__FORMAT": "json", "FIRSTLINE_GATEWAY_LOG__FORMAT": "json"}
+CALLER = "b7ad6b7169203331"
+PATIENT_MS = 60_000.0
+
+
+def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a process said of each of our traces, by the trace's id."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for text in log.read_text().splitlines():
+        if text.startswith("{") and (trace_id := (said := json.loads(text)).get("trace_id")):
+            found.setdefault(trace_id, []).append(said)
+    return found
+
+
+@pytest.mark.parametrize("transport", ["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transport: Transport) -> None:
+    escalated, kept, private = (f"{number:032x}" for number in range(1, 4))
+    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 150).read()]
+    with (
+        line(tmp_path, transport=transport, environ=JSON) as running,
+        Client(running.agent.url, timeout_s=60) as client,
+        Client(running.gateway.url, token=running.gateway.token, timeout_s=60) as direct,
+    ):
+
+        def ask(trace_id: str, content: bytes = contents[0], to: Client = client, **wishes: Any) -> Answer:
+            parent = f"00-{trace_id}-{CALLER}-01"
+            return to.infer_file("digits", content, traceparent=parent, timeout_ms=PATIENT_MS, **wishes).answer
+
+        request_id = ask(escalated, route="cloud", tracestate="vendor=1").request_id
+        ask(kept, route="edge")
+        ask(private, privacy="local_only")
+        ask(escalated, to=direct)
+        client.infer_file("digits", contents[0], route="cloud", timeout_ms=PATIENT_MS)
+        running.cut()
+        for number, content in enumerate(contents, start=100):  # until the small model is not sure of one
+            promised = ask(deferred := f"{number:032x}", content, wait="first")
+            if promised.status is Status.PROVISIONAL:
+                break
+        running.restore()
+        final = client.wait_for_final(promised.request_id, timeout_s=60)
+    agent, gateway = lines_of(running.agent.log), lines_of(running.gateway.log)
+
+    assert {escalated, kept} < set(agent) and private not in agent
+    assert [(said["event"], said["request_id"]) for said in agent[escalated]] == [("answered", request_id)]
+    assert {said["request_id"] for said in gateway[escalated]} >= {request_id}
+    spans = [said["span_id"] for said in agent[escalated] + gateway[escalated]]
+    assert len({*spans, CALLER}) == 4, "the caller, the device and each request to the gateway are spans of their own"
+    assert kept not in gateway and private not in gateway
+    _check_deferred(agent.get(deferred, []), gateway.get(deferred, []), final)
+
+    log = decisions_path(tmp_path / f"state-{transport}")
+    told = decisions.find(log, request_id)
+    assert [(each["trace_id"], each["span_id"]) for each in told] == [(escalated, agent[escalated][0]["span_id"])]
+
+
+def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:
+    """Its promise was kept later, in the same trace."""
+    assert final.answer is not None and final.answer.status is Status.FINAL
+    assert {said["event"] for said in agent} == {"answered", "corrected"}
+    assert len(agent) == 2, "answers are written down a moment later, so the order is either"
+    assert len({said["span_id"] for said in agent}) == 1
+    assert {said["request_id"] for said in agent + gateway} == {final.answer.request_id}
+    assert gateway

@@ -1,0 +1,94 @@
+"""Trace contexts are read as OpenTelemetry reads them, and no bytes are too strange to be passed over."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from opentelemetry import trace as opentelemetry
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable, untraced
+from firstline_core.telemetry.trace import received, restored
+
+HEX = "0123456789abcdef"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def hexadecimal(size: int) -> st.SearchStrategy[str]:
+    return st.text(HEX, min_size=size, max_size=size) | st.just("0" * size)
+
+
+@st.composite
+def parents(draw: st.DrawFn) -> str:
+    """Right, or nearly so."""
+    parts = [draw(st.sampled_from(["00", "00", "01", "cc", "ff"]) | hexadecimal(2))]
+    parts += [draw(hexadecimal(size)) for size in (32, 16, 2)]
+    said = "-".join(parts) + draw(st.sampled_from(["", "", "-", "-more", "more"]))
+    if draw(st.integers(0, 3)) == 0:
+        at = draw(st.integers(0, len(said) - 1))
+        said = said[:at] + draw(st.sampled_from(["", "g", "A", "-", " ", "\n", "٣"])) + said[at + 1 :]
+    return said
+
+
+STATES = st.lists(
+    st.from_regex(r"[a-z0-9][a-z0-9_*/@-]{0,5}=[!-+\--<>-~]{1,6}", fullmatch=True) | st.text(max_size=4), max_size=5
+).map(",".join)
+
+
+@given(parents(), STATES)
+@example(f"00-{TRACE}-{SPAN}-01", "a=1,b=2")
+def test_it_is_read_as_opentelemetry_reads_it(parent: str, state: str) -> None:
+    carrier = {"traceparent": parent, "tracestate": state}
+    context = TraceContextTextMapPropagator().extract(carrier)
+    theirs = opentelemetry.get_current_span(context).get_span_context()
+    found = restored(parent, state)
+    if found is None:
+        # They search where the specification wants the whole value, and go on reading after a line's end.
+        assert not theirs.is_valid or not re.fullmatch(r"[ \t]*[0-9a-f-]+[!-~]*[ \t]*", parent)
+        return
+    assert theirs.is_valid
+    assert (int(found.trace_id, 16), int(found.span_id, 16)) == (theirs.trace_id, theirs.span_id)
+    assert found.flags & 1 == theirs.trace_flags & 1
+    # They know the first level, where no key begins with a digit and tenants are apart.
+    if found.state and all(re.match("[a-z][a-z0-9_*/-]*=", member) for member in found.state.split(",")):
+        assert found.state == theirs.trace_state.to_header()
+
+
+@given(st.text(max_size=80) | parents(), st.text(max_size=80) | STATES)
+def test_nothing_is_an_error_and_what_goes_on_is_short_plain_and_reads_as_it_was(parent: str, state: str) -> None:
+    found = received(parent, state)
+    if found is None:
+        return
+    said = found.headers()
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]", said["traceparent"])
+    assert re.fullmatch("[ -~]{0,512}", said.get("tracestate", ""))
+    assert restored(said["traceparent"], said.get("tracestate", "")) == replace(found, parent_id="")
+
+
+LINES = st.sampled_from(["Host: x", "tracestate: a=1", "Accept: */*", "X-Traceparent: no", "Content-Length: 5"])
+
+
+@given(st.lists(LINES, unique=True), st.integers(0, 9), st.sampled_from(["traceparent", "Traceparent"]), parents())
+def test_a_head_is_known_by_its_bytes_without_its_trace(lines: list[str], at: int, name: str, parent: str) -> None:
+    """Whatever the line says: either the rest is the very head without it, or the head has to be parsed."""
+
+    def head(lines: list[str]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        found = [line.partition(": ") for line in lines]
+        raw = "\r\n".join(["POST /v2/models/m/infer HTTP/1.1", *lines, "", ""]).encode()
+        return raw, [(name.lower().encode(), value.strip(" \t").encode()) for name, _, value in found]
+
+    without, without_lines = head(lines)
+    raw, raw_lines = head([*lines[:at], f"{name}: {parent}", *lines[at:]])
+    found = untraced(raw, len(raw))
+    if found is not None:
+        assert (found[0], len(without)) == (without, len(raw) - TRACED_BYTES)
+        read = received(parent)
+        assert read is not None
+        assert found[1] == replace(read, span_id=found[1].span_id)
+    known = repeatable(raw + b"12345", raw_lines, 100)
+    assert known in (repeatable(without + b"12345", without_lines, 100), (b"", 0))
+    if restored(parent) is not None and parent.startswith("00"):
+        assert known[0] == (without if "Content-Length: 5" in lines else b"")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from firstline_core.telemetry.trace import TraceContext, from_lines, received, restored
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+def test_a_caller_s_context_gets_a_span_of_this_tier_s_own() -> None:
+    found = received(PARENT, "congo=t61rcWkgMzE, rojo=00f067aa0ba902b7")
+    assert found is not None
+    assert (found.trace_id, found.parent_id, found.flags) == (TRACE, SPAN, 1)
+    assert found.span_id not in (SPAN, "0" * 16) and len(found.span_id) == 16
+    assert found.headers() == {
+        "traceparent": f"00-{TRACE}-{found.span_id}-01",
+        "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7",
+    }
+    assert found.facts() == {"trace_id": TRACE, "span_id": found.span_id}
+    other = received(PARENT)
+    assert other is not None and other.span_id != found.span_id
+    assert restored(PARENT) == TraceContext(TRACE, SPAN, "", 1)
+
+
+@pytest.mark.parametrize(("sent", "goes_on"), [("00", 0), ("01", 1), ("02", 2), ("03", 3), ("ff", 3), ("fc", 0)])
+def test_whether_it_is_sampled_and_random_goes_on_and_no_other_flag(sent: str, goes_on: int) -> None:
+    found = received(f"00-{TRACE}-{SPAN}-{sent}")
+    assert found is not None
+    assert found.traceparent.endswith(f"-0{goes_on}")
+
+
+@pytest.mark.parametrize("value", [f" {PARENT}\t", f"cc-{TRACE}-{SPAN}-01", f"01-{TRACE}-{SPAN}-01-what.ever-comes"])
+def test_what_later_versions_add_is_passed_over(value: str) -> None:
+    found = received(value)
+    assert found is not None
+    assert found.traceparent == f"00-{TRACE}-{found.span_id}-01"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "00",
+        PARENT.upper(),
+        PARENT[:-1],
+        PARENT + "0",
+        PARENT + "-",
+        PARENT + "-more",
+        PARENT + "\n",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"cc-{TRACE}-{SPAN}-01.more",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}-0x",
+        f"00-{TRACE[:-1]}٣-{SPAN}-01",
+        f"00_{TRACE}_{SPAN}_01",
+        f"cc-{TRACE}-{SPAN}-01-" + "x" * 300,
+    ],
+)
+def test_what_names_no_trace_is_passed_over(value: str) -> None:
+    assert received(value) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "goes_on"),
+    [
+        ("a=1", "a=1"),
+        ("a=1,\t , b=2", "a=1,b=2"),
+        ("0tenant@vendor=x y", "0tenant@vendor=x y"),
+        (",".join(f"k{n}=v" for n in range(32)), ",".join(f"k{n}=v" for n in range(32))),
+        (",".join(f"k{n}=v" for n in range(33)), ""),
+        ("a=" + "x" * 255, "a=" + "x" * 255),
+        ("a=" + "x" * 257, ""),
+        ("k" * 257 + "=x", ""),
+        ("a=1,b=" + "x" * 250 + ",c=" + "x" * 253, "a=1,b=" + "x" * 250 + ",c=" + "x" * 253),
+        ("a=1,b=" + "x" * 250 + ",c=" + "x" * 254, ""),
+        ("a=1,a=2", ""),
+        ("a=1,b", ""),
+        ("A=1", ""),
+        ("a=b=c", ""),
+        ("a=\x7f", ""),
+        ("a=1\r\nX: y", ""),
+        ("a=é", ""),
+        ("=1", ""),
+    ],
+)
+def test_a_list_of_vendors_goes_on_whole_or_not_at_all(sent: str, goes_on: str) -> None:
+    found = received(PARENT, sent)
+    assert found is not None
+    assert found.state == goes_on
+
+
+def test_headers_that_contradict_each_other_count_as_none_and_lists_are_one() -> None:
+    parent, host = (b"traceparent", PARENT.encode()), (b"host", b"x")
+    assert from_lines([host]) is None
+    assert from_lines([parent, host, parent]) is None
+    found = from_lines([(b"tracestate", b"a=1"), parent, (b"tracestate", b"b=2")])
+    assert found is not None
+    assert (found.parent_id, found.state) == (SPAN, "a=1,b=2")
+    assert from_lines([("traceparent", PARENT), ("key-bin", b"\xff")]) is not None  # as gRPC has it
