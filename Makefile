@@ -145,7 +145,7 @@ bench: .venv/test.stamp wrk mosquitto wheel ## both tiers beside the raw limit o
 bench-peers: .venv/test.stamp wrk $(PEERS:%=.venv-peers/%/stamp) ## the gateway beside MLServer, pytriton, LitServe, BentoML and Ray Serve (15 minutes)
 	$(BIN)/python bench/bench_peers.py $(BENCH_ARGS)
 
-bench-fleet: .venv/test.stamp ## rollouts of simulated devices: false aborts, bad models found, a thousand devices (an hour)
+bench-fleet: .venv/test.stamp ## rollouts of simulated devices: false aborts, bad models found, a thousand devices (ten minutes)
 	$(BIN)/python bench/bench_fleet.py $(BENCH_ARGS)
 
 hot-path: .venv/test.stamp ## what a request costs the gateway in its process, without a network: time and calls (a minute)
