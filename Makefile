@@ -53,7 +53,7 @@ endef
 
 .PHONY: help demo test check format mosquitto postgres kubectl node chromium wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
   bench bench-peers hot-path loadgen bench-routing bench-fleet alarm \
-  chaos chaos-full update-kill soak fuzz audit sbom stampede scale behind idle decision agent escalation mqtt-bench deliveries wear timing line \
+  chaos chaos-full update-kill soak fuzz audit sbom stampede scale heartbeats behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
 help: ## list these targets
@@ -204,6 +204,9 @@ wear: .venv/test.stamp ## what a request writes to the device's flash, by route 
 
 scale: .venv/test.stamp mosquitto postgres ## what a request, a connection and a delivery cost, and fleets of 1 to 1,000,000 by that (minutes)
 	PYTHONPATH=tests:bench $(BIN)/python bench/scale.py
+
+heartbeats: .venv/test.stamp mosquitto ## 1,000 and 10,000 devices' heartbeats over MQTT, and a rollout to them: processor time, memory, delays (five minutes)
+	PYTHONPATH=tests:bench $(BIN)/python bench/heartbeats.py
 
 behind: .venv/test.stamp ## what a call to a server behind the gateway costs, beside httpx
 	$(BIN)/python bench/behind.py
