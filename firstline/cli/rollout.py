@@ -28,7 +28,7 @@ from firstline.cli.rollout_options import (
 )
 from firstline.cli.when import date
 from firstline.rollouts import Rollouts
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import CapacityError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 
 EXIT_ENDED_OTHERWISE = 1
@@ -143,14 +143,9 @@ def get(
 ) -> None:
     """Show how a rollout stands, with the looks at it."""
     with fleet_at(gateway, key_file, ca) as fleet:
-        found, told = fleet.rollouts.get(rollout), ""
-        while watch and found.state in _LIVE:
-            now = f"{found.state}: {found.sentence} {_counts(found)}"
-            if now != told:
-                typer.echo(now, err=True)
-                told = now
-            time.sleep(_LOOK_S)
-            found = fleet.rollouts.get(rollout)
+        found = fleet.rollouts.get(rollout)
+        if watch:
+            found = _watched(fleet.rollouts, found)
         looks = fleet.rollouts.looks(rollout)
     if output is Output.JSON:
         print_json({"rollout": found, "looks": looks})
@@ -166,6 +161,22 @@ def get(
             print_table(made)
     if watch and found.state != "completed":
         raise typer.Exit(EXIT_ASKS if found.state == "paused" else EXIT_ENDED_OTHERWISE)
+
+
+def _watched(rollouts: Rollouts, found: RolloutSummary) -> RolloutSummary:
+    """Tells how it goes until it ends. A gateway that is away for a while does not end a night's watch."""
+    now = told = ""
+    while found.state in _LIVE:
+        now = now or f"{found.state}: {found.sentence} {_counts(found)}"
+        if now != told:
+            typer.echo(now, err=True)
+            told = now
+        time.sleep(_LOOK_S)
+        try:
+            found, now = rollouts.get(found.id), ""
+        except (LinkError, CapacityError) as error:
+            now = f"{error.message} It is asked again."
+    return found
 
 
 def _add(command: str, explanation: str) -> None:
