@@ -46,6 +46,18 @@ def test_the_readme_is_true(reader: Reader) -> None:
     assert left_for_git(reader.folder) == ours
 
 
+def test_the_way_to_a_finished_rollout_is_true_and_takes_ten_commands(reader: Reader) -> None:
+    page = (CHECKOUT / "docs" / "rollout.md").read_text()
+    ended = re.search(r"firstline rollout rollback (\S+)", page)
+    assert ended is not None
+    back = f'$ firstline rollout get {ended[1]} --watch || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
+    on_version_1 = "$ firstline device ls -o json | grep -c '\"version\": *1,'\n1"
+    reader.follow(page, f"```console\n{back}\n{on_version_1}\n```\n")
+    typed = [command for command in reader.executed[:-2] if command.startswith("firstline ")]
+    assert len(typed) == 10
+    assert left_for_git(reader.folder) == {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
+
+
 def left_for_git(folder: Path) -> set[str]:
     """What `git add .` would take of a folder with this checkout's .gitignore."""
     shutil.copy(CHECKOUT / ".gitignore", folder)
@@ -95,6 +107,7 @@ def test_links_lead_to_places_that_are_there() -> None:
         ("```console\n$ edge-agent --version\nedge-agent one\n```\n", "the page shows"),
         ("```console\n$ echo a; false | cat\n```\n", "ended with 1"),
         ("```console\n$ echo a\n```\n", "the page shows"),
+        ("```console\n$ export A=b\n$ echo $A\nc\n```\n", "said\n  b"),
         ("```python\nprint(1)\n```\n", "first line"),
         ("```bash\nls\n```\n", "nothing would try it"),
         ("```console\n$ edge-agent run --config none.toml\nlistening on http://127.0.0.1:8070\n```\n", "did not start"),

@@ -6,7 +6,8 @@
     ```sh                               not executed: see `shell_lines`
     ```text                             for the eye alone
 
-A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends.
+A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends; what
+`export` sets holds for the commands after it.
 Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` stands for any lines. Shares
 in percent, thresholds and temperatures are the same in every run, and so they must be on the page.
 """
@@ -39,6 +40,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (_COPIED, "ID"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"), "TIME"),
     (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
+    (re.compile(r"-[0-9a-f]{8}\.key\b"), "-ID.key"),
     (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
     (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
     (_SAME, lambda found: found[0].translate(_SPELT)),
@@ -148,6 +150,7 @@ class Reader:
     executed: list[str] = field(default_factory=list)
     _servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     _copied: dict[str, str] = field(default_factory=dict)
+    _exports: list[str] = field(default_factory=list)
 
     def follow(self, *pages: str) -> None:
         """Does all that the pages say, one after the other; servers run until the last one's end.
@@ -195,7 +198,7 @@ class Reader:
 
     def _run(self, text: str, command: Command) -> tuple[str, ...]:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
+            ["bash", "-euo", "pipefail", "-c", "\n".join([*self._exports, text])],
             cwd=self.folder,
             env=dict(self.environ),
             stdin=subprocess.DEVNULL,
@@ -207,6 +210,8 @@ class Reader:
             raise MismatchError(
                 f"line {command.line}: `{text}` ended with {done.returncode}: {done.stderr}{done.stdout}"
             )
+        if text.startswith("export "):
+            self._exports.append(text)
         return tuple(line.rstrip() for line in done.stdout.splitlines())
 
     def _start(self, name: str, text: str, command: Command) -> tuple[str, ...]:

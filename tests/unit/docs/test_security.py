@@ -12,17 +12,26 @@ from support.readme import links, places
 from firstline.sse import EventReader
 from firstline.workbench import dataset, detections
 from firstline_core import secrets_file, settings
-from firstline_core.bundle import image_pieces, images, manifest
+from firstline_core.bundle import golden, image_pieces, images, manifest, trust
+from firstline_core.fleet import configuration, registry, twin
 from firstline_core.protocol import http_body, http_bounds, http_server, mqtt_packet, topics
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
+from firstline_edge.fleet import reported
 from firstline_edge.settings import EdgeSettings
 from firstline_gateway.api import door
+from firstline_gateway.fleet import selector
 from firstline_gateway.settings import Settings
 
 CHECKOUT = Path(__file__).parents[3]
 PAGE = (CHECKOUT / "SECURITY.md").read_text()
 ROOMS = ("shared/firstline_core", "edge_agent/firstline_edge", "cloud_gateway/firstline_gateway", ".")
 
+_METADATA = {
+    "root": f"{trust.LIMITS_BYTES['root'] // 1024} KiB",
+    "timestamp": f"{trust.LIMITS_BYTES['timestamp'] // 1024} KiB",
+    "snapshot": f"{trust.LIMITS_BYTES['snapshot'] // 1024} KiB",
+    "targets": f"{trust.LIMITS_BYTES['targets'] // 1_000_000} MB",
+}
 LIMITS = {
     "HTTP head": (f"{http_bounds.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_bounds.HEAD_TIMEOUT_S:g} s"),
     "connections without": (
@@ -53,6 +62,12 @@ LIMITS = {
     "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
     "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
     "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
+    "a device's twin": (f"{twin.LIMIT_BYTES // 1024} KiB; {reported._LIMIT} models",),
+    "settings from the fleet": (f"{configuration.LIMIT_BYTES // 1024} KiB",),
+    "TUF metadata": tuple(f"{role} {size}" for role, size in _METADATA.items()),
+    "a publication": (f"{registry.PUBLICATION_LIMIT_BYTES // MIB} MiB",),
+    "golden answers": (f"{golden.LIMIT_BYTES // MIB} MiB, {golden.ROWS_LIMIT} rows",),
+    "a selector": (f"{selector._LIMIT_CHARACTERS:,} characters",),
     "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
     "a secret's file": (f"{secrets_file._LIMIT_BYTES // 1024} KiB",),
     "workbench: images": (f"{dataset.FILE_LIMIT_BYTES // MIB} MiB",),

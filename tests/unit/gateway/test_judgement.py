@@ -109,6 +109,13 @@ def test_what_need_not_be_seen_does_not_hold() -> None:
     assert judged(each=4, rules=Rules(limits=find_nothing)).decision is Decision.PROMOTE
 
 
+@pytest.mark.parametrize(("unseen", "claimed"), [(False, True), (True, False)])
+def test_a_promotion_claims_no_more_than_was_to_be_found(unseen: bool, claimed: bool) -> None:
+    verdict = judged(rules=Rules(promote_unseen=unseen))
+    assert verdict.decision is Decision.PROMOTE
+    assert ("what was to be found would have been" in verdict.sentence) is claimed
+
+
 def test_a_stage_without_any_report_is_held() -> None:
     silent = [Device(None)] * 20
     found = judge(Rules(), stages=1, look=8, over=True, installed=20, failed=0, treated=silent, control=silent, seed=1)

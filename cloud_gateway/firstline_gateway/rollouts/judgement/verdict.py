@@ -224,9 +224,7 @@ def judge(
     unclear = [finding for finding in found if finding.unclear]
     if unclear:
         return Verdict(Decision.HOLD, "unclear", _unclear(unclear), look, found)
-    return Verdict(
-        Decision.PROMOTE, "sound", "Nothing is worse, and what was to be found would have been.", look, found
-    )
+    return Verdict(Decision.PROMOTE, "sound", _sound(found), look, found)
 
 
 def _installations(accepted: float, installed: int, failed: int, share: float) -> Finding:
@@ -279,6 +277,12 @@ def _chance(p: float) -> str:
         return f"p = {p:.2g}"
     zeros = min(_MOST_ZEROS, math.ceil(-math.log10(p)) - 1)
     return f"p < {10.0**-zeros:.{zeros}f}"
+
+
+def _sound(findings: Sequence[Finding]) -> str:
+    if any(one.find is not None for one in findings):
+        return "Nothing is worse, and what was to be found would have been."
+    return "Nothing that could be seen is worse, and nothing had to be found."
 
 
 def _unclear(findings: Sequence[Finding]) -> str:
