@@ -107,7 +107,7 @@ max_packet_size {packet_bytes}
 # As many as a gateway works on at once.
 max_inflight_messages {plan.concurrency}
 # What waits for a client that is slow or away; more is dropped, and asked again by the device.
-max_queued_messages 1000
+max_queued_messages 20000
 max_queued_bytes 268435456
 # A client that says nothing for one and a half of these (seconds) is gone.
 max_keepalive 120

@@ -1,4 +1,7 @@
-"""This device's half of its twin: takes up what is desired, and says what is so whenever that has changed."""
+"""This device's half of its twin: takes up what is desired, and says what is so whenever that has changed.
+
+And again now and then: what a broker drops from a full queue is dropped without a word to either side.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ log = logger(__name__)
 
 _LOOK_S = 5.0
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
+_AGAIN_S = 900.0
 
 
 class Twin:
@@ -94,15 +98,16 @@ class Twin:
 
     async def _report(self) -> None:
         told: Reported | None = None
-        failures = 0
+        failures, again_s = 0, 0.0
         while True:
             self._news.clear()
             revision = self.desired.revision if self.desired is not None else 0
             now = replace(self._describe(), session=self._session, revision=revision)
-            if now != told:
+            if now != told or self._clock.monotonic_s() >= again_s:
                 try:
                     await self._way.report(replace(now, sequence=self._next()))
                     told, failures, self.problem = now, 0, ""
+                    again_s = self._clock.monotonic_s() + _AGAIN_S * self._rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
                     self._failed(error)
                     failures += 1
