@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 
-class Cycle:
+class Cycle(ABC):
     """Belongs to its connection, `protocol`, which keeps it until the next; its attributes are those of uvicorn's.
 
     Args:
@@ -41,9 +42,9 @@ class Cycle:
         self.keep_alive = keep_alive
         self.response_started = self.response_complete = self.disconnected = False
 
+    @abstractmethod
     def lost(self) -> None:
         """The connection ended: nobody waits for the answer any more."""
-        raise NotImplementedError
 
     def send(self, reply: Reply) -> None:
         """Writes the reply, whole, and ends this."""
