@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from support.agent import edge_settings, serving_agent, until
+from support.agent import serving_agent, until
 from support.images import encode
-from support.keys import create_key
 from support.registry_site import RegistrySite, digits_bundle, registry_site
 
-from firstline.release import publishing
 from firstline.release.pushing import push
-from firstline.release.registry import Registry
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
@@ -31,28 +28,13 @@ from firstline_edge.updater.slots import manifest_sha256
 @pytest_asyncio.fixture
 async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
     async with registry_site(tmp_path / "site") as found:
-
-        def begin(registry: Registry) -> None:
-            found.keyring.init(registry.online_key(), found.now_s())
-            publishing.publish(found.keyring, registry, found.now_s())
-
-        await found.with_registry(begin)
+        await found.begin()
         yield found
 
 
 @pytest.fixture
 def settings(site: RegistrySite, tmp_path: Path) -> EdgeSettings:
-    key = tmp_path / "key"
-    key.write_text(create_key(site.gateway.settings.store, "device-1", "device"))
-    return edge_settings(
-        tmp_path / "state",
-        links=[{"kind": "http", "url": site.url, "token_file": str(key)}],
-        fleet__enabled=True,
-        fleet__poll_s=0.1,
-        fleet__root_file=str(site.keyring.anchor),
-        fleet__download_jitter_s=0,
-        fleet__trial_s=0.5,
-    )
+    return site.device_settings(tmp_path, fleet__trial_s=0.5)
 
 
 async def pushed(site: RegistrySite, folder: Path, version: int, **changes: Any) -> DesiredModel:

@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from support.agent import edge_settings
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 
+from firstline.release import publishing
 from firstline.release.keyring import Keyring
 from firstline.release.registry import Registry, open_registry
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_edge.settings import EdgeSettings
 from firstline_gateway.gateway import Gateway, open_gateway
 from firstline_gateway.registry.wiring import RegistryRoom
 from firstline_gateway.settings import Store
@@ -68,6 +71,29 @@ class RegistrySite:
                 return call(registry)
 
         return await asyncio.to_thread(calling)
+
+    async def begin(self) -> None:
+        """The keys of a fleet's life, and a first publication."""
+
+        def beginning(registry: Registry) -> None:
+            self.keyring.init(registry.online_key(), self.now_s())
+            publishing.publish(self.keyring, registry, self.now_s())
+
+        await self.with_registry(beginning)
+
+    def device_settings(self, folder: Path, **overrides: Any) -> EdgeSettings:
+        """A device of the fleet that asks often, and has a key."""
+        key = folder / "key"
+        key.write_text(create_key(self.gateway.settings.store, "device-1", "device"))
+        return edge_settings(
+            folder / "state",
+            links=[{"kind": "http", "url": self.url, "token_file": str(key)}],
+            fleet__enabled=True,
+            fleet__poll_s=0.1,
+            fleet__root_file=str(self.keyring.anchor),
+            fleet__download_jitter_s=0,
+            **overrides,
+        )
 
 
 @asynccontextmanager
