@@ -15,6 +15,7 @@
     ├── CapacityError             come back later; `retry_after_s` says when
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
+    │   ├── SheddingError             heat or memory forbid this device to compute, and nobody else can answer
     │   ├── RateLimitedError          this caller asks too often
     │   ├── BudgetExceededError       what may be spent in this hour or day is spent
     │   ├── StoreUnavailableError     what must be kept cannot be: the database is away, full or read-only
@@ -123,6 +124,10 @@ class QueueFullError(CapacityError):
 
 class DeadlineExceededError(CapacityError):
     code = "deadline_exceeded"
+
+
+class SheddingError(CapacityError):
+    code = "shedding"
 
 
 class RateLimitedError(CapacityError):

@@ -177,6 +177,8 @@ def _alternatives(info: Any) -> list[Any]:
         return _alternatives(info.type)
     if isinstance(info, msgspec.inspect.UnionType):
         return [alternative for each in info.types for alternative in _alternatives(each)]
+    if isinstance(info, msgspec.inspect.DictType) and isinstance(info.value_type, msgspec.inspect.StructType):
+        return [info.value_type]  # a table of tables: msgspec does not say under which name, and all are alike
     return [info]
 
 

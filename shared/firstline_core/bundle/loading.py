@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -81,10 +82,17 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
     return loaded
 
 
-def load_edge(bundle: Bundle, options: RuntimeOptions) -> LoadedModel:
+def load_edge(
+    bundle: Bundle, options: RuntimeOptions, way: Callable[[Model], RuntimeOptions] | None = None
+) -> LoadedModel:
     """Loads the first edge variant, in the manifest's order of preference, that is here and loads.
 
     Those passed over are logged, and kept in the model's `passed_over`.
+
+    Args:
+        bundle: has the variants.
+        options: for the runtimes.
+        way: each variant's own options; None where all are loaded alike.
 
     Raises:
         ModelLoadError: none does; the message says why each did not.
@@ -93,7 +101,7 @@ def load_edge(bundle: Bundle, options: RuntimeOptions) -> LoadedModel:
     reasons: list[str] = []
     for model in bundle.manifest.edge:
         try:
-            loaded = load_model(bundle, model, options)
+            loaded = load_model(bundle, model, options if way is None else way(model))
         except ModelLoadError as error:
             reasons.append(f"{model.id}: {error.message}")
             continue

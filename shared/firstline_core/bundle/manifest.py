@@ -1,4 +1,4 @@
-"""What a bundle declares: `manifest.json`, format 4. Structure and digests only; files are `bundle/store.py`'s.
+"""What a bundle declares: `manifest.json`, format 5. Structure and digests only; files are `bundle/store.py`'s.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
 because a change of any of them changes what may be trusted. Older formats are read by `bundle/upgrade.py`.
@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import Certificate
+from firstline_core.bundle.provenance import Provenance
 from firstline_core.bundle.steps import Graph, PostStep, PreStep, Softmax
 from firstline_core.bundle.upgrade import FORMAT, OLDEST_FORMAT, upgraded
 from firstline_core.errors import IntegrityError
@@ -42,6 +43,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         output: the model's output by name; "" where it has one.
         measured: figures that someone measured on this artefact, e.g. {"accuracy": 0.97}.
         certificate: of an edge variant: what was proved of its kept answers. It may be void: see `certificate.py`.
+        provenance: how it was made of another model; None where nobody says.
     """
 
     id: Name
@@ -54,6 +56,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     output: str = ""
     measured: dict[str, float] = {}
     certificate: Certificate | None = None
+    provenance: Provenance | None = None
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
@@ -254,10 +257,15 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest's file form: indented JSON, so that people can read and compare it.
 
-    Without golden answers it is of format 3, which older devices read too.
+    It is of the oldest format that can say it, so that older devices read it too: 4 where no model says how it was
+    made, and then 3 where there are no golden answers.
     """
     said = msgspec.to_builtins(manifest)
-    if manifest.golden is None:
-        del said["golden"]
-        said["format"] = min(manifest.format, 3)
+    if all(model.provenance is None for model in manifest.models):
+        for model in (*said["edge"], *([said["full"]] if said["full"] else [])):
+            del model["provenance"]
+        said["format"] = min(manifest.format, 4)
+        if manifest.golden is None:
+            del said["golden"]
+            said["format"] = min(manifest.format, 3)
     return msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"

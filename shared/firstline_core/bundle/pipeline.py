@@ -169,8 +169,8 @@ class LoadedModel:
         if tensor.array.ndim == 0 or tensor.array.shape[0] == 0:
             raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
         if tensor.array.dtype is self._dtype and tensor.array.shape[1:] == spec.shape[1:]:
-            if self._floats:
-                self._check_floats(tensor)
+            if self._floats and not all_finite(tensor.array):
+                raise self._not_finite(tensor)
             return  # as most are
         if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
             return  # pixels of any size: preprocessing checks their axes
@@ -183,14 +183,13 @@ class LoadedModel:
             raise InvalidTensorError(
                 f"Input '{spec.name}' has shape {list(tensor.shape)}, but the model takes {_sizes(spec.shape)}."
             )
-        if self._floats:
-            self._check_floats(tensor)
+        if self._floats and not all_finite(tensor.array):
+            raise self._not_finite(tensor)
 
-    def _check_floats(self, tensor: Tensor) -> None:
-        if not all_finite(tensor.array):
-            finite = np.isfinite(tensor.array)
-            row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
-            raise InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
+    def _not_finite(self, tensor: Tensor) -> InvalidTensorError:
+        finite = np.isfinite(tensor.array)
+        row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
+        return InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

@@ -15,7 +15,8 @@ Each attack has its own error:
 
 An older bundle that the present targets list may be installed: that is a rollback which somebody signed.
 
-Only who updates imports this module: python-tuf brings urllib3, and takes some megabytes.
+No agent imports this module: python-tuf brings urllib3, and takes some megabytes for good. It has a process for it
+(`firstline_edge.updater.verifier`), which ends with the look.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tuf.api import exceptions
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from firstline_core.bundle.key_material import named_twice
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
     FirstlineError,
@@ -45,7 +47,7 @@ from firstline_core.errors import (
     SignatureError,
     UpdateError,
 )
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder, write_whole
 
 if TYPE_CHECKING:
@@ -213,7 +215,16 @@ class _DurableUpdater(Updater):
         if not path.exists() or path.read_bytes() != data:
             write_whole(path, data)
 
+    def _persist_root(self, version: int, data: bytes) -> None:
+        self._check_keys()
+        super()._persist_root(version, data)
+
+    def _check_keys(self) -> None:
+        if said := named_twice(self.trusted.root):
+            raise exceptions.RepositoryError(f"{said}, which would sign for two")
+
     def _update_root_symlink(self) -> None:
+        self._check_keys()
         link = Path(self._dir, "root.json")
         current = f"root_history/{self.trusted.root.version}.root.json"
         if not link.is_symlink() or os.readlink(link) != current:  # noqa: PTH115
@@ -296,7 +307,8 @@ def _expired(name: str, updater: _DurableUpdater) -> MetadataExpiredError:
     ended = next((signed for signed in trusted if signed.is_expired(now)), None)
     which = f"{ended.type} metadata ended at {ended.expires.isoformat()}" if ended is not None else f"{name} has ended"
     return MetadataExpiredError(
-        f"The registry's {which}, and it offers none that is newer: nobody renews it, or somebody holds it back. "
+        f"The registry's {which}, and it offers none that is newer: nobody renews it, somebody holds it back, "
+        f"or this device's clock is wrong, by which it is {now.isoformat(timespec='minutes')}. "
         "Nothing new is installed until that is mended (`firstline keys status`); what is installed goes on."
     )
 

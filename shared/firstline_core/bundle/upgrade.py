@@ -9,9 +9,9 @@ import msgspec
 if TYPE_CHECKING:
     from firstline_core.bundle.manifest import Manifest, Model
 
-FORMAT = 4
+FORMAT = 5
 """1 knew no certificates; 2 no learned functions, no energy, and no histogram, audits or groups in a certificate; 3 no
-golden answers."""
+golden answers; 4 nothing of how a model was made."""
 OLDEST_FORMAT = 1
 
 
@@ -23,6 +23,10 @@ def upgraded(manifest: Manifest, found: int) -> Manifest:
     """
     if found == FORMAT:
         return manifest
+    if any(model.provenance is not None for model in manifest.models):
+        raise ValueError(f"format {found} knows no provenance")
+    if found == 4:
+        return msgspec.structs.replace(manifest, format=FORMAT)
     if manifest.golden is not None:
         raise ValueError(f"format {found} knows no golden answers")
     if found == 3:

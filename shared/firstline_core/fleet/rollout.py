@@ -31,6 +31,7 @@ class RolloutSummary(Struct, frozen=True):
         control: how many are left alone for comparison now.
         consequences: what each command that can be given now would do to devices, a sentence each.
         definition: as it was given.
+        warnings: what a start cannot do as things are, in sentences; none of anything but a start.
     """
 
     id: str
@@ -50,6 +51,7 @@ class RolloutSummary(Struct, frozen=True):
     control: int
     consequences: dict[str, str]
     definition: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 class RolloutPage(Struct, frozen=True):
@@ -149,6 +151,7 @@ class Plan(Struct, frozen=True):
         supersedes: ids of the rollouts that its start would end.
         abort: what an abort would do to those done, running and waiting.
         rollback: likewise.
+        warnings: what it cannot do as it is planned, in sentences.
     """
 
     devices: int
@@ -159,6 +162,7 @@ class Plan(Struct, frozen=True):
     supersedes: tuple[str, ...]
     abort: str
     rollback: str
+    warnings: tuple[str, ...] = ()
 
 
 class AuditPage(Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,7 @@ from firstline_core.bundle.artefact import RelativePath, Sha256
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.names import NAME_PATTERN, Name
 
 FORMAT = 1
@@ -87,15 +88,6 @@ class Use(Struct, frozen=True):
 
     models: tuple[str, ...]
     format: int = FORMAT
-
-
-class SignedFile(NamedTuple):
-    """A file as signed metadata lists it."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-    custom: Mapping[str, Any]
 
 
 class ListedBundle(NamedTuple):

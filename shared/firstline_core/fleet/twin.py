@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.bundle.artefact import Sha256
-from firstline_core.errors import ProtocolError
+from firstline_core.fleet.profiling import REQUESTS, DesiredProfile, Profiling
 from firstline_core.fleet.update import UpdateState
+from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.json_document import read_json_document
 from firstline_core.names import Name
 
 FORMAT = 1
 LIMIT_BYTES = 64 * 1024
 _MODELS = 64
+_WITHDRAWN = 8
 UPDATES = 64
 """Most updates that a report tells of."""
 _MINUTES_PER_WEEK = 7 * 24 * 60
@@ -29,6 +31,7 @@ RolloutId = Annotated[str, Meta(max_length=64)]
 Sentence = Annotated[str, Meta(max_length=500)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 _Minute = Annotated[int, Meta(ge=0, lt=_MINUTES_PER_WEEK)]
+Withdrawn = Annotated[tuple[Sha256, ...], Meta(max_length=_WITHDRAWN)]
 _T = TypeVar("_T", bound=Struct)
 
 
@@ -65,6 +68,8 @@ class DesiredModel(Struct, frozen=True):
         window: further bounds when it is tried; None for any time.
         attempt: grows where somebody has it tried again on a device that had given it up.
         undone: it is given up instead: what it replaced, or was to replace, runs again.
+        withdrawn: what the fleet took back before, by sha256, the latest last: a device that was away then, and still
+            runs one of them, goes back from it first.
     """
 
     name: Name
@@ -76,6 +81,7 @@ class DesiredModel(Struct, frozen=True):
     window: Window | None = None
     attempt: Annotated[int, Meta(ge=1, le=2**31)] = 1
     undone: bool = False
+    withdrawn: Withdrawn = ()
 
 
 class DesiredConfiguration(Struct, frozen=True):
@@ -90,6 +96,7 @@ class DesiredConfiguration(Struct, frozen=True):
     window: Window | None = None
     attempt: Annotated[int, Meta(ge=1, le=2**31)] = 1
     undone: bool = False
+    withdrawn: Withdrawn = ()
 
 
 class Brake(Struct, frozen=True):
@@ -111,18 +118,22 @@ class Desired(Struct, frozen=True):
     Attributes:
         revision: grows with each change, for this device.
         models: at most one version of each name; a bundle that is not named stays as it is.
+        profiles: bundles to be measured, each named once; agents of before there were such requests pass over it.
     """
 
     revision: Annotated[int, Meta(ge=0, le=2**53)]
     models: Annotated[tuple[DesiredModel, ...], Meta(max_length=_MODELS)] = ()
     configuration: DesiredConfiguration | None = None
     brake: Brake | None = None
+    profiles: Annotated[tuple[DesiredProfile, ...], Meta(max_length=REQUESTS)] = ()
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
         if len(set(names)) != len(names):
             raise ValueError("a model is desired in one version at a time")
+        if len({each.bundle for each in self.profiles}) != len(self.profiles):
+            raise ValueError("a bundle is to be measured once")
 
 
 class RunningModel(Struct, frozen=True):
@@ -181,6 +192,8 @@ class Reported(Struct, frozen=True):
         configuration_sha256: of what was really read; likewise.
         braked: whether a brake holds.
         capabilities: what the needs of bundles are held against: runtimes, machine, free bytes.
+        profiles: how far it is with each request that it knows of.
+        hardware: what the device is; None until it has looked, and of devices from before they did.
     """
 
     session: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -194,7 +207,17 @@ class Reported(Struct, frozen=True):
     braked: bool = False
     agent_version: Annotated[str, Meta(max_length=64)] = ""
     capabilities: Annotated[dict[str, str | int | float | bool | tuple[str, ...]], Meta(max_length=64)] = {}
+    hardware: Catalogue | None = None
+    profiles: Annotated[tuple[Profiling, ...], Meta(max_length=REQUESTS)] = ()
     format: int = FORMAT
+
+
+def withdrawn_after(said: DesiredModel | None, wanted: Sha256) -> Withdrawn:
+    """What was taken back by the time that a device is told something else than it was told before."""
+    if said is None:
+        return ()
+    before = (*said.withdrawn, said.manifest_sha256) if said.undone else said.withdrawn
+    return tuple(dict.fromkeys(each for each in before if each != wanted))[-_WITHDRAWN:]
 
 
 def read_document(content: bytes, kind: type[_T], where: str) -> _T:
@@ -208,13 +231,6 @@ def read_document(content: bytes, kind: type[_T], where: str) -> _T:
     Raises:
         ProtocolError: too long, not JSON, not such a document, or of a newer format.
     """
-    if len(content) > LIMIT_BYTES:
-        raise ProtocolError(f"{where} has {len(content)} bytes; at most {LIMIT_BYTES} are read.")
-    try:
-        found = msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{where} does not say what it must: {error}.") from error
-    spoken = getattr(found, "format", FORMAT)
-    if spoken != FORMAT:
-        raise ProtocolError(f"{where} has format {spoken}; this version of Firstline reads format {FORMAT}.")
-    return found
+    return read_json_document(
+        content, kind, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="does not say what it must"
+    )

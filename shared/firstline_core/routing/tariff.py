@@ -42,11 +42,15 @@ class Tariff:
         links: by name; a link that is not there costs nothing but its bytes.
         money_per_request: what the gateway's answer costs.
         joules_per_run: of the edge model, on one row.
+        joules_per_core_s: what a busy core takes in a second, beyond the idle device.
+        idle_w: what the idle device takes, in watts.
     """
 
     links: Mapping[str, LinkTariff] = field(default_factory=dict)
     money_per_request: float = 0.0
     joules_per_run: float = 0.0
+    joules_per_core_s: float = 0.0
+    idle_w: float = 0.0
 
     def of_link(self, link: str) -> LinkTariff:
         """What the link's bytes take."""
@@ -55,3 +59,12 @@ class Tariff:
     def runs(self, rows: int) -> Cost:
         """What running the edge model on so many rows costs."""
         return Cost(joules=rows * self.joules_per_run)
+
+    def power_w(self, busy_cores: float, traffic_w: float = 0.0) -> float:
+        """What the whole device draws, in watts, by these costs.
+
+        Args:
+            busy_cores: on average.
+            traffic_w: what its traffic takes beside, see `LinkTariff.cost`.
+        """
+        return self.idle_w + busy_cores * self.joules_per_core_s + traffic_w

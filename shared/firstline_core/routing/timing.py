@@ -18,6 +18,7 @@ from firstline_core.routing.quantiles import DecayedQuantiles
 _UNIT_BYTES = 32 * 1024  # of sizes in here, so that numbers are of one order
 # Sizes that differ by less than a tenth of their mean say little about the slope: it is then drawn to 0 (ridge).
 _RIDGE = 0.01
+_APART = 6.0  # with so much more spread than the ridge's, it takes at most a seventh of the slope
 LEAST_WEIGHT = 0.5
 """Evidence that is worth less than this many fresh observations is none: what it spoke of is tried anew."""
 _LINE_HALF_LIFE_COUNT = 64.0
@@ -66,6 +67,14 @@ class TimesBySize:
     def doubt(self, worth: float) -> None:
         """See `DecayedQuantiles.doubt`."""
         self._times.doubt(worth)
+
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """Seconds that any payload takes, and those of each byte; None while sizes differ too little to tell."""
+        n, sx, sxx = self._moments[:3]
+        if n * sxx - sx * sx < _APART * _RIDGE * sx * sx or self._slope_s <= 0:
+            return None
+        return self._base_s, self._slope_s / _UNIT_BYTES
 
     @property
     def typical_bytes(self) -> int:
@@ -129,6 +138,8 @@ class TimingReport:
         total_p50_ms: from sending to the answer.
         network_p50_ms: of that, what the gateway did not account for: the way there and back.
         service_p50_ms: what the gateway says that it took, its queue included.
+        round_trip_ms: of the network's, what a payload of no size would take; None while sizes differ too little.
+        bytes_per_s: how fast the rest went; None likewise.
     """
 
     typical_bytes: int
@@ -139,6 +150,8 @@ class TimingReport:
     network_p95_ms: float | None
     service_p50_ms: float | None
     service_p95_ms: float | None
+    round_trip_ms: float | None = None
+    bytes_per_s: float | None = None
 
 
 class LinkTiming:
@@ -195,6 +208,7 @@ class LinkTiming:
             seconds = times.quantile(size_bytes, share)
             return None if seconds is None else round(seconds * 1000, 3)
 
+        base_s, byte_s = self._network.line or (None, None)
         return TimingReport(
             size_bytes,
             round(observations, 1),
@@ -204,4 +218,6 @@ class LinkTiming:
             ms(self._network, 0.95),
             ms(self._service, 0.5),
             ms(self._service, 0.95),
+            None if base_s is None else round(base_s * 1000, 3),
+            None if byte_s is None else round(1 / byte_s),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from ctypes import CDLL
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,16 @@ from firstline_core.runtime.feeds import cast_feed, check_feeds
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
+_CPU = "cpu"
+# Delegates that are shared libraries, by the names that their vendors give them.
+_DELEGATES = {
+    "edgetpu": "libedgetpu.so.1",
+    "vx": "libvx_delegate.so",
+    "ethosu": "libethosu_delegate.so",
+    "armnn": "libarmnnDelegate.so",
+    "gpu": "libtensorflowlite_gpu_delegate.so",
+    "qnn": "libQnnTFLiteDelegate.so",
+}
 _DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items() if name != "BYTES"}
 
 
@@ -69,6 +80,64 @@ class _Port:
             return stored
         values: Array = (stored.astype(np.float32) - self.zero_point) * self.scale
         return values
+
+
+def delegates() -> tuple[str, ...]:
+    """The interpreter's own way ("cpu"), and the delegates whose libraries are here; none without an interpreter."""
+    if not any(_module(module) for module in _MODULES.values()):
+        return ()
+    return (_CPU, *(name for name, library in _DELEGATES.items() if _is_there(library)))
+
+
+def run_alone(path: Path, delegate: str, feed: Array) -> Array:
+    """Runs a model of one input through one delegate.
+
+    Args:
+        path: of the model.
+        delegate: of `delegates`.
+        feed: the input.
+
+    Returns:
+        The first output.
+
+    Raises:
+        ModelLoadError: no interpreter, no such delegate, or it takes no operator of the model.
+        InferenceError: it took some, and failed.
+    """
+    module = next(filter(None, map(_module, _MODULES.values())), None)
+    if module is None:
+        raise ModelLoadError("No TFLite interpreter can be imported.")
+    try:
+        loaded = [] if delegate == _CPU else [module.load_delegate(_DELEGATES[delegate])]
+        interpreter = module.Interpreter(model_path=str(path), num_threads=1, experimental_delegates=loaded)
+        interpreter.allocate_tensors()
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        raise ModelLoadError(f"It does not take the trial model: {error}") from error
+    # What a delegate takes becomes one operator of that name; the interpreter says nothing where it takes none.
+    if loaded and not any(operator["op_name"] == "DELEGATE" for operator in interpreter._get_ops_details()):
+        raise ModelLoadError("It takes no operator of the trial model, which the processor would run instead.")
+    try:
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], feed)
+        interpreter.invoke()
+        found: Array = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    except (RuntimeError, ValueError) as error:
+        raise InferenceError(f"It took the trial model, and failed to run it: {error}") from error
+    return found
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _is_there(library: str) -> bool:
+    try:
+        CDLL(library)
+    except OSError as error:
+        return "cannot open shared object file" not in str(error)  # another fault shows when it is tried
+    return True
 
 
 class LiteRtRuntime:

@@ -13,6 +13,7 @@ from firstline_core.runtime.external_data import has_external_data
 from firstline_core.runtime.feeds import cast_feed, check_feeds
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
+_CPU = "CPUExecutionProvider"
 _LOG_ERRORS_ONLY = 3
 _NO_ROWS = (0,)
 
@@ -54,6 +55,49 @@ def check_providers(providers: tuple[str, ...], setting: str) -> None:
         )
 
 
+def providers() -> tuple[str, ...]:
+    """The execution providers that this onnxruntime was built with; none where there is no onnxruntime."""
+    try:
+        return tuple(_onnxruntime().get_available_providers())
+    except ModelLoadError:
+        return ()
+
+
+def run_alone(path: Path, provider: str, feed: Array) -> Array:
+    """Runs a model of one input on one provider, and on nothing else: no operator may fall back to the CPU.
+
+    Args:
+        path: of the model.
+        provider: by name.
+        feed: the input.
+
+    Returns:
+        The first output.
+
+    Raises:
+        ModelLoadError: the provider does not take all of the model.
+        InferenceError: it took it, and failed.
+    """
+    ort = _onnxruntime()
+    failures, options = _failures(ort), _options(ort, 1)
+    if provider != _CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(_read(path), options, providers=[provider])
+        session.disable_fallback()
+    except failures as error:
+        if "default CPU EP" in str(error):
+            raise ModelLoadError("It leaves operators of the trial model to the processor.") from error
+        raise ModelLoadError(f"It does not take the trial model: {error}") from error
+    if session.get_providers()[0] != provider:
+        raise ModelLoadError(f"ONNX Runtime put {session.get_providers()[0]} into its place.")
+    try:
+        found: Array = session.run(None, {session.get_inputs()[0].name: feed})[0]
+    except failures as error:
+        raise InferenceError(f"It took the trial model, and failed to run it: {error}") from error
+    return found
+
+
 class OnnxRuntime:
     """A `Runtime` over an ONNX Runtime session. Sessions run from several threads at once.
 
@@ -62,13 +106,14 @@ class OnnxRuntime:
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
-    def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int) -> None:
+    def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int, trace: Path | None = None) -> None:
         """Loads the model and checks that the providers asked for really execute it.
 
         Args:
             path: a single-file ONNX model; weights in a second file are refused.
             providers: execution providers by name, preferred first.
             threads: that one run may use; 0 leaves it to ONNX Runtime (one a core).
+            trace: where a file begins its name that tells what each operator took, see `end_trace`; None for none.
 
         Raises:
             ModelLoadError: onnxruntime is missing, a provider is absent, or the file is no model that it can run.
@@ -77,7 +122,10 @@ class OnnxRuntime:
         self._failures = _failures(ort)
         model = _read(path)
         _check_available(ort, providers, path)
-        self._session: Any = self._open(ort, model, path, providers, threads)
+        options = _options(ort, threads)
+        if trace is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(trace)
+        self._session: Any = self._open(ort, model, path, providers, options)
         self.provider: str = self._session.get_providers()[0]
         nodes = self._session.get_inputs()
         if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
@@ -92,9 +140,9 @@ class OnnxRuntime:
         self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
         self._batch = _fixed_batch(self.inputs, path)
 
-    def _open(self, ort: ModuleType, model: bytes, path: Path, providers: tuple[str, ...], threads: int) -> Any:
+    def _open(self, ort: ModuleType, model: bytes, path: Path, providers: tuple[str, ...], options: Any) -> Any:
         try:
-            session = ort.InferenceSession(model, _options(ort, threads), providers=list(providers))
+            session = ort.InferenceSession(model, options, providers=list(providers))
         except self._failures as error:
             raise ModelLoadError(f"{path}: ONNX Runtime cannot load this model: {error}") from error
         session.disable_fallback()  # else a provider that fails later is replaced by the CPU without a word
@@ -139,6 +187,10 @@ class OnnxRuntime:
         except self._failures as error:
             raise InferenceError(f"ONNX Runtime failed: {error}") from error
         return dict(zip(self._output_names, outputs, strict=True))
+
+    def end_trace(self) -> Path:
+        """Ends the trace that was asked for, and says where it lies; `operators` reads it."""
+        return Path(self._session.end_profiling())
 
     def close(self) -> None:
         self._session = None

@@ -52,6 +52,14 @@ class Apart:
         before = self.batches_s.get(rows, (0.0, 0.0))
         self.batches_s[rows] = before[0] + input_s, before[1] + output_s
 
+    def include(self, other: Apart) -> None:
+        """Counts what was measured elsewhere."""
+        self.input_s += other.input_s
+        self.output_s += other.output_s
+        for rows, (input_s, output_s) in other.batches_s.items():
+            before = self.batches_s.get(rows, (0.0, 0.0))
+            self.batches_s[rows] = before[0] + input_s, before[1] + output_s
+
 
 @dataclass(slots=True)
 class ModelStatistics:

@@ -1,0 +1,154 @@
+"""How far down its ladder a device stands: down at once where a guard asks, up one rung after a calm while.
+
+Hysteresis has two parts. Going up needs room on every guard for `dwell_s` without a break. And a step up that had to
+be taken back soon is tried again only after twice as long as the last time, as a circuit breaker probes a link: a
+device whose best variant is too much for this summer's heat asks now and then, and not every minute.
+
+Below the last rung there is one place more: to shed. What the cache does not know is then the cloud's, or is refused;
+the device computes nothing until no guard asks for that any more. Nobody sheds who has not stood on the last rung for
+`settle_s`: first a cheaper variant, then none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from firstline_core.adaptation.guards import Advice, Limits, Word, battery, heat, memory, trend_per_s
+from firstline_core.adaptation.ladder import Rung
+from firstline_core.hardware.readings import measured
+from firstline_core.hardware.sensors.snapshot import Snapshot
+
+_LONGEST = 32  # times the usual dwell
+_NEVER_S = float("-inf")
+
+
+class Patience(Struct, frozen=True):
+    """How long a step is waited for.
+
+    Attributes:
+        settle_s: after a step, before the next one down that is not urgent, and before shedding: heat, and what the
+            kernel averages, need this long to show what a step did.
+        dwell_s: of room on every guard, before a step up.
+        regret_s: a step up that is taken back sooner than this was a mistake.
+    """
+
+    settle_s: float = 10.0
+    dwell_s: float = 20.0
+    regret_s: float = 120.0
+
+
+class Stance(NamedTuple):
+    """Where a device stands.
+
+    Attributes:
+        rung: the best that may be used.
+        shed: not even that one: nothing is computed here.
+        word: of the guard that moved it last; None before any did.
+    """
+
+    rung: int = 0
+    shed: bool = False
+    word: Word | None = None
+
+
+class Controller:
+    """One device's, for one ladder. Its owner calls `look` every few seconds with what the sensors say.
+
+    Args:
+        rungs: see `ladder`.
+        limits: that it keeps.
+        patience: see there.
+
+    Attributes:
+        stance: where it stands.
+    """
+
+    def __init__(self, rungs: Sequence[Rung], limits: Limits, patience: Patience | None = None) -> None:
+        self._rungs = tuple(rungs)
+        self._limits = limits
+        self._patience = patience or Patience()
+        self._place = 0  # of the rungs; their number is where it sheds
+        self._heats: deque[tuple[float, float]] = deque()
+        self._moved_s = self._rose_s = _NEVER_S
+        self._calm_since_s: float | None = None
+        self._dwells = 1
+        self.stance = Stance()
+
+    def look(self, snapshot: Snapshot, unloaded: bool = False) -> Stance:
+        """Takes a reading; where the device stands from now on.
+
+        Args:
+            snapshot: its `at_s` never goes back.
+            unloaded: whether the rung above would have to be loaded first.
+        """
+        now_s = snapshot.at_s
+        worst = min(self._words(snapshot, unloaded), key=lambda word: word.advice)
+        self._outlive_regret(now_s)
+        below = self._below(worst.advice, now_s)
+        if below > self._place:
+            self._fall(below, worst, now_s)
+        elif worst.advice is Advice.ROOM or (self.stance.shed and worst.advice is Advice.STAY):
+            self._rise(worst, now_s)
+        else:
+            self._calm_since_s = None
+        return self.stance
+
+    def _words(self, snapshot: Snapshot, unloaded: bool) -> list[Word]:
+        better_bytes = self._rungs[self._place - 1].memory_bytes if unloaded and self._place else 0
+        return [
+            memory(snapshot, better_bytes, self._limits),
+            heat(snapshot, self._rise_c_per_s(snapshot), self._limits),
+            battery(snapshot, self._place, len(self._rungs), self._limits),
+        ]
+
+    def _rise_c_per_s(self, snapshot: Snapshot) -> float:
+        """How fast the hottest part grows hotter: over the last horizon, and since the last step."""
+        hottest_c = measured(snapshot.hottest_c)
+        if hottest_c is not None:
+            self._heats.append((snapshot.at_s, hottest_c))
+        while self._heats and self._heats[0][0] < snapshot.at_s - self._limits.horizon_s:
+            self._heats.popleft()
+        return trend_per_s(tuple(self._heats))
+
+    def _below(self, advice: Advice, now_s: float) -> int:
+        """The place that this advice asks for now, where that is further down."""
+        last, settled = len(self._rungs) - 1, now_s - self._moved_s >= self._patience.settle_s
+        if advice is Advice.SHED and self._place >= last and settled:
+            return last + 1
+        if advice <= Advice.CHEAPEST:
+            return last
+        return min(last, self._place + 1) if advice is Advice.DOWN and settled else 0
+
+    def _fall(self, place: int, word: Word, now_s: float) -> None:
+        if now_s - self._rose_s < self._patience.regret_s:
+            self._dwells = min(_LONGEST, 2 * self._dwells)
+            self._rose_s = _NEVER_S
+        self._move(place, word, now_s)
+
+    def _rise(self, word: Word, now_s: float) -> None:
+        if self._place == 0:
+            return
+        if self._calm_since_s is None:
+            self._calm_since_s = now_s
+        dwell_s = self._patience.dwell_s * (1 if self.stance.shed else self._dwells)
+        if now_s - self._calm_since_s >= dwell_s:
+            if not self.stance.shed:  # the way out of shedding is no venture
+                self._rose_s = now_s
+            self._move(self._place - 1, word, now_s)
+
+    def _outlive_regret(self, now_s: float) -> None:
+        """A step up that has lasted was none to regret: the next is waited for half as long."""
+        if self._rose_s > _NEVER_S and now_s - self._rose_s >= self._patience.regret_s:
+            self._dwells = max(1, self._dwells // 2)
+            self._rose_s = _NEVER_S
+
+    def _move(self, place: int, word: Word, now_s: float) -> None:
+        self._place, self._moved_s = place, now_s
+        last = len(self._rungs) - 1
+        self.stance = Stance(min(place, last), place > last, word)
+        self._calm_since_s = None
+        self._heats.clear()  # it is the trend of another variant's heat

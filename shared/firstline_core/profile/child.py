@@ -1,0 +1,268 @@
+"""Measures one point in a process of its own, of the lowest priority: its memory is the model's, and ends with it.
+
+python -m firstline_core.profile.child      reads a `Job` as JSON on stdin, writes a `Point` as JSON on stdout
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.store import Bundle
+from firstline_core.bundle.trial import typical_row
+from firstline_core.errors import FirstlineError, ModelLoadError
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.tree import Tree
+from firstline_core.lowest_priority import give_way
+from firstline_core.profile import scenarios
+from firstline_core.profile.distribution import Distribution, distribution
+from firstline_core.profile.energy import EnergyMeter
+from firstline_core.profile.operators import operators
+from firstline_core.profile.own_process import has_room, peak, reset_peak, waited_s
+from firstline_core.profile.profile import Key, Moved, Operator, Point, Server, WarmUp
+from firstline_core.profile.throttled import heat
+from firstline_core.routing.tariff import Tariff
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.onnx import providers as onnx_providers
+from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.types import InferRequest, Tensor
+
+_SHARES = {"query": 0.35, "rested": 0.25, "switched": 0.15, "server": 0.15, "operators": 0.1}
+"""Of a point's seconds: what a service meets most has the most samples."""
+_TRACED_RUNS = 50
+_PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
+             "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
+
+
+class Job(Struct, frozen=True):
+    """What to measure.
+
+    Attributes:
+        bundle: its folder, whose files were checked.
+        seconds: to measure for, about; to load the model and to run it at least a few times come beside.
+        joules_per_core_s: as stated; 0 where nobody does.
+        root: where the kernel's files begin.
+        alone: nothing else runs here, so that this process need not give way.
+        beside: id of a model of the bundle that takes turns with it, for `Point.switched`; "" for none.
+        share: of the time for which this process runs, as whoever started it has it (`throttled.held_back`).
+        heat_s: before it is measured, at most (`throttled.heat`).
+    """
+
+    bundle: str
+    key: Key
+    seconds: float
+    joules_per_core_s: float = 0.0
+    root: str = "/"
+    alone: bool = False
+    beside: str = ""
+    share: float = 1.0
+    heat_s: float = 0.0
+
+
+class _Times(Struct):
+    """Seconds of queries, in parts, in their order."""
+
+    prepare: list[float] = msgspec.field(default_factory=list)
+    run: list[float] = msgspec.field(default_factory=list)
+
+    def whole(self) -> list[float]:
+        return [prepare + run for prepare, run in zip(self.prepare, self.run, strict=True)]
+
+
+def measure(job: Job) -> Point:
+    """Measures it, in this process.
+
+    Raises:
+        FirstlineError: the model does not load or run here, or no input of it is typical.
+    """
+    tree = Tree(Path(job.root))
+    heated_s = heat(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
+    began_s, before_s = time.perf_counter(), waited_s()
+    bundle, model = _found(job)
+    if model.runtime == "onnx":
+        onnx_providers()  # imports the runtime: its memory is not the model's
+    before_bytes = reset_peak()
+    load_s = time.perf_counter()
+    loaded = load_model(bundle, model, _options(job.key))
+    load_s = time.perf_counter() - load_s
+    try:
+        tensor = queried(bundle, loaded, job.key.batch)
+        times = _Times()
+        query = _timed(loaded, tensor, times)
+        scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
+        meter = EnergyMeter(tree, job.joules_per_core_s)
+        warm, processor_s = len(times.run), time.process_time()
+        scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.look)
+        processor_s, measured = time.process_time() - processor_s, len(times.run) - warm
+        energy = meter.per_query(measured, processor_s)
+        whole = times.whole()
+        steady = distribution(whole[warm:])
+        warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
+        again = scenarios.rested(query, steady.p50_ms / 1000, job.seconds * _SHARES["rested"])
+        found_server: Server | None = None
+        if job.key.batch == 1:
+            found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
+        peak_bytes = peak(before_bytes)
+        switched = _switched(bundle, query, job)
+        prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
+    finally:
+        loaded.close()
+    found_operators, absent = _operators(bundle, model, loaded, prepared, job)
+    return Point(
+        key=job.key,
+        runtime=_runtime(model),
+        ran_on=loaded.runtime.provider,
+        query=steady,
+        rested=distribution(again),
+        switched=switched,
+        prepare=distribution(times.prepare[warm : warm + measured]),
+        run=distribution(times.run[warm : warm + measured]),
+        offline_per_s=float(f"{job.key.batch * measured / sum(whole[warm:]):.5g}"),
+        warm_up=WarmUp(_ms(load_s), _ms(whole[0]), warm_queries, _ms(sum(whole[:warm_queries]))),
+        moved=Moved(
+            InferRequest(bundle.manifest.name, (tensor,), "").size_bytes,
+            prepared.nbytes,
+            output.nbytes,
+            model.artefact.size_bytes,
+        ),
+        peak_memory_bytes=peak_bytes,
+        processor_ms=_ms(processor_s / measured),
+        energy_mj=energy,
+        server=found_server,
+        operators=found_operators,
+        operators_absent=absent,
+        processor_share=job.share,
+        heated_s=round(heated_s, 1),
+        seconds=round(time.perf_counter() - began_s, 2),
+        waited_share=round((waited_s() - before_s) / (time.perf_counter() - began_s), 4),
+    )
+
+
+def _found(job: Job) -> tuple[Bundle, Model]:
+    path = Path(job.bundle)
+    bundle = Bundle(path, parse_manifest((path / MANIFEST_NAME).read_bytes(), str(path)))
+    for model in bundle.manifest.models:
+        if (model.id, model.digest) == (job.key.variant, job.key.model_digest):
+            return bundle, model
+    raise ModelLoadError(f"Bundle {path} has no model '{job.key.variant}' of that digest any more.")
+
+
+def _options(key: Key) -> RuntimeOptions:
+    provider = key.provider if key.provider != "tflite" else CPU
+    return RuntimeOptions((provider,), key.threads)
+
+
+def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
+    """A query: the bundle's golden inputs again and again; where it has none, noise."""
+    manifest: Manifest = bundle.manifest
+    golden = manifest.golden
+    if golden is not None and bundle.file(golden.artefact).is_file():
+        one: Tensor | None = tensor_of(read_golden(bundle, golden.artefact), manifest.input)
+    else:
+        one = typical_row(manifest.input, loaded.model.preprocess, loaded.input.shape)
+    if one is None:
+        raise ModelLoadError(
+            f"Model '{loaded.model.id}' takes inputs of any size, so that none is typical; "
+            "give the bundle golden inputs."
+        )
+    return Tensor(one.name, np.ascontiguousarray(one.array[np.arange(rows) % len(one.array)]))
+
+
+def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], None]:
+    """One query, which notes what it took."""
+
+    def query() -> None:
+        began_s = time.perf_counter()
+        rows = loaded.prepare(tensor)
+        prepared_s = time.perf_counter()
+        loaded.compute(rows)
+        times.run.append(time.perf_counter() - prepared_s)
+        times.prepare.append(prepared_s - began_s)
+
+    return query
+
+
+def _switched(bundle: Bundle, query: Callable[[], None], job: Job) -> Distribution | None:
+    """Queries that each follow one of another model; None where there is no other one, or no room for it."""
+    other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
+    if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes):
+        return None
+    provider = job.key.provider if other.runtime == "onnx" and job.key.provider != "tflite" else CPU
+    try:
+        loaded = load_model(bundle, other, RuntimeOptions((provider,), job.key.threads))
+    except FirstlineError:
+        return None  # its own point says why
+    try:
+        between = _timed(loaded, queried(bundle, loaded, 1), _Times())
+        return distribution(scenarios.switched(query, between, job.seconds * _SHARES["switched"]))
+    except FirstlineError:
+        return None
+    finally:
+        loaded.close()
+
+
+def _operators(
+    bundle: Bundle, model: Model, loaded: LoadedModel, rows: np.ndarray, job: Job
+) -> tuple[tuple[Operator, ...], str]:
+    if model.runtime != "onnx":
+        return (), "The TFLite interpreter has no profiler in Python."
+    key = job.key
+    with TemporaryDirectory(prefix="firstline-trace-") as folder:
+        traced = OnnxRuntime(
+            bundle.file(model.artefact), providers=(key.provider,), threads=key.threads, trace=Path(folder) / "trace"
+        )
+        try:
+            until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
+            for done in range(_TRACED_RUNS):
+                traced.run({loaded.input.name: rows})
+                if done > 1 and time.perf_counter() > until_s:
+                    break
+            trace = traced.end_trace()
+            return operators(trace.read_bytes()), ""
+        except (FirstlineError, OSError) as error:
+            return (), str(error)[:200]
+        finally:
+            traced.close()
+
+
+def _runtime(model: Model) -> str:
+    for name in _PACKAGES[model.runtime]:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return model.runtime
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{seconds * 1000:.5g}")
+
+
+def main() -> int:
+    """Does what the module's docstring says; what cannot be measured is one sentence on stderr, and exit code 1."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    if not job.alone:
+        give_way()
+    try:
+        point = measure(job)
+    except FirstlineError as error:
+        print(error.message, file=sys.stderr)  # noqa: T201
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(point))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

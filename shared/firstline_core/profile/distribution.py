@@ -1,0 +1,72 @@
+"""A sample of durations in a bounded form, from which times can be drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+STEPS = 200
+"""Quantiles are kept in steps of half a percent: p99 is one of them."""
+_DIGITS = 5
+
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Distribution(Struct, frozen=True):
+    """Durations.
+
+    Attributes:
+        count: how many were measured.
+        mean_ms: of all of them.
+        quantiles_ms: at the shares 0, 1/200, ..., 1: the first is the shortest that was seen, the last the longest.
+    """
+
+    count: Annotated[int, Meta(ge=1, le=2**53)]
+    mean_ms: Milliseconds
+    quantiles_ms: Annotated[tuple[Milliseconds, ...], Meta(min_length=STEPS + 1, max_length=STEPS + 1)]
+
+    def __post_init__(self) -> None:
+        if any(later < earlier for earlier, later in zip(self.quantiles_ms, self.quantiles_ms[1:], strict=False)):
+            raise ValueError("quantiles of durations cannot decrease")
+
+    @property
+    def p50_ms(self) -> float:
+        return self.quantile_ms(0.5)
+
+    @property
+    def p90_ms(self) -> float:
+        return self.quantile_ms(0.9)
+
+    @property
+    def p99_ms(self) -> float:
+        return self.quantile_ms(0.99)
+
+    def quantile_ms(self, share: float) -> float:
+        """The duration that this share (0 to 1) does not exceed, interpolated between the steps."""
+        return float(self.at(np.array([share]))[0])
+
+    def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Durations at these shares; at random shares, durations as random as those that were measured."""
+        return np.interp(shares * STEPS, np.arange(STEPS + 1), self.quantiles_ms)
+
+
+def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution:
+    """What was measured, summed up.
+
+    Args:
+        seconds: at least one duration.
+    """
+    milliseconds = np.asarray(seconds, np.float64) * 1000
+    found = np.quantile(milliseconds, np.linspace(0, 1, STEPS + 1))
+    return Distribution(
+        len(milliseconds), _rounded(float(milliseconds.mean())), tuple(_rounded(float(one)) for one in found)
+    )
+
+
+def _rounded(value: float) -> float:
+    """To as many digits as a clock is worth; monotonic, so quantiles stay in order."""
+    return float(f"{value:.{_DIGITS}g}")

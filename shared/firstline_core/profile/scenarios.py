@@ -1,0 +1,111 @@
+"""Scenarios after MLPerf's, over something that answers queries, each in the seconds that it is given."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from firstline_core.profile.distribution import distribution
+from firstline_core.profile.profile import Server
+
+Query = Callable[[], None]
+
+_MOST = 20_000
+_REST = 2.0
+"""Mean of the rests, in queries: as a server has them that is busy half of the time. Where queries come as a Poisson
+process, an idle period lasts service time / utilisation in the mean."""
+_LOADS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
+"""Of the Server scenario, as shares of what back to back queries make busy: the highest that keeps the bound."""
+_BOUND = 5.0
+"""The Server scenario's bound for p99, in medians of a query: MLPerf states one for each model, which is not known."""
+_STEADY_QUERIES = 5
+_STEADY = 0.1
+
+
+def single_stream(query: Query, seconds: float, *, least: int = 5, between: Query = lambda: None) -> None:
+    """One query after the other, as long as there is time, and some in any case; `between` is called beside them."""
+    until_s = time.perf_counter() + seconds
+    done = 0
+    while done < least or (done < _MOST and time.perf_counter() < until_s):
+        query()
+        between()
+        done += 1
+
+
+def rested(query: Query, query_s: float, seconds: float, *, least: int = 5) -> list[float]:
+    """Seconds from when a query was due to its answer, each after the server had nothing to do for a while.
+
+    Args:
+        query: what is measured.
+        query_s: that it takes, the median.
+        seconds: to measure for.
+        least: queries, in any case.
+    """
+    until_s = time.perf_counter() + seconds
+    found: list[float] = []
+    while len(found) < least or time.perf_counter() < until_s:
+        due_s = time.perf_counter() + random.expovariate(1 / (_REST * query_s))
+        _wait_until(due_s)
+        query()
+        found.append(time.perf_counter() - due_s)
+    return found
+
+
+def switched(query: Query, other: Query, seconds: float, *, least: int = 5) -> list[float]:
+    """Seconds of queries, each right after one of another model: that one's weights and code are in the caches."""
+    until_s = time.perf_counter() + seconds
+    found: list[float] = []
+    while len(found) < least or (len(found) < _MOST and time.perf_counter() < until_s):
+        other()
+        began_s = time.perf_counter()
+        query()
+        found.append(time.perf_counter() - began_s)
+    return found
+
+
+def server(query: Query, query_s: float, seconds: float) -> Server:
+    """Queries as a Poisson process, at ever lower rates until the bound is kept.
+
+    Args:
+        query: of one sample.
+        query_s: that it takes, the median.
+        seconds: for all rates together, about.
+    """
+    bound_s = _BOUND * query_s
+    latency, kept_per_s = None, 0.0
+    for load in _LOADS:
+        rate_per_s = load / query_s
+        latency = distribution(_poisson(query, rate_per_s, seconds / len(_LOADS)))
+        if latency.p99_ms <= bound_s * 1000:
+            kept_per_s = rate_per_s
+            break
+    assert latency is not None  # noqa: S101 (there are loads)
+    return Server(float(f"{kept_per_s:.5g}"), float(f"{bound_s * 1000:.5g}"), latency)
+
+
+def steady_from(seconds: Sequence[float], steady_s: float) -> int:
+    """How many queries there are before they are steady: the median of five is within a tenth from there."""
+    for at in range(max(len(seconds) - _STEADY_QUERIES + 1, 0)):
+        if abs(median(seconds[at : at + _STEADY_QUERIES]) - steady_s) <= _STEADY * steady_s:
+            return at
+    return len(seconds)
+
+
+def _poisson(query: Query, rate_per_s: float, seconds: float) -> list[float]:
+    due_s = time.perf_counter() + random.expovariate(rate_per_s)
+    until_s = time.perf_counter() + seconds
+    found: list[float] = []
+    while not found or due_s < until_s:
+        _wait_until(due_s)
+        query()
+        found.append(time.perf_counter() - due_s)
+        due_s += random.expovariate(rate_per_s)
+    return found
+
+
+def _wait_until(due_s: float) -> None:
+    left_s = due_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)

@@ -1,0 +1,124 @@
+"""A profile in lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from firstline_core.bundle.artefact import Sha256
+from firstline_core.hardware.readings import Absent, Modelled, Reading
+from firstline_core.profile.front import front
+from firstline_core.profile.profile import Point, Profile, sweet_spot
+
+COLUMNS = (
+    "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",
+    "memory MB", "mJ/query", "accuracy",
+)  # fmt: skip
+_OPERATORS = 3
+_UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
+DISTURBED = 0.05
+"""A measurement that waited for a core for more of its time tells of other work too."""
+
+
+def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[tuple[str, ...]]:
+    """One row a point, as `COLUMNS` head them; the batch from which more would only make people wait has a star."""
+    best = {point.key for point in _sweet_spots(profile)}
+    worth = front(profile.points, accuracy).keys
+    return [
+        (*_row(point, point.key in best), _right(accuracy.get(point.key.model_digest), point.key in worth))
+        for point in profile.points
+    ]
+
+
+def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
+    """The whole profile.
+
+    Args:
+        profile: what was measured.
+        accuracy: share of right answers, by `Model.digest`, as the bundle says; of none where there is no bundle.
+    """
+    hardware = profile.hardware
+    board = f" ({hardware.board or hardware.processor.model})" if hardware is not None else ""
+    yield f"{profile.bundle} version {profile.version} on {profile.machine}{board}"
+    yield ""
+    table = [COLUMNS, *rows(profile, accuracy)]
+    widths = [max(len(row[at]) for row in table) for at in range(len(COLUMNS))]
+    for row in table:
+        cells = [
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+    yield ""
+    yield from notes(profile)
+    if accuracy:
+        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
+        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+
+
+def notes(profile: Profile) -> Iterator[str]:
+    """What a table has no room for: the dearest operators, what was refused, what the figures are."""
+    yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
+    for variant in dict.fromkeys(point.key.variant for point in profile.points):
+        point = next(one for one in profile.points if one.key.variant == variant)
+        dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
+        yield f"{variant}: {'dearest operators: ' + dear if dear else point.operators_absent}"
+    absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
+    yield from (f"Energy: {reason}" for reason in sorted(absent))
+    if any(point.key.condition == "emulated" for point in profile.points):
+        yield "With a share of processor time: its process was stopped for the rest of every hundredth of a second."
+    if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
+        most = max(point.waited_share for point in disturbed)
+        yield f"{len(disturbed)} points waited for a core that other work had, up to {100 * most:.0f} % of their time."
+    for refused in profile.refused:
+        key = refused.key
+        yield f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}: not measured: {refused.reason}"
+
+
+def _row(point: Point, best: bool) -> tuple[str, ...]:
+    key, server = point.key, point.server
+    return (
+        key.variant,
+        f"{key.provider.removesuffix('ExecutionProvider')}{_condition(point)}",
+        str(key.threads),
+        f"{key.batch}{'*' if best else ''}",
+        f"{point.query.p50_ms:.3f}",
+        f"{point.query.p99_ms:.3f}",
+        f"{point.prepare.p50_ms:.3f}",
+        f"{point.rested.p50_ms:.3f}",
+        f"{point.offline_per_s:,.0f}",
+        "-" if server is None else f"{server.rate_per_s:,.0f}",
+        _reading(point.peak_memory_bytes, 1e-6),
+        _reading(point.energy_mj, 1.0),
+    )
+
+
+def _condition(point: Point) -> str:
+    """Of points that are throttled; most are not."""
+    if point.key.condition == "emulated":
+        return f", {100 * point.processor_share:.3g} %"
+    return f", {point.heated_s:.0f} s hot" if point.key.condition == "sustained" else ""
+
+
+def _right(share: float | None, worth: bool) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %{' +' if worth else '  '}"
+
+
+def _reading(reading: Reading, scale: float) -> str:
+    if isinstance(reading, Absent):
+        return "absent"
+    return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
+
+
+def _sweet_spots(profile: Profile) -> Iterator[Point]:
+    groups = {
+        (point.key.variant, point.key.provider, point.key.threads, point.key.condition) for point in profile.points
+    }
+    for group in groups:
+        found = sweet_spot(
+            point
+            for point in profile.points
+            if (point.key.variant, point.key.provider, point.key.threads, point.key.condition) == group
+        )
+        if found is not None:
+            yield found
