@@ -3,7 +3,6 @@
 One request, from the outside in
     api/            REST: the Open Inference Protocol, the short way in, answers by id and as events
     agent           the data plane, whichever way a request comes in
-    turns           who begins next, while many come at once
     cascade         one request, read top to bottom
     at_once         the same for the commonest request, which waits for nothing
     case            a request on its way, and how far it came
@@ -16,42 +15,29 @@ One request, from the outside in
     provisional     the edge answer for now, with the promise of a correction
 
 What it rests on
-    models          those that this device holds, and what they say of rows
-    models_load     bundles opened, edge variants loaded
-    model_timing    measures them: a meaningless input, and the time that a row takes
-    bundle_copies   of bundles that worked, for when the files are damaged
-    reloading       models come and go at an operator's word
-    workers         threads for runs that would hold up the event loop
-    cache           what models said of rows, in memory
-    disk_cache      the same, on disk
-    cache_database  its SQLite file, whose puts share a commit
-    key_filter      keys that the file cannot hold are not asked for
-    keys            what a row, and a question about it, is known by
-    single_flight   what is asked twice at a time is done once
-    deadline        waits no longer than that
+    models/         those that this device holds: opened, measured, copied, reloaded
+    adaptation/     several variants of a bundle: who answers by heat, memory, battery and time left
+    memory          what models leave behind goes back to the system
+    cache/          what models said of rows, in memory and on disk
+    scheduling/     who begins next, on which thread, and for how long it is waited for
     punctuality     can the full model's answer be expected in time?
     escalation      what crosses the link, and what is accepted of what comes back
     complaints      what the gateway says against a model
-    counted         how often, and how long, each model answered
     links/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
     identity/       this device's certificate, how it joined and renews, and what time it is
     outbox/         promises of corrections, on disk, and how they are kept
     fleet/          one of a fleet: its twin, its counts, its brake
     updater/        models from the fleet: tried, and kept or undone
     configuration/  settings from the fleet, likewise
+    profiling/      bundles are measured where the fleet asks for it
     audits/         the contract in the field: checks of kept answers, alarms, drift
     budgets/        what may be spent, and what was
-
-What is told
-    recorder        of each answer: counters, log lines, the decision log
-    report          of the agent: status, the birth message, gauges
+    hardware/       what this device is, and how it is: sensors, read beside the requests
 
 The process
     cli/            the commands of `edge-agent`
-    settings        what can be set, section by section
-    settings_load   from one TOML file, variables and flags
-    settings_check  do they make sense together?
-    last_good       the configuration to start with where the file is broken
+    settings/       what can be set on the device
+    telemetry/      what it tells: counters, log lines, the decision log, how it is
     tokens          who may call
     state           the state directory, and where each thing lies in it
     purge           erases what was kept

@@ -5,9 +5,12 @@ What a device lacks must be told by `doctor`, so nothing here may need numpy or 
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
 
 from firstline_core.errors import ConfigError, FirstlineError
@@ -21,26 +24,11 @@ def main() -> int:
     """Runs one command; returns the exit code that `edge-agent --help` explains."""
     arguments = parse(sys.argv[1:])
     try:
-        if arguments.command == "doctor":
-            from firstline_edge.cli.doctor import command
-        elif arguments.command == "run":
+        if arguments.command == "run":
             signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
             signal.signal(signal.SIGINT, _stop)
-            from firstline_edge.cli.run import command
-        elif arguments.command == "status":
-            from firstline_edge.cli.status import command
-        elif arguments.command == "join":
-            from firstline_edge.cli.join import command
-        elif arguments.command == "purge":
-            from firstline_edge.cli.purge import command
-        elif arguments.command == "updates":
-            from firstline_edge.cli.updates import command
-        elif arguments.command == "rollback":
-            from firstline_edge.cli.rollback import command
-        elif arguments.command == "audits":
-            from firstline_edge.cli.audits import command
-        else:
-            from firstline_edge.cli.explain import command
+        # Each command is a module of its own name, so that one needs no more than it uses.
+        command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.command}").command
         code = command(arguments)
         sys.stdout.flush()
     except FirstlineError as error:

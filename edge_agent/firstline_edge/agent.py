@@ -28,13 +28,13 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
-from firstline_edge import report
 from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.parts import Parts, open_parts
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.turns import Turns
+from firstline_edge.scheduling.turns import Turns
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.telemetry import report
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
@@ -49,7 +49,7 @@ class EdgeAgent:
     """Answers on the device what may be answered there. An async context manager, and a `data_plane.DataPlane`.
 
     Args:
-        settings: see `settings.py`.
+        settings: see `settings/settings.py`.
         clock: for tests.
         trouble: what went wrong before the agent was made, by the file that it is with.
 
@@ -252,7 +252,7 @@ class EdgeAgent:
         return self.metrics.render()
 
     def status(self) -> dict[str, Any]:
-        """How the agent is, see `report.py`."""
+        """How the agent is, see `telemetry/report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
 
     def _facts(self, request: InferRequest, trail: Trail) -> Mapping[str, Any]:
@@ -260,7 +260,10 @@ class EdgeAgent:
         facts = trail.told
         if facts is None:
             held = self.parts.models.find(request.model, request.version)
+            held = held if trail.choice is None else trail.choice.model
             facts = _NOT_HELD if held is None else self.parts.router.told(held)
+        if trail.choice is not None:
+            facts = {**facts, **trail.choice.facts}
         if not trail.cause and not trail.denials and request.wait is not _FIRST:
             return facts
         known = {"cause": trail.cause, "wait": request.wait.value if request.wait is _FIRST else ""}

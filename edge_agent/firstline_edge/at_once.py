@@ -20,15 +20,17 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge import keys
+from firstline_edge.adaptation.chooser import Chooser
 from firstline_edge.audits.drawn import row_bytes
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.cache import keys
+from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.case import Trail
 from firstline_edge.gateway import attempt
 from firstline_edge.hedge import Hedging
-from firstline_edge.models import EdgeModel, Models, is_quick
+from firstline_edge.models.edge_model import EdgeModel, is_quick
+from firstline_edge.models.held import Models
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 
@@ -48,6 +50,7 @@ class AtOnce:
         spending: pays for runs; None where nothing has a price.
         audits: sees what was kept.
         hedging: learns how often that is so.
+        chooser: chooses among several variants of a model.
         limit_bytes: the largest payload that this device takes on itself.
         clock: of attempts.
     """
@@ -61,6 +64,7 @@ class AtOnce:
         spending: Spending | None,
         audits: Audits,
         hedging: Hedging,
+        chooser: Chooser,
         limit_bytes: int,
         clock: Clock,
     ) -> None:
@@ -70,6 +74,7 @@ class AtOnce:
         self._spending = spending
         self._audits = audits
         self._hedging = hedging
+        self._chooser = chooser
         self._limit_bytes = limit_bytes
         self._clock = clock
 
@@ -99,16 +104,22 @@ class AtOnce:
         ):
             return None
         trail.tier = _EDGE
+        if model.variants is not None:
+            choice = trail.choice = self._chooser.choose(request, model.variants)
+            model, edge = choice.model, choice.model.edge or edge
         tensor = model.tensor(request)
 
         # 2. The small model, from the cache or by running it.
         started_s = self._clock.monotonic_s()
         content = keys.content_digest(tensor)
-        output, tier = self._cache.get(content + edge.key), _CACHE
+        key = content + edge.key
+        output, tier = self._cache.get(key), _CACHE
         if output is not None:
             trail.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
-        elif is_quick(edge.pace.factor * (measured_ms := edge.row_measured_ms(size_bytes))):
-            output, tier = self._run(edge, tensor, content, measured_ms, trail), _EDGE
+        elif (trail.choice is None or not trail.choice.sheds) and is_quick(
+            edge.pace.factor * (measured_ms := edge.row_measured_ms(size_bytes))
+        ):
+            output, tier = self._run(edge, tensor, key, measured_ms, trail), _EDGE
 
         # 3. Kept, if the policy keeps it for its score alone.
         terms = self._router.terms(model, model.group(output))
@@ -123,13 +134,15 @@ class AtOnce:
         # 4. What audits and hedges learn from it, and the answer.
         if reason is _CONFIDENT:
             self._audits.kept(request, model, content, output)
+        probabilities = output.probabilities[None]
         if tier is _EDGE:
             self._hedging.kept(request.model)
+        else:  # the cache's own, and the caller may do with theirs as they like
+            probabilities = probabilities.copy()
         return InferResponse(
             request.model,
             model.version,
-            # Copied, for the cache holds it too, and the caller may do with it as they like.
-            (Tensor(PROBABILITIES, output.probabilities[None].copy()),),
+            (Tensor(PROBABILITIES, probabilities),),
             request.id,
             Answer(
                 request.request_id,
@@ -144,10 +157,8 @@ class AtOnce:
             ),
         )
 
-    def _run(
-        self, edge: EdgeModel, tensor: Tensor, content: bytes, measured_ms: float, trail: Trail
-    ) -> ModelOutput | None:
-        """What the model says of the row, which the cache is to know; None where it fails."""
+    def _run(self, edge: EdgeModel, tensor: Tensor, key: bytes, measured_ms: float, trail: Trail) -> ModelOutput | None:
+        """What the model says of the row, which the cache is to know under the key; None where it fails."""
         started_s = self._clock.monotonic_s()
         try:
             output = edge.run_row(tensor, measured_ms / 1000)
@@ -160,5 +171,5 @@ class AtOnce:
         trail.attempts.append(attempt(self._clock, _EDGE, "ok", started_s))
         if self._spending is not None:
             self._spending.ran(1)
-        self._cache.put(content + edge.key, output)
+        self._cache.put(key, output)
         return output

@@ -18,28 +18,33 @@ from dataclasses import dataclass
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (
+    CapacityError,
     DeadlineExceededError,
     FirstlineError,
     InferenceError,
     InvalidTensorError,
+    LinkError,
     QueueFullError,
+    SheddingError,
 )
 from firstline_core.routing import policy
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
+from firstline_edge.adaptation.chooser import AskingCost, Chooser
 from firstline_edge.at_once import AtOnce
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.case import Case, Trail
 from firstline_edge.escalation import may_come, reason_for
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import Hedging
 from firstline_edge.judge import Judge
-from firstline_edge.models import EdgeModel, Models
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.provisional import Promises, ProvisionalAnswers
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
-from firstline_edge.runner import Runner
+from firstline_edge.runner import Runner, shedding
 
 _NO_ROWS = ((), (0,))
 # Looking a member up in its enumeration takes as long as reading a clock.
@@ -75,6 +80,7 @@ class Cascade:
         audits: sees what the policy judged, and what the full model then said.
         options: see there.
         clock: of deadlines.
+        asking_mj: see `Chooser`.
 
     Attributes:
         at_once: the commonest answer, see `AtOnce.answer`; what it does not give, `infer` does.
@@ -93,6 +99,7 @@ class Cascade:
         audits: Audits,
         options: CascadeOptions,
         clock: Clock,
+        asking_mj: AskingCost = lambda _: 0.0,
     ) -> None:
         self._models = models
         self._cache = cache
@@ -102,6 +109,7 @@ class Cascade:
         self._audits = audits
         self._options = options
         self._clock = clock
+        self._chooser = Chooser(gateway, clock, options.default_timeout_s, options.reserve_s, asking_mj)
         self._runner = Runner(cache, hedging, spending, clock)
         self.at_once = AtOnce(
             models=models,
@@ -110,6 +118,7 @@ class Cascade:
             spending=spending,
             audits=audits,
             hedging=hedging,
+            chooser=self._chooser,
             limit_bytes=options.limit_bytes,
             clock=clock,
         ).answer
@@ -140,7 +149,7 @@ class Cascade:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         now_s = self._clock.monotonic_s()
         deadline_s = now_s + self._options.default_timeout_s if request.deadline_s is None else request.deadline_s
-        model = self._models.find(request.model, request.version)
+        model = self._model(request, trail)
         edge = model.edge if model is not None else None
 
         # 1. What needs no look at the edge model's answer.
@@ -165,7 +174,7 @@ class Cascade:
                     slow = self._runner.ask_quickly(case, edge, case.rows)
                     if slow:
                         await self._runner.ask_slowly(case, edge, slow)
-                except (InferenceError, QueueFullError):
+                except (InferenceError, QueueFullError, SheddingError):
                     if decision is not None:  # bound to this device
                         raise
                 except DeadlineExceededError:
@@ -180,6 +189,15 @@ class Cascade:
         finally:
             self._hedging.call_off(case.hedge)
 
+    def _model(self, request: InferRequest, trail: Trail) -> HeldModel | None:
+        """The bundle, with the variant that the request keeps to."""
+        if trail.choice is None:
+            model = self._models.find(request.model, request.version)
+            if model is None or model.variants is None:
+                return model
+            trail.choice = self._chooser.choose(request, model.variants)
+        return trail.choice.model
+
     async def _escalate(self, case: Case, edge: EdgeModel | None, escalated: list[Row]) -> InferResponse:
         """The last two steps, for the rows that the full model is to answer."""
         request, model, deadline_s, trail = case.request, case.model, case.deadline_s, case.trail
@@ -187,7 +205,12 @@ class Cascade:
         # 4. The full model. Without an edge answer to fall back on, its failure is the answer.
         trail.turn_to(Tier.CLOUD, escalated[0].reason)
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
-            await self._gateway.answer_rows(request, model, escalated, deadline_s, trail.attempts)
+            try:
+                await self._gateway.answer_rows(request, model, escalated, deadline_s, trail.attempts)
+            except (LinkError, CapacityError) as error:
+                if trail.choice is None or not trail.choice.sheds:
+                    raise
+                raise shedding(trail.choice.sheds, error) from error
             return case.answer()
         if request.wait is _FIRST:
             return await self._provisional.give(case, edge, escalated, Reason.REQUESTED, promised=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from firstline_core.routing.account import Denial
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
-from firstline_edge import keys
+from firstline_edge.cache import keys
 from firstline_edge.hedge import Hedge
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row, respond
+
+if TYPE_CHECKING:
+    from firstline_edge.adaptation.variants import Choice
 
 
 class Trail(Struct, eq=False):
@@ -25,6 +28,7 @@ class Trail(Struct, eq=False):
         denials: by row, why it was not worth its price.
         rows: of the request, where they were looked at already: as far as the cache and a quick model know them.
         failed: whether the model failed at that.
+        choice: the variant that it was given; None where its model has but one.
         told: what the answer was held against, for the decision log; None where `Router.told` is to be asked.
     """
 
@@ -35,6 +39,7 @@ class Trail(Struct, eq=False):
     denials: dict[int, Denial] = {}
     rows: list[Row] | None = None
     failed: bool = False
+    choice: Choice | None = None
     told: Mapping[str, Any] | None = None
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:

@@ -21,18 +21,18 @@ from firstline_core.errors import (
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
-from firstline_edge import keys
 from firstline_edge.audits.hooks import Contracts
 from firstline_edge.audits.live_traffic import LiveTraffic
-from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.cache import keys
+from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.complaints import Complaints
-from firstline_edge.deadline import within
 from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
 from firstline_edge.links.base import Cloud
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.punctuality import Punctuality
 from firstline_edge.rows import Row
-from firstline_edge.single_flight import SingleFlight
+from firstline_edge.scheduling.deadline import within
+from firstline_edge.scheduling.single_flight import SingleFlight
 
 log = logger(__name__)
 

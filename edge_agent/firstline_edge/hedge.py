@@ -14,9 +14,10 @@ from firstline_core.clock import Clock
 from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
-from firstline_edge.cache import ModelOutput
+from firstline_edge.cache.results import ModelOutput
 from firstline_edge.gateway import Gateway, attempt
-from firstline_edge.models import EdgeModel, HeldModel
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row
 
 # Looking a member up in its enumeration takes as long as reading a clock.
@@ -136,7 +137,7 @@ class Hedging:
         rate = self._rates.get(request.model)
         prospect = Prospect(
             left_s=until_s - now_s,
-            edge_s=edge.workers.wait_s + edge.expected_ms(request, len(rows)) / 1000,
+            edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
             cloud_s=self._gateway.predicted_s(request, len(rows)),
             escalation_rate=rate.value if rate is not None else None,
         )

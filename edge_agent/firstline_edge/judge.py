@@ -5,12 +5,13 @@ from __future__ import annotations
 from firstline_core.clock import Clock
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
-from firstline_edge import keys
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache import keys
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.case import Case
 from firstline_edge.gateway import attempt
-from firstline_edge.models import EdgeModel, HeldModel
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 

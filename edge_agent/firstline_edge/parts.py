@@ -20,35 +20,48 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
-from firstline_edge import report, rows
+from firstline_edge import rows
+from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.budgets.wiring import open_spending
-from firstline_edge.bundle_copies import BundleCopies
-from firstline_edge.cache import ResultCache
+from firstline_edge.budgets.wiring import asking_mj, open_spending
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import Cascade
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
+from firstline_edge.hardware.room import HardwareRoom
 from firstline_edge.hedge import Hedging
 from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.links.wiring import Links, link_names, open_links
-from firstline_edge.models import Models
-from firstline_edge.models_load import hold, open_models
+from firstline_edge.models.copies import BundleCopies
+from firstline_edge.models.held import Models
+from firstline_edge.models.loading import hold, open_models
+from firstline_edge.models.profiles import Profiles
+from firstline_edge.models.reloading import Reloading
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.schema import count_promises
-from firstline_edge.recorder import Recorder
-from firstline_edge.reloading import Reloading
 from firstline_edge.router import Router
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.scheduling.workers import Workers
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.wiring import cascade_options, hedge_options, make_cache, make_policy, make_recorder, open_outbox
-from firstline_edge.workers import Workers
+from firstline_edge.telemetry import report
+from firstline_edge.telemetry.recorder import Recorder
+from firstline_edge.wiring import (
+    adapting_of,
+    cascade_options,
+    hedge_options,
+    make_cache,
+    make_policy,
+    make_recorder,
+    open_outbox,
+)
 
 if TYPE_CHECKING:
+    from firstline_edge.adaptation.room import AdaptationRoom
     from firstline_edge.fleet.wiring import FleetRoom
 
 _SWEEP_S = 3600.0
@@ -65,10 +78,12 @@ class Parts:
         spending: None where nothing has a price.
         identity: of a device that may have joined a gateway.
         fleet: None where this device is none of a fleet.
+        adaptation: None where each bundle has the one variant that loads first.
     """
 
     state: StateDirectory
     models: Models
+    profiles: Profiles
     cache: ResultCache
     recorder: Recorder
     complaints: Complaints
@@ -83,7 +98,9 @@ class Parts:
     hedging: Hedging
     cascade: Cascade
     reloading: Reloading
+    hardware: HardwareRoom
     fleet: FleetRoom | None
+    adaptation: AdaptationRoom | None
 
 
 @asynccontextmanager
@@ -105,8 +122,18 @@ async def open_parts(
         copies = BundleCopies(state.copies_path, settings.models.copies_limit_bytes)
         directories = [Path(folder) for folder in settings.models.directories]
         fleet, settings = _open_fleet(settings, state, clock)
-        installed = fleet.hold_installed(partial(hold, options=options, workers=workers)) if fleet is not None else []
-        models = open_models(directories, options, workers, copies, installed)
+        profiles = Profiles(settings.state_dir, Path(settings.hardware.root))
+        hold_here = partial(
+            hold,
+            options=options,
+            workers=workers,
+            adapting=adapting_of(settings),
+            profiles=profiles,
+            as_planned=settings.models.as_planned,
+        )
+        models = open_models(
+            directories, hold_here, copies, fleet.hold_installed(hold_here) if fleet is not None else []
+        )
         opened.callback(models.close)
         opened.callback(workers.close)  # before the models, which its last runs use
         cache = make_cache(settings, state, clock)
@@ -124,6 +151,8 @@ async def open_parts(
         audits = AuditRoom(settings.audit, state, models, clock)
         opened.push_async_callback(audits.close)
 
+        hardware = HardwareRoom(settings, state, lambda: workers.waiting, clock)
+
         # What leads away, and what that may cost.
         spending = open_spending(
             settings,
@@ -131,13 +160,15 @@ async def open_parts(
             clock,
             link_names=link_names(settings.links),
             links=lambda: links.usable,
+            sense=hardware.conditions,
         )
         if spending is not None:
             opened.callback(spending.save)
-        toll = _toll(spending, fleet)
         identity = IdentityRoom(settings, clock)
         birth = partial(report.birth_of, models, audits.standings, fleet.configuration.running if fleet else None)
-        links = await open_links(settings, birth, limits, clock, toll, credentials=identity.credentials)
+        links = await open_links(
+            settings, birth, limits, clock, _toll(spending, fleet), credentials=identity.credentials
+        )
         opened.push_async_callback(links.close)
         identity.renews(links.renewed)
 
@@ -171,6 +202,7 @@ async def open_parts(
             audits=auditor,
             options=cascade_options(settings.policy),
             clock=clock,
+            asking_mj=asking_mj(settings, lambda: links.usable),
         )
         opened.push_async_callback(cascade.close)
         opened.push_async_callback(hedging.close)
@@ -179,6 +211,7 @@ async def open_parts(
         parts = Parts(
             state=state,
             models=models,
+            profiles=profiles,
             cache=cache,
             recorder=recorder,
             complaints=complaints,
@@ -196,14 +229,22 @@ async def open_parts(
                 models,
                 audits.standings,
                 directories,
-                partial(hold, options=options, workers=workers),
+                hold_here,
                 copies,
             ),
+            hardware=hardware,
             fleet=fleet,
+            adaptation=_adaptation(models, audits.standings, recorder, clock) if settings.adaptation.enabled else None,
         )
-        works = [_keep_promises(parts, settings, clock), _forget_old(parts, clock)]
-        works += [audits.run(auditor, links), identity.run()]
+        works = [
+            _keep_promises(parts, settings, clock),
+            _forget_old(parts, clock),
+            audits.run(auditor, links),
+            identity.run(),
+            hardware.run(),
+        ]
         works += [spending.keep()] if spending is not None else []
+        works += [parts.adaptation.run(hardware.sampler)] if parts.adaptation is not None else []
         works += _joined(fleet, parts, opened)
         for work in works:
             opened.push_async_callback(_cancelled, asyncio.create_task(work))
@@ -219,6 +260,12 @@ def _open_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
 
     fleet = FleetRoom(settings, state, clock)
     return fleet, fleet.configuration.settings
+
+
+def _adaptation(models: Models, standings: Standings, recorder: Recorder, clock: Clock) -> AdaptationRoom:
+    from firstline_edge.adaptation.room import AdaptationRoom  # which most devices need not import
+
+    return AdaptationRoom(models, standings, recorder, clock)
 
 
 def _toll(spending: Spending | None, fleet: FleetRoom | None) -> Toll:

@@ -12,7 +12,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, Status, Tier
 from firstline_edge.case import Case
 from firstline_edge.escalation import escalation_of
-from firstline_edge.models import EdgeModel
+from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.rows import Row
 from firstline_edge.runner import Runner
@@ -51,7 +51,7 @@ class ProvisionalAnswers:
         left_s = case.deadline_s - self._clock.monotonic_s()
         reserve_s = min(self._reserve_s, left_s / 4)
         unseen = sum(row.edge is None for row in waiting)
-        run_s = edge.expected_ms(case.request, unseen) / 1000 if unseen else 0.0
+        run_s = edge.sure_ms(case.request, unseen) / 1000 if unseen else 0.0
         if math.isinf(run_s):  # never measured
             run_s = left_s / 2
         # Where it would not be ready in time anyhow, the full model gets that time.

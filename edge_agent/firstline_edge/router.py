@@ -15,7 +15,7 @@ from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import CLEAR, Standing
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row
 
 

@@ -26,7 +26,7 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.cache import ModelOutput
+from firstline_edge.cache.results import ModelOutput
 from firstline_edge.escalation import checked
 
 # From the caller outwards: a batch names the farthest that answered one of its rows.

@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firstline_core.clock import Clock
-from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.errors import DeadlineExceededError, FirstlineError, SheddingError
 from firstline_core.types import Privacy, Tier
-from firstline_edge import keys
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.cache import keys
+from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.case import Case
-from firstline_edge.deadline import within
 from firstline_edge.gateway import attempt
 from firstline_edge.hedge import Hedging
-from firstline_edge.models import EdgeModel
+from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.rows import Row
-from firstline_edge.single_flight import SingleFlight
+from firstline_edge.scheduling.deadline import within
+from firstline_edge.scheduling.single_flight import SingleFlight
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _LOCAL_ONLY = Tier.EDGE, Tier.CACHE, Privacy.LOCAL_ONLY
+_SHED_S = 30.0  # before that there is hardly room again
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
@@ -68,11 +69,14 @@ class Runner:
             The rows that are left for `ask_slowly`: all that the cache does not know, or none.
 
         Raises:
+            SheddingError: it is not run at all now.
             FirstlineError: the model failed; see `Cascade.infer`.
         """
         missing = (
             self._recall(case, edge, rows) if case.trail.rows is None else [row for row in rows if row.edge is None]
         )
+        if missing:
+            self._check_shedding(case)
         if not missing or not edge.quick(case.request):
             return missing
         started_s = self._clock.monotonic_s()
@@ -104,6 +108,12 @@ class Runner:
             case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
             raise
         self._take(case, edge, rows, outputs, started_s)
+
+    def _check_shedding(self, case: Case) -> None:
+        choice = case.trail.choice
+        if choice is not None and choice.sheds:
+            case.trail.attempts.append(attempt(self._clock, _EDGE, SheddingError.code, self._clock.monotonic_s()))
+            raise shedding(choice.sheds)
 
     def _recall(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[Row]:
         """Fills in what the cache knows; the rows that it does not."""
@@ -150,3 +160,17 @@ class Runner:
                 if case.hedge.landed:  # its answer is to be in time
                     raise
         return await run(case.deadline_s)
+
+
+def shedding(why: str, error: FirstlineError | None = None) -> SheddingError:
+    """Nothing is computed here now.
+
+    Args:
+        why: in a sentence's words.
+        error: why nobody else answers; None where nobody else may.
+    """
+    instead = "and the request is bound to it" if error is None else f"and nobody else answers: {error.message}"
+    return SheddingError(
+        f"This device computes nothing at the moment ({why}), {instead.removesuffix('.')}; try again.",
+        retry_after_s=_SHED_S,
+    )

@@ -75,12 +75,20 @@ class StateDirectory:
         return updates_path(self.path)
 
     @property
+    def profiling_path(self) -> Path:
+        return self.fleet_path / "profiling"
+
+    @property
     def standing_path(self) -> Path:
         return standing_path(self.path)
 
     @property
     def samples_path(self) -> Path:
         return samples_path(self.path)
+
+    @property
+    def hardware_path(self) -> Path:
+        return hardware_path(self.path)
 
     def takes_proof(self, told: str) -> bool:
         """Whether the caller may write here: a link of its leads nowhere but to what it tells us. Good for once.
@@ -148,6 +156,16 @@ def standing_path(state_dir: Path) -> Path:
 def samples_path(state_dir: Path) -> Path:
     """Answers whose truth is known, from audits and escalations."""
     return state_dir / "audits" / "samples.jsonl"
+
+
+def hardware_path(state_dir: Path) -> Path:
+    """What was measured of this device."""
+    return state_dir / "hardware.json"
+
+
+def device_profile_path(state_dir: Path, bundle: str) -> Path:
+    """What a bundle's models cost on this device."""
+    return state_dir / "profiles" / f"{bundle}.json"
 
 
 def url_path(state_dir: Path) -> Path:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.routing import policies
 from firstline_core.routing.policies import Policy
 from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import CascadeOptions
-from firstline_edge.disk_cache import DiskCache
 from firstline_edge.hedge import HedgeOptions
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.store import Outbox
-from firstline_edge.recorder import Recorder
-from firstline_edge.settings import EdgeSettings, LogSection, PolicySection
+from firstline_edge.settings.settings import EdgeSettings, LogSection, PolicySection
 from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.recorder import Recorder
+
+if TYPE_CHECKING:
+    from firstline_edge.adaptation.loading import Adapting
 
 
 def seal_of(settings: EdgeSettings) -> Seal:
@@ -92,3 +98,35 @@ def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
         return None
     reserve_s = settings.policy.deadline_reserve_ms / 1000
     return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
+
+
+def adapting_of(settings: EdgeSettings) -> Adapting | None:
+    """How several variants of a bundle are held; None where one is."""
+    section = settings.adaptation
+    if not section.enabled:
+        return None
+    from firstline_core.adaptation.controller import Patience
+    from firstline_core.adaptation.guards import Limits
+    from firstline_core.hardware.readings import measured
+    from firstline_core.hardware.sensors.memory import memory
+    from firstline_core.hardware.tree import Tree
+    from firstline_edge.adaptation.loading import Adapting
+
+    tree = Tree(Path(settings.hardware.root))
+    limits = Limits(
+        heat_c=settings.costs.heat_limit_c,
+        heat_margin_c=section.heat_margin_c,
+        memory_reserve_bytes=section.memory_reserve_bytes,
+        battery_empty=section.battery_empty,
+        battery_full=section.battery_full,
+    )
+    patience = Patience(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
+    # Of runs on several cores nobody knows how busy each one is.
+    joules_per_core_s = settings.costs.joules_per_core_second if settings.models.threads == 1 else 0.0
+    return Adapting(
+        limits,
+        patience,
+        section.variants_limit,
+        lambda: measured(memory(tree).available_bytes),
+        joules_per_core_s,
+    )

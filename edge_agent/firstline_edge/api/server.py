@@ -21,7 +21,7 @@ from firstline_edge.api.access import Access, access_of
 from firstline_edge.api.address import listen, url_of
 from firstline_edge.api.app import App
 from firstline_edge.api.bodies import BodyBudget
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
 
@@ -34,7 +34,7 @@ async def serve(
     """Runs the agent and its API until SIGTERM or SIGINT.
 
     Args:
-        settings: see `settings.py`.
+        settings: see `settings/settings.py`.
         ready: called with the URL once requests are answered.
         trouble: for `status`, by the file that it is with.
 

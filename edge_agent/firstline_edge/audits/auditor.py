@@ -30,18 +30,18 @@ from firstline_core.routing.policies import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, Privacy, Reason
-from firstline_edge import keys
 from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
-from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.cache import keys
+from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.escalation import checked
 from firstline_edge.links.base import Cloud
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row
-from firstline_edge.settings import AuditSection
+from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
 

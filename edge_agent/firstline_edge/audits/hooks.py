@@ -7,8 +7,8 @@ from typing import Protocol
 
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.types import InferRequest
-from firstline_edge.cache import ModelOutput
-from firstline_edge.models import HeldModel
+from firstline_edge.cache.results import ModelOutput
+from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import IntegrityError
+from firstline_core.quantities import counted
 from firstline_core.routing import audit, sampling
 from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
@@ -36,8 +37,8 @@ from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.watched import CLEAR, Standing, Watched
-from firstline_edge.models import HeldModel
-from firstline_edge.settings import AuditSection
+from firstline_edge.models.held import HeldModel
+from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
 
@@ -177,7 +178,7 @@ class Standings:
             record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
             if audit.alarm(record.test, self.level(watched)):
                 answered = record.agreed + record.disagreed
-                self._alarm(watched, f"{record.disagreed} of {answered} audits on this device disagreed")
+                self._alarm(watched, f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed")
         self.save()
 
     def save(self) -> None:
@@ -203,7 +204,12 @@ class Standings:
             self._write(self._encoded())
 
     def watch(self, model: HeldModel) -> None:
-        """Begins, or goes on, to test a model's certificate, if it has one that audits can test."""
+        """Begins, or goes on, to test the certificate of each of a model's variants that is loaded."""
+        for variant in model.every:
+            self.watch_one(variant)
+
+    def watch_one(self, model: HeldModel) -> None:
+        """Of this very variant, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None or certificate.audit_epsilon is None:
             return
@@ -230,7 +236,12 @@ class Standings:
         self._watched[model] = watched
 
     def unwatch(self, model: HeldModel) -> None:
-        """Tests a model's certificate no more; what was found is kept for when it comes again."""
+        """Tests a model's certificates no more; what was found is kept for when it comes again."""
+        for variant in {model, *model.every}:
+            self.unwatch_one(variant)
+
+    def unwatch_one(self, model: HeldModel) -> None:
+        """Of this very variant."""
         watched = self._watched.pop(model, None)
         if watched is not None and watched.scores is not None:
             watched.record.scores = tuple(watched.scores.counts)

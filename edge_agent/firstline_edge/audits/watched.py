@@ -9,7 +9,7 @@ from firstline_core.bundle.certificate import Certificate
 from firstline_core.routing import drift
 from firstline_core.routing.drift import RecentCounts
 from firstline_edge.audits.records import Record
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 
 
 class Standing(NamedTuple):

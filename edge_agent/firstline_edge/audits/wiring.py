@@ -19,10 +19,10 @@ from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
-from firstline_edge.cache import ResultCache
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.links.wiring import Links
-from firstline_edge.models import HeldModel, Models
-from firstline_edge.settings import AuditSection
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.settings.settings import AuditSection
 from firstline_edge.state import StateDirectory
 
 log = logger(__name__)

@@ -24,7 +24,6 @@ from firstline_core.routing.account import Account, Cost, Denial
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import InferRequest
-from firstline_core.waiting import in_daemon_thread
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
@@ -53,7 +52,7 @@ class Spending:
         file: keeps the books; None to forget them.
         around_bytes: what crosses the link with a payload, as far as is known.
         links: names of those that a request would try now, in that order.
-        sense: finds out battery and heat; may take milliseconds.
+        sense: tells battery and heat, at once.
         metered_factor: how much dearer a metered link is.
     """
 
@@ -189,18 +188,8 @@ class Spending:
 
     async def keep(self) -> None:
         """Looks at battery and heat, and writes down what was spent, every few seconds until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:  # two, for a driver that never answers must not stop the books
-            tasks.create_task(self._keep_sensing())
-            tasks.create_task(self._keep_writing())
-
-    async def _keep_sensing(self) -> None:
         while True:
-            sensed = await in_daemon_thread(self._sense)  # a driver may hang, and must not hold up the end
-            self._take_up(replace(sensed, metered=self.conditions.metered))
-            await self._clock.sleep(SAVE_EVERY_S)
-
-    async def _keep_writing(self) -> None:
-        while True:
+            self._take_up(replace(self._sense(), metered=self.conditions.metered))
             await self._clock.sleep(SAVE_EVERY_S)
             if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
                 self._changed = False

@@ -8,11 +8,12 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
+from firstline_core.routing.conditions import Conditions
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
-from firstline_edge.budgets.ledgers import Books, LedgerFile
-from firstline_edge.budgets.sensors import Sensors
+from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.settings import BudgetSection, EdgeSettings
+from firstline_edge.links.wiring import link_names
+from firstline_edge.settings.settings import BudgetSection, EdgeSettings
 
 
 def open_spending(
@@ -22,6 +23,7 @@ def open_spending(
     *,
     link_names: Sequence[str],
     links: Callable[[], Sequence[str]],
+    sense: Callable[[], Conditions] = Conditions,
 ) -> Spending | None:
     """Spending as it was left, or None where nothing is limited and nothing decides by price.
 
@@ -31,6 +33,7 @@ def open_spending(
         clock: budgets are of hours and days by the wall.
         link_names: of the links, in the order of the settings.
         links: names of those that a request would try now, in that order.
+        sense: battery and heat, at once.
     """
     budgets = budgets_of(settings.budget)
     if not budgets and settings.policy.kind != "value" and not settings.fleet.enabled:  # a fleet may set some later
@@ -44,7 +47,7 @@ def open_spending(
         file=file,
         around_bytes=books.around_bytes,
         links=links,
-        sense=Sensors(costs.heat_limit_c).read,
+        sense=sense,
         metered_factor=costs.metered_factor,
     )
 
@@ -91,4 +94,16 @@ def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
         )
         for name, section in zip(link_names, settings.links, strict=True)
     }
-    return Tariff(links, settings.costs.money_per_request, settings.costs.joules_per_run)
+    costs = settings.costs
+    return Tariff(links, costs.money_per_request, costs.joules_per_run, costs.joules_per_core_second, costs.watts_idle)
+
+
+def asking_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) -> Callable[[float], float]:
+    """What asking the full model takes of this device's energy, in millijoules by a row's bytes, as stated.
+
+    Args:
+        settings: costs and links.
+        links: names of those that a request would try now, in that order.
+    """
+    tariff = tariff_of(settings, link_names(settings.links))
+    return lambda size_bytes: 1000 * tariff.of_link(next(iter(links()), "")).cost(size_bytes, AROUND_BYTES).joules

@@ -10,7 +10,7 @@ from firstline_core.errors import ConfigError
 from firstline_edge.audits.samples import Sample, read, table
 from firstline_edge.cli.output import complain, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 from firstline_edge.state import samples_path
 
 

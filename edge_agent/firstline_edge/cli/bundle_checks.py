@@ -11,8 +11,8 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.models_load import bundle_paths
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.models.loading import bundle_paths
+from firstline_edge.settings.settings import EdgeSettings
 
 _ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
 

@@ -22,10 +22,11 @@ from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.fleet_checks import fleet_findings
+from firstline_edge.cli.hardware_checks import hardware_findings
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.identity.wiring import IdentityRoom
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.tokens import read_tokens
 
 _FSYNC_RUNS = 9
@@ -45,6 +46,7 @@ def all_findings(settings: EdgeSettings) -> list[Finding]:
     identity = IdentityRoom(settings, SYSTEM_CLOCK)
     links, clock_offset_s = asyncio.run(link_findings(settings, identity.credentials))
     return [
+        *hardware_findings(settings),
         *model_findings(settings),
         *contract_findings(settings),
         *identity_findings(identity),

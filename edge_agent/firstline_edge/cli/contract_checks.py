@@ -8,11 +8,12 @@ from pathlib import Path
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import FirstlineError, IntegrityError
+from firstline_core.quantities import counted
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.cli.findings import Finding, State
-from firstline_edge.models_load import bundle_paths
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.models.loading import bundle_paths
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import standing_path
 
 
@@ -44,7 +45,7 @@ def _record_of(manifest: Manifest, variant: Model, known: Mapping[str, Record]) 
 
 
 def _contract_finding(subject: str, record: Record) -> Finding:
-    found = f"{record.agreed + record.disagreed} audits, {record.disagreed} of them disagreed"
+    found = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
     if not record.alarmed:
         return Finding(subject, State.OK, found)
     advice = "certify anew, also on `edge-agent audits`, and copy the new bundle here"

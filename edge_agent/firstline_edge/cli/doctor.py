@@ -18,7 +18,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not any(finding.state is State.MISSING for finding in findings):
         from firstline_core.errors import ConfigError
         from firstline_edge.cli.checks import all_findings
-        from firstline_edge.settings_load import load
+        from firstline_edge.settings.load import load
 
         try:
             settings = load(arguments.config, overrides=dict(arguments.overrides))

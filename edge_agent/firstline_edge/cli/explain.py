@@ -1,10 +1,11 @@
-"""`edge-agent explain REQUEST_ID`: the story of one request, from the decision log."""
+"""`edge-agent explain REQUEST_ID`: the story of one request, from the decision log; `explain plan` is beside."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
@@ -12,8 +13,10 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 from firstline_edge.state import decisions_path
+
+PLAN = "plan"
 
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
 
@@ -47,7 +50,10 @@ _FIRST = "The full model was to answer; the caller asked not to wait for it (`wa
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Prints what the decision log knows of one request."""
+    """Prints what the decision log knows of one request, or hands on to the plan."""
+    if arguments.request_id == PLAN:
+        # Models' figures are no business of a request's story.
+        return import_module("firstline_edge.cli.explain_plan").command(arguments)  # type: ignore[no-any-return]
     settings = load(arguments.config, overrides=dict(arguments.overrides))
     path = decisions_path(settings.state_dir)
     try:
@@ -94,6 +100,7 @@ def _described(line: dict[str, Any]) -> list[str]:
         return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
     said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
     said += [_tried(attempt) for attempt in line["attempts"]]
+    said += _variant(line)
     said.append(f"  {_why(line)}{_cause(line)}")
     said += [_denied(row) for row in line.get("denied", ())]
     if line["rows"]:
@@ -102,6 +109,17 @@ def _described(line: dict[str, Any]) -> list[str]:
     said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
     if "trace_id" in line:
         said.append(f"  Trace {line['trace_id']}, span {line['span_id']}.")
+    return said
+
+
+def _variant(line: dict[str, Any]) -> list[str]:
+    """Which of several variants answered, and why not the best."""
+    if not line.get("variant"):
+        return []
+    why = f"; not a better one, for {line['variant_why']}" if line.get("variant_why") else ", the best of those held"
+    said = [f"  Of the model's variants it was given {line['variant']}{why}."]
+    if line.get("sheds"):
+        said.append(f"  Nothing was to be computed on this device ({line['sheds']}).")
     return said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.updater.ports import BYTES_NEED_HTTP
 
 

@@ -19,8 +19,8 @@ from firstline_edge.identity.files import Identity, IdentityFiles, readable_iden
 from firstline_edge.identity.rejoining import LOOK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import shown
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
 

@@ -12,6 +12,8 @@ OK = 0
 FAILED = 1
 USAGE = 2
 
+_MOST_COUNT = 1024
+
 _EPILOG = """\
 exit codes:
   0  done; `run` ends with it after SIGTERM or SIGINT, also while it starts
@@ -42,8 +44,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     status = _command(commands, "status", "ask the running agent how it is")
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
 
-    explain = _command(commands, "explain", "tell the story of one request")
-    explain.add_argument("request_id", metavar="REQUEST_ID", help="from an answer's parameters")
+    explain = _command(commands, "explain", "tell the story of one request, or how a model had best run here")
+    explain.add_argument("request_id", metavar="REQUEST_ID|plan", help="from an answer's parameters; or the word plan")
+    explain.add_argument("model", metavar="MODEL", nargs="?", help="of a plan: the model's name; without it, all")
+    explain.add_argument(
+        "--profile", type=Path, metavar="FILE", help="of a plan: instead of this machine's in profiles/ of the bundle"
+    )
+    explain.add_argument(
+        "--splits", type=Path, metavar="FILE", help="of a plan: what `firstline split -o json` said; split.json there"
+    )
+    explain.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="of a plan: to the gateway")
+    explain.add_argument("--round-trip", type=float, metavar="MS", help="of a plan: to the gateway and back")
 
     audits = _command(
         commands,
@@ -78,6 +89,27 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent updates`")
     what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
+    hardware = _command(commands, "hardware", "tell what this device is, and what its sensors say now")
+    hardware.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure memory and disk and try every provider, as the agent does at its first start",
+    )
+
+    profile = _command(commands, "profile", "measure what each model of a bundle costs on this device")
+    profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
+    profile.add_argument("--threads", type=_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores")
+    profile.add_argument("--batches", type=_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16")
+    profile.add_argument("--quick", action="store_true", help="take a fifth of the time")
+    profile.add_argument("--alone", action="store_true", help="nothing else runs here: do not give way to it")
+    profile.add_argument(
+        "--throttled", type=float, default=0.0, metavar="SHARE", help="single samples with so much processor time too"
+    )
+    profile.add_argument(
+        "--sustained", type=float, default=0.0, metavar="MINUTES", help="single samples after full load too"
+    )
+    profile.add_argument("--anew", action="store_true", help="measure again what is known already")
+
     _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
     return parser.parse_args(arguments)
 
@@ -88,6 +120,20 @@ def _moment(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is no time, such as 2026-11-21T19:30:00Z") from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _counts(text: str, least: int = 0) -> tuple[int, ...]:
+    try:
+        found = tuple(int(one) for one in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or any(not least <= one <= _MOST_COUNT for one in found):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers from {least} to {_MOST_COUNT}, such as 1,2")
+    return found
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return _counts(text, 1)
 
 
 def _override(text: str) -> tuple[str, str]:

@@ -14,8 +14,8 @@ from firstline_edge import purge
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, leave_proof, proof_path
 from firstline_edge.tokens import first_token
 

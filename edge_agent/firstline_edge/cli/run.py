@@ -9,7 +9,7 @@ from firstline_core.telemetry import logs
 from firstline_edge.api.server import serve
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.last_good import keep, load_or_last_good
+from firstline_edge.settings.last_good import keep, load_or_last_good
 
 log = logs.logger(__name__)
 

@@ -9,14 +9,20 @@ import httpx
 import orjson
 
 from firstline_core.protocol.http_errors import error_from
+from firstline_core.quantities import counted
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.last_good import load_or_last_good
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.last_good import load_or_last_good
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import is_in_use, url_path
 from firstline_edge.tokens import first_token
 
 _TIMEOUT_S = 5.0
+_NO_AGENT = "What answers at {url} is no edge agent, or one of another version; name yours with --url."
+
+
+class UnreachableError(Exception):
+    """No agent's status can be had; the message is for people."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -24,29 +30,14 @@ def command(arguments: argparse.Namespace) -> int:
     settings, _, trouble = load_or_last_good(arguments.config, dict(arguments.overrides))
     if trouble:
         complain(trouble)
-    token = first_token(settings.api.token_file, "api.token_file")
     try:
-        url = arguments.url or address_of(settings)
-    except OSError as error:
-        complain(f"{settings.state_dir} cannot be read: {error.strerror}; run this as the agent's user, or use --url.")
-        return FAILED
-    if url is None:
-        complain(f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url.")
-        return FAILED
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        response = httpx.get(f"{url}/firstline/v1/status", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        complain(f"No agent answers at {url} ({error}); start it with `edge-agent run`, or name another with --url.")
-        return FAILED
-    if response.status_code != 200:
-        complain(f"{url}: {error_from(response.status_code, response.content).message}")
-        return FAILED
-    try:
-        found = orjson.loads(response.content)
+        url, found = running(settings, arguments.url)
         lines = describe(url, found)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        complain(f"What answers at {url} is no edge agent, or one of another version; name yours with --url.")
+    except UnreachableError as error:
+        complain(str(error))
+        return FAILED
+    except (KeyError, TypeError, AttributeError):
+        complain(_NO_AGENT.format(url=url))
         return FAILED
     if arguments.output == "json":
         say_json({"url": url, **found})
@@ -54,6 +45,46 @@ def command(arguments: argparse.Namespace) -> int:
         for line in lines:
             say(line)
     return OK
+
+
+def running(settings: EdgeSettings, url: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The running agent's address, and what it says of itself.
+
+    Args:
+        settings: the agent's.
+        url: its address, if not the one that the settings lead to.
+
+    Raises:
+        UnreachableError: none runs, or none answers.
+        ConfigError: the token's file cannot be read.
+    """
+    token = first_token(settings.api.token_file, "api.token_file")
+    try:
+        url = url or address_of(settings)
+    except OSError as error:
+        raise UnreachableError(
+            f"{settings.state_dir} cannot be read: {error.strerror}; run this as the agent's user, or use --url."
+        ) from error
+    if url is None:
+        raise UnreachableError(
+            f"No agent runs with {settings.state_dir}; start it with `edge-agent run`, or name one with --url."
+        )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        response = httpx.get(f"{url}/firstline/v1/status", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UnreachableError(
+            f"No agent answers at {url} ({error}); start it with `edge-agent run`, or name another with --url."
+        ) from error
+    if response.status_code != 200:
+        raise UnreachableError(f"{url}: {error_from(response.status_code, response.content).message}")
+    try:
+        found = orjson.loads(response.content)
+    except ValueError as error:
+        raise UnreachableError(_NO_AGENT.format(url=url)) from error
+    if not isinstance(found, dict):
+        raise UnreachableError(_NO_AGENT.format(url=url))
+    return url, found
 
 
 def address_of(settings: EdgeSettings) -> str | None:
@@ -110,8 +141,9 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     if (policy := status.get("policy", "certified")) != "certified":
         lines.append(f"policy  {policy}")
     lines += [_budget_line(budget) for budget in status.get("budgets", ())]
-    lines.append(f"outbox  {status['outbox']['items']} corrections to come, {status['outbox']['size_bytes']} bytes")
-    lines.append(f"cache   {status['cache']['entries']} results in memory, {status['cache']['size_bytes']} bytes")
+    outbox, cache = status["outbox"], status["cache"]
+    lines.append(f"outbox  {counted(outbox['items'], 'correction')} to come, {counted(outbox['size_bytes'], 'byte')}")
+    lines.append(f"cache   {counted(cache['entries'], 'result')} in memory, {counted(cache['size_bytes'], 'byte')}")
     return lines
 
 

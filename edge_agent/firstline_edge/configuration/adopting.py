@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstline_edge.budgets.wiring import exchange
 from firstline_edge.links.wiring import link_names
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.wiring import make_policy
 
 if TYPE_CHECKING:

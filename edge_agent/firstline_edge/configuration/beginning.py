@@ -11,7 +11,7 @@ from firstline_core.storage.files import set_aside
 from firstline_core.telemetry.logs import logger
 from firstline_edge.configuration.kept import Held, Kept, read_kept, write_kept
 from firstline_edge.configuration.overlay import overlaid
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
 

@@ -11,8 +11,8 @@ import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import Configuration
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.settings_check import check
+from firstline_edge.settings.check import check
+from firstline_edge.settings.settings import EdgeSettings
 
 
 def overlaid(own: EdgeSettings, said: Configuration) -> EdgeSettings:

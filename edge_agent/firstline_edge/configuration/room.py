@@ -13,10 +13,11 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.twin import Update
 from firstline_edge.configuration.adopting import adopt
 from firstline_edge.configuration.beginning import begin
-from firstline_edge.configuration.configurator import Configurations, Configurator
+from firstline_edge.configuration.configurator import Configurator
+from firstline_edge.configuration.fetching import Configurations
 from firstline_edge.configuration.kept import Kept
-from firstline_edge.models import HeldModel
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.models.held import HeldModel
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.updater.means import Trials
 
 if TYPE_CHECKING:

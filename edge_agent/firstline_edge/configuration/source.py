@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.configuration import configuration_path
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_edge.updater.adapters import NoRegistry, SignedCatalogue
 from firstline_edge.updater.ports import ByteSource
 
 
 class SignedConfigurations:
-    """See `configurator.Configurations`; shares the metadata with the models' updates."""
+    """See `fetching.Configurations`; shares the metadata with the models' updates."""
 
     def __init__(self, catalogue: SignedCatalogue | NoRegistry, source: ByteSource) -> None:
         self._catalogue = catalogue
         self._source = source
 
     async def configuration(self, name: str, version: int) -> SignedFile:
-        """See `configurator.Configurations`."""
+        """See `fetching.Configurations`."""
         file = (await self._catalogue.files()).get(configuration_path(name, version))
         if file is None:
             raise NotFoundError(

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_edge.audits.drawn import Finding
-from firstline_edge.models import HeldModel, Models
+from firstline_edge.models.held import HeldModel, Models
 
 _LIMIT = 64
 _Key = tuple[str, str]
@@ -59,8 +60,10 @@ class FleetCounts:
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
                 sums.scores[bisect_right(edges, row.confidence)] += 1
 
-    def refused(self, request: InferRequest, held: HeldModel, seconds: float) -> None:
-        """See `recorder.Listener`."""
+    def refused(self, request: InferRequest, held: HeldModel, error: FirstlineError, seconds: float) -> None:
+        """See `recorder.Listener`; what the caller did wrong says nothing of a model, and is not counted."""
+        if _is_callers(error):
+            return
         sums = self._of(held)
         self._took(sums, seconds)
         rows = next((tensor.array.shape[0] for tensor in request.inputs if tensor.array.shape), 1)
@@ -119,7 +122,15 @@ class FleetCounts:
         sums.latency_sum_ms += ms
 
 
+def _is_callers(error: FirstlineError) -> bool:
+    """Whether the request was wrong; that the tiers disagree about the model is no caller's doing."""
+    return isinstance(error, RequestError) and not isinstance(error, ModelMismatchError | UnknownModelError)
+
+
 def _edges(held: HeldModel) -> tuple[float, ...] | None:
+    """Where the scores' bins end; None without, and where several variants answer, for each has its own."""
+    if held.variants is not None:
+        return None
     certificate = held.edge.certificate if held.edge is not None else None
     histogram = certificate.histogram if certificate is not None else None
     return tuple(histogram.edges) if histogram is not None else None

@@ -15,11 +15,12 @@ from firstline_core.protocol.http_errors import error_from
 from firstline_core.secrets_file import read_secret
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.links.http_pool import USER_AGENT, HttpLinkSettings, tls_context
-from firstline_edge.settings import LinkSection
+from firstline_edge.settings.settings import LinkSection
 
 _TIMEOUT_S = 20.0
 # Of silence: a byte in so many seconds keeps a download alive.
 _SILENCE_S = 30.0
+_PART_BYTES = 16 * 1024
 
 
 class FleetHttp:
@@ -98,9 +99,29 @@ class FleetHttp:
         except TimeoutError as error:
             raise RemoteTimeoutError(f"{self._section.url} did not answer within {_TIMEOUT_S:g} s.") from error
 
+    async def send(self, path: str, content: bytes) -> None:
+        """PUTs a document, in parts: a link may take as long as it likes for all of them.
+
+        Raises:
+            FirstlineError: there was no answer, or a refusal.
+        """
+
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, len(content), _PART_BYTES):
+                yield content[start : start + _PART_BYTES]
+
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
+        async with self.streaming("PUT", path, headers, parts()) as response:
+            async for _ in response.aiter_raw():
+                pass
+
     @asynccontextmanager
     async def streaming(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, content: bytes = b""
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | AsyncIterator[bytes] = b"",
     ) -> AsyncIterator[httpx.Response]:
         """An answer whose body is still to come.
 

@@ -8,9 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import RunningModel
-from firstline_edge.models import HeldModel, Models
+from firstline_core.hardware.catalogue import Catalogue
+from firstline_edge.models.held import HeldModel, Models
 
 _LIMIT = 64
 _MIB = 1 << 20
@@ -53,6 +56,13 @@ def capabilities(found: Hardware) -> dict[str, Any]:
     if found.free_bytes is not None:
         told["free_gib"] = found.free_bytes >> 30
     return told
+
+
+def catalogue(found: Catalogue | None) -> Catalogue | None:
+    """What the device is, for `Reported`: what changes by itself is left out, lest it is reported again and again."""
+    if found is None or found.storage is None:
+        return found
+    return replace(found, storage=replace(found.storage, free_bytes=found.storage.free_bytes >> 30 << 30))
 
 
 def _memory_mb() -> int | None:

@@ -1,6 +1,7 @@
 """This device's half of its twin: takes up what is desired, and says what is so whenever that has changed.
 
-And again now and then: what a broker drops from a full queue is dropped without a word to either side.
+And again now and then, and on each new connection: what a broker drops from a full queue, or loses with its disk, is
+lost without a word to either side. A report says which word of the fleet is known here; a lost one is said again.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Twin:
 
     async def _listen(self) -> None:
         while True:
-            desired = await self._way.desired()
+            desired = await self._way.desired(self._known)
             if desired != self.desired:
                 log.info("the fleet desires", revision=desired.revision, models=len(desired.models))
                 await asyncio.to_thread(keep_desired, self._path, desired)
@@ -97,15 +98,15 @@ class Twin:
             self.look()
 
     async def _report(self) -> None:
-        told: Reported | None = None
+        told: tuple[Reported, int] | None = None
         failures, again_s = 0, 0.0
         while True:
             self._news.clear()
-            revision = self.desired.revision if self.desired is not None else 0
-            now = replace(self._describe(), session=self._session, revision=revision)
+            said = replace(self._describe(), session=self._session, revision=self._known)
+            now = said, self._way.connections
             if now != told or self._clock.monotonic_s() >= again_s:
                 try:
-                    await self._way.report(replace(now, sequence=self._next()))
+                    await self._way.report(replace(said, sequence=self._next()))
                     told, failures, self.problem = now, 0, ""
                     again_s = self._clock.monotonic_s() + _AGAIN_S * self._rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
@@ -132,6 +133,10 @@ class Twin:
             FirstlineError: nobody heard.
         """
         await self._way.count(replace(self._count(), session=self._session, sequence=self._next()))
+
+    @property
+    def _known(self) -> int:
+        return self.desired.revision if self.desired is not None else 0
 
     def _next(self) -> int:
         self._sequence += 1

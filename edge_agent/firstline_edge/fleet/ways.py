@@ -29,10 +29,21 @@ _SPREAD = 0.2
 
 
 class Way(Protocol):
-    """To whoever keeps this device's twin."""
+    """To whoever keeps this device's twin.
 
-    async def desired(self) -> Desired:
-        """The next word of what is desired; waits for it, however long."""
+    Attributes:
+        connections: how many there have been; what was said on an earlier one may have been lost with its other end.
+    """
+
+    @property
+    def connections(self) -> int: ...
+
+    async def desired(self, known: int) -> Desired:
+        """The next word of what is desired; waits for it, however long.
+
+        Args:
+            known: the revision that this device knows; 0 for none.
+        """
         ...
 
     async def report(self, reported: Reported) -> None:
@@ -47,6 +58,8 @@ class Way(Protocol):
 class HttpWay:
     """Asks every `poll_s`, a little sooner or later, lest a fleet asks together; less often where nobody answers."""
 
+    connections = 0  # each word is answered, and kept once it is
+
     def __init__(self, http: FleetHttp, poll_s: float, clock: Clock, rng: random.Random) -> None:
         self._http = http
         self._poll_s = poll_s
@@ -56,7 +69,7 @@ class HttpWay:
         self._asked = False
         self._failures = 0
 
-    async def desired(self) -> Desired:
+    async def desired(self, known: int) -> Desired:
         """See `Way`."""
         while True:
             if self._asked:
@@ -96,15 +109,18 @@ class HttpWay:
 
 
 class MqttWay:
-    """Listens to the retained topic `desired`. Of several gateways' words the one with the highest number holds."""
+    """Listens to the retained topic `desired`. Of several gateways' words the one with the highest number holds.
+
+    What a broker retains may be older than what this device knows: it, or the gateway's store, was restored from a
+    backup. Then the gateway learns from the next report which revision is known here, and numbers beyond it.
+    """
 
     def __init__(self, link: MqttLink) -> None:
         self._link = link
         self._heard: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
         self._listening = False
-        self._revision = -1
 
-    async def desired(self) -> Desired:
+    async def desired(self, known: int) -> Desired:
         """See `Way`."""
         while not self._listening:
             self._listening = True  # it is renewed with each connection from now on
@@ -119,14 +135,19 @@ class MqttWay:
             except ProtocolError as error:
                 log.warning("what the fleet desires is not understood", error=error.message)
                 continue
-            if found.revision >= self._revision:
-                self._revision = found.revision
+            if found.revision >= known:
                 return found
+            log.info("what the fleet desired before is not heeded", revision=found.revision, known=known)
 
     def _hear(self, message: Message) -> None:
         if self._heard.full():  # the newest alone matters
             self._heard.get_nowait()
         self._heard.put_nowait(message)
+
+    @property
+    def connections(self) -> int:
+        """See `Way`."""
+        return self._link.connections
 
     async def report(self, reported: Reported) -> None:
         """See `Way`."""

@@ -26,10 +26,12 @@ from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
-from firstline_edge.models import HeldModel
-from firstline_edge.report import VERSION
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.models.held import HeldModel
+from firstline_edge.profiling.profiler import Profiler
+from firstline_edge.profiling.room import open_profiler
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.report import VERSION
 from firstline_edge.updater.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
 from firstline_edge.updater.history import History
 from firstline_edge.updater.means import Means, Patience, Trials
@@ -75,6 +77,7 @@ class FleetRoom:
         self.pedal = BrakePedal(folder / "brake", clock)
         self._twin: Twin | None = None
         self.updater: Updater | None = None
+        self._profiler: Profiler | None = None
         self.history = History(state.updates_path)
         self.history.start(clock.wall_s())
         self.configuration = ConfigurationRoom(settings, state.configuration_path, clock)
@@ -124,7 +127,17 @@ class FleetRoom:
         parts.recorder.listener = counts
         capabilities = reported.capabilities(reported.hardware(parts.state.path))
         parts.reloading.instead |= self._instead
+        parts.hardware.surveyor.changed = self._look
         self._make_updaters(parts, counts, rng)
+        self._profiler = open_profiler(
+            self._settings,
+            parts,
+            parts.state.profiling_path,
+            self._http,
+            clock=self._clock,
+            rng=rng,
+            changed=self._look,
+        )
         self._twin = Twin(
             self._folder / "desired",
             way,
@@ -144,7 +157,7 @@ class FleetRoom:
         source: RegistryBytes | NoRegistry = NoRegistry()
         if self._http is not None:
             root = Path(section.root_file) if section.root_file else None
-            catalogue = SignedCatalogue(parts.state.path / "metadata", self._http, root, now_s, self._clock)
+            catalogue = SignedCatalogue(parts.state.path / "metadata", self._http, root, now_s)
             source = RegistryBytes(self._http)
         else:
             log.warning("nothing can come from the fleet", why=BYTES_NEED_HTTP)
@@ -192,6 +205,8 @@ class FleetRoom:
                 tasks.create_task(self.updater.run(), name="updater")
             if self.configuration.configurator is not None:
                 tasks.create_task(self.configuration.configurator.run(), name="configuration")
+            if self._profiler is not None:
+                tasks.create_task(self._profiler.run(), name="profiling")
 
     async def close(self) -> None:
         """Says what was counted last, if that is quickly done, and notes that this process ended as it should."""
@@ -214,6 +229,7 @@ class FleetRoom:
             "starts": self._starts.starts,
             "unclean_ends": self._starts.unclean,
             "configuration": self.configuration.running(),
+            "profiles": [msgspec.to_builtins(one) for one in self._profiler.progress()] if self._profiler else [],
             "updates": [msgspec.to_builtins(update) for update in self._updates()],
             "problem": (twin.problem if twin is not None else "") or None,
         }
@@ -224,6 +240,8 @@ class FleetRoom:
             self.updater.desire(desired.models)
         if self.configuration.configurator is not None:
             self.configuration.configurator.desire(desired.configuration)
+        if self._profiler is not None:
+            self._profiler.desire(desired.profiles)
 
     def _updates(self) -> tuple[Update, ...]:
         if self.updater is not None:
@@ -250,6 +268,8 @@ class FleetRoom:
             braked=self.pedal.holds is not None,
             agent_version=VERSION,
             capabilities=capabilities,
+            hardware=reported.catalogue(parts.hardware.surveyor.catalogue),
+            profiles=self._profiler.progress() if self._profiler is not None else (),
         )
 
     def _counted(self, parts: Parts, counts: FleetCounts) -> Telemetry:

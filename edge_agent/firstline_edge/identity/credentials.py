@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 
 from firstline_core.clock import Clock
 from firstline_core.telemetry.logs import logger
-from firstline_edge.identity.files import Identity, IdentityFiles
+from firstline_edge.identity.files import Identity, IdentityFiles, Written
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import DeviceContext, device_context, shown
 
@@ -26,12 +26,14 @@ class Credentials:
 
     Attributes:
         identity: of the certificate that new connections show.
+        written: which writing of the files that was, `IdentityFiles.written`: certificates of one second say the same.
         context: one for the whole process: a renewed certificate is loaded into it, connections go on with the old.
         problem: what is wrong, "" for nothing.
     """
 
     def __init__(self, files: IdentityFiles, identity: Identity, clock: Clock) -> None:
         self.files = files
+        self.written = files.written()
         self.identity = identity
         self.floor = TimeFloor(files.time, clock, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
         self.context: DeviceContext = device_context(self._fault_of)
@@ -39,9 +41,9 @@ class Credentials:
         self._vouched_until_s = 0.0  # when the certificate ends that the latest server showed
         self._load()
 
-    def renewed(self, identity: Identity) -> None:
-        """Has new connections show the certificate that the files hold now."""
-        self.identity = identity
+    def renewed(self, identity: Identity, written: Written) -> None:
+        """Has new connections show the certificate that the files hold now, as of that writing of them."""
+        self.identity, self.written = identity, written
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)
         self._load()
 

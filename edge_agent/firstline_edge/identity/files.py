@@ -25,6 +25,10 @@ _FOLDER = "identity"
 _LIMIT_BYTES = 1 << 20
 
 
+Written = tuple[int, int] | None
+"""Which writing of an identity; None for none."""
+
+
 class Identity(Struct, frozen=True, kw_only=True):
     """What this device was told when it joined or renewed. No secret is in here.
 
@@ -90,7 +94,7 @@ class IdentityFiles:
                 f"{self._identity} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
             ) from error
 
-    def written(self) -> tuple[int, int] | None:
+    def written(self) -> Written:
         """Differs once an identity was written; None where there is none."""
         try:
             found = self._identity.stat()

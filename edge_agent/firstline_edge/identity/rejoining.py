@@ -7,7 +7,7 @@ import asyncio
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.identity.files import Identity
+from firstline_edge.identity.files import Identity, Written
 from firstline_edge.identity.renewal import Renewal
 
 LOOK_S = 5.0
@@ -40,29 +40,31 @@ class Rejoining:
     def __init__(self, renewal: Renewal, clock: Clock) -> None:
         self._renewal = renewal
         self._clock = clock
-        self._seen = renewal.credentials.files.written()
+        self._passed_by: Written = None  # what only a restart takes up
         self.problem = ""
 
     async def run(self) -> None:
         """Looks every `LOOK_S`, until cancelled."""
         while True:
             await self._clock.sleep(LOOK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # the outermost loop of a task without which the device never comes back
+                log.exception("the device's identity cannot be looked at")
 
     async def look(self) -> None:
         """Takes up what `join` has written since the last time."""
         credentials = self._renewal.credentials
         written = credentials.files.written()
-        if written == self._seen:
+        if written is None or written in (credentials.written, self._passed_by):
             return
-        self._seen = written
-        self.problem = ""
         try:
             found = await asyncio.to_thread(credentials.files.read)
-        except ConfigError as error:
+        except ConfigError as error:  # a moment later it may be readable
             self.problem = error.message
             return
-        if found is None or found == credentials.identity:  # somebody clears up, or it was this agent that wrote
+        self.problem = ""
+        if found is None:  # somebody clears up
             return
         if restart_needed(credentials.identity, found):
             self.problem = (
@@ -70,6 +72,7 @@ class Rejoining:
                 "start it anew."
             )
             log.warning("joined anew as somebody else", device=found.device, gateway=found.gateway)
+            self._passed_by = written
             return
-        await self._renewal.take_up(found)
+        await self._renewal.take_up(found, written)
         log.info("joined anew", device=found.device, not_after_s=found.not_after_s)

@@ -11,7 +11,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Identity, readable_identity
+from firstline_edge.identity.files import Identity, Written, readable_identity
 
 # Devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
@@ -87,15 +87,16 @@ class Renewal:
         credentials.heard(answer.now_s)
         authority = bytes.fromhex(known.authority)
         identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)
-        if await asyncio.to_thread(readable_identity, credentials.files.state_dir) not in (known, None):
+        anew = credentials.files.written() != credentials.written
+        if anew and await asyncio.to_thread(readable_identity, credentials.files.state_dir) is not None:
             raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
         await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self.take_up(identity)
+        await self.take_up(identity, credentials.files.written())
 
-    async def take_up(self, identity: Identity) -> None:
-        """Has every link show the certificate that the files hold now."""
-        self.credentials.renewed(identity)
+    async def take_up(self, identity: Identity, written: Written) -> None:
+        """Has every link show the certificate that the files hold now, as of that writing of them."""
+        self.credentials.renewed(identity, written)
         self.problem, self._due_s = "", self._draw()
         await self.adopt()
 

@@ -13,7 +13,7 @@ from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
 from firstline_edge.identity.tls import shown
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 
 
 class IdentityRoom:

@@ -102,6 +102,11 @@ class CircuitBreaker:
         self._openings = 0
         self._outdone = True
 
+    def forget(self) -> None:
+        """What was found so far holds no longer: the next probe may pass at once, and no failure counts twice."""
+        self._failures = self._openings = 0
+        self._retry_at_s = self._clock.monotonic_s()
+
     def failed(self) -> None:
         """A request failed by the link's fault. Those that were under way when it opened change nothing."""
         if self._state is not State.CLOSED:

@@ -157,6 +157,11 @@ class LinkChain:
         for way in self._ways:
             await way.link.close()
 
+    def renewed(self) -> None:
+        """This device shows another certificate: every link is tried again at once."""
+        for way in self._ways:
+            way.renewed()
+
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         """The gateway's answer, by the first link that works.
 

@@ -39,6 +39,7 @@ class MqttLink:
     Attributes:
         topics: of this device.
         session_id: of this process, in its state, its birth and its last will.
+        connections: how many there have been.
     """
 
     name = "mqtt"
@@ -59,6 +60,7 @@ class MqttLink:
         self._limits = limits
         # The fleet tells the offline of an old process from the online of a new one by this.
         self.session_id = new_request_id()
+        self.connections = 0
         self._awaited: dict[bytes, asyncio.Future[Message]] = {}
         self._introduced = asyncio.Event()
         self._open = asyncio.Event()  # not while the connection is exchanged for another
@@ -177,10 +179,13 @@ class MqttLink:
     async def say(self, topic: str, content: bytes, *, retain: bool = False) -> None:
         """Publishes a document about this device; returns when the broker has acknowledged it.
 
+        What a device has to say as it starts waits to know whether there is a broker.
+
         Raises:
             LinkDownError: not connected.
             FirstlineError: the broker refused it.
         """
+        await self._client.first_attempt()
         await self._client.publish(Publication(topic, content, retain=retain))
 
     async def renewed(self) -> None:
@@ -250,6 +255,7 @@ class MqttLink:
     async def _introduce(self) -> None:
         await self._client.publish(self._introduction())
         await self._client.publish(self._state("online"))
+        self.connections += 1
         self._introduced.set()
 
     def _introduction(self) -> Publication:

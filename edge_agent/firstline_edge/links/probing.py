@@ -12,6 +12,7 @@ from collections.abc import Callable
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import first_of
 from firstline_edge.links.way import Way
 
 log = logger(__name__)
@@ -31,7 +32,8 @@ async def keep_probing(way: Way, clock: Clock, timeout_s: float, note_states: Ca
             await way.wake.wait()
         way.wake.clear()
         if not way.breaker.allows_requests:
-            await clock.sleep(way.breaker.retry_in_s)
+            await first_of(clock.sleep(way.breaker.retry_in_s), way.hurry.wait())
+            way.hurry.clear()
         if way.breaker.try_probe():
             note_states()
             await _probe(way, clock, timeout_s)

@@ -20,11 +20,12 @@ _LATE = (RemoteTimeoutError, DeadlineExceededError)
 
 @dataclass(slots=True)
 class Way:
-    """A link, its breaker, what wakes its prober, what was heard of it last, and its times."""
+    """A link, its breaker, what wakes its prober (`hurry`: out of a wait), what was heard of it last, and its times."""
 
     link: Link
     breaker: CircuitBreaker
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
     timing: LinkTiming = field(default_factory=LinkTiming)
     up: bool = True
     heard: bool = False
@@ -40,6 +41,12 @@ class Way:
         if refused and not self.refused:  # once, not for each request
             log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
         self.heard, self.refused, self.problem = True, refused, error.message
+
+    def renewed(self) -> None:
+        """The device shows another certificate: a refusal of the old one, and a wait after it, are over."""
+        self.breaker.forget()
+        self.wake.set()
+        self.hurry.set()
 
     def timed(self, size_bytes: int, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Learns from a call that ended: by an answer, or because nobody waits any longer.

@@ -26,7 +26,7 @@ from firstline_edge.links.chain import LinkChain, Toll, free
 from firstline_edge.links.http import HttpLink
 from firstline_edge.links.http_pool import HttpLinkSettings
 from firstline_edge.links.retries import RetryBudget, RetrySettings
-from firstline_edge.settings import EdgeSettings, LinkSection
+from firstline_edge.settings.settings import EdgeSettings, LinkSection
 
 if TYPE_CHECKING:
     from firstline_edge.links.mqtt import MqttLink
@@ -91,7 +91,11 @@ class Links:
 
     async def renewed(self) -> None:
         """Has every link that shows the device's certificate show the one that the credentials hold now."""
-        await asyncio.gather(*(link.renewed() for link in self.joined))
+        try:
+            await asyncio.gather(*(link.renewed() for link in self.joined))
+        finally:
+            if self.chain is not None:
+                self.chain.renewed()
 
     async def close(self) -> None:
         if self.chain is not None:

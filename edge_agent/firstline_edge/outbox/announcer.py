@@ -16,8 +16,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, RemoteTimeoutError, UnauthorizedError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
-from firstline_edge.deadline import within
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.scheduling.deadline import within
 
 log = logger(__name__)
 

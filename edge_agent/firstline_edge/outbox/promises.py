@@ -10,6 +10,7 @@ from dataclasses import replace
 import orjson
 
 from firstline_core.errors import IntegrityError, QueueFullError
+from firstline_core.quantities import counted
 from firstline_core.storage.seals import Seal
 from firstline_edge.outbox.ages import Leap
 from firstline_edge.outbox.item import FIXED_BYTES, RESTAMP_ROWS, StoredItem, restamp_request
@@ -41,7 +42,7 @@ def insert(
     if known is not None:
         return False
     if totals.items >= limit_items:
-        raise QueueFullError(f"The outbox holds {totals.items} requests, its limit.")
+        raise QueueFullError(f"The outbox holds {counted(totals.items, 'request')}, its limit.")
     if totals.item_bytes + stored.size_bytes > limit_bytes:
         raise QueueFullError(
             f"The outbox holds {totals.item_bytes} of {limit_bytes} bytes; {stored.size_bytes} more do not fit."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.protocol.oip import Encoded
+from firstline_core.quantities import counted
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
@@ -105,8 +106,8 @@ def _replaced(path: Path, seal: Seal, why: str) -> Opened:
     aside = set_aside(path)
     _finish(path)
     damage = (
-        f"{why}, and was set aside as {aside.name}; what could still be read was kept: {promises} promised "
-        f"corrections and {answers} answers."
+        f"{why}, and was set aside as {aside.name}; what could still be read was kept: "
+        f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}."
     )
     log.error("outbox replaced", path=str(path), said=damage)
     return Opened(open_writer(path), damage)
@@ -149,7 +150,8 @@ def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> str:
     promises, answers = _take_over(connection, new, seal, whole=True) if new else (0, 0)
     if transactions < 2:  # as after any power cut
         return ""
-    damage = f"Its log was damaged; what stood behind was kept: {promises} promised corrections and {answers} answers."
+    kept = f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
+    damage = f"Its log was damaged; what stood behind was kept: {kept}."
     log.error("outbox log damaged", path=str(path), said=damage)
     return damage
 

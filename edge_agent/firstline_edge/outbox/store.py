@@ -35,7 +35,7 @@ from firstline_edge.outbox.reading import Reading
 from firstline_edge.outbox.replacement import open_or_replace
 from firstline_edge.outbox.restamping import Restamping
 from firstline_edge.outbox.writer import GroupWriter, Totals, is_full
-from firstline_edge.settings import OutboxSection
+from firstline_edge.settings.settings import OutboxSection
 
 __all__ = ["Outbox", "OutboxItem"]
 

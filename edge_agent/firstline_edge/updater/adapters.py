@@ -7,16 +7,18 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from firstline_core.clock import Clock
+from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH
-from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, listed
+from firstline_core.fleet.signed_file import SignedFile
+from firstline_core.fleet.target import Hardware, ListedBundle, listed
 from firstline_core.waiting import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.models import HeldModel
-from firstline_edge.reloading import Reloading
+from firstline_edge.models.held import HeldModel
+from firstline_edge.models.reloading import Reloading
 from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_edge.updater.self_test import self_test
+from firstline_edge.updater.verifying import verified
 
 _ROOT_LIMIT_BYTES = 512_000
 _WHOLE, _PARTIAL = 200, 206
@@ -32,17 +34,13 @@ class SignedCatalogue:
         http: to the registry.
         root: the root metadata that the device was given; None where it was given none.
         now_s: the time that expiry is judged by.
-        clock: how long fetching takes.
     """
 
-    def __init__(
-        self, folder: Path, http: FleetHttp, root: Path | None, now_s: Callable[[], float], clock: Clock
-    ) -> None:
+    def __init__(self, folder: Path, http: FleetHttp, root: Path | None, now_s: Callable[[], float]) -> None:
         self._folder = folder
         self._http = http
         self._root = root
         self._now_s = now_s
-        self._clock = clock
         self._turn = threading.Lock()  # one look at a time, though nobody may wait for the one before any more
 
     async def listed(self, name: str, version: int) -> ListedBundle:
@@ -54,15 +52,8 @@ class SignedCatalogue:
         return await in_daemon_thread(self._files)  # a slow registry holds up nobody's end
 
     def _files(self) -> dict[str, SignedFile]:
-        # python-tuf takes 20 MB, which only who updates pays.
-        from firstline_core.bundle.trust import Trust
-        from firstline_core.bundle.trust_http import HttpMetadata
-
         with self._turn, self._http.blocking_client() as client:
-            trust = Trust(
-                self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s, clock=self._clock
-            )
-            return trust.refresh()
+            return verified(self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s())
 
     def _anchor(self) -> bytes:
         if self._root is None:

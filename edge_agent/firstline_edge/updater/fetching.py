@@ -7,7 +7,7 @@ from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import LinkDownError, ProtocolError
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_edge.updater.ports import ByteSource
 
 

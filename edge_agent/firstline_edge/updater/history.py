@@ -149,6 +149,11 @@ class History:
         self._behind.discard(name)
         self.records[name] = record
 
+    def hold(self, name: str, record: Record) -> None:
+        """Has the record hold in this process, of an update that is not tried: `settle` has it on the disk later."""
+        self.records[name] = record
+        self._behind.add(name)
+
     def begin_trial(self, name: str, tries: int, record: Record) -> None:
         """Has both on the disk when it returns: the other slot runs, and is being tried.
 

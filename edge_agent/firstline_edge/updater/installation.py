@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from firstline_core.errors import (
     NoRoomError,
     UnauthorizedError,
 )
-from firstline_core.fleet.target import Hardware, ListedBundle, SignedFile, choose, files_for, target_path
+from firstline_core.fleet.signed_file import SignedFile
+from firstline_core.fleet.target import Hardware, ListedBundle, choose, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.telemetry.logs import logger
 from firstline_edge.updater.fetching import Pace, fetch
@@ -35,6 +37,13 @@ PASSING = (LinkError, CapacityError, UnauthorizedError)
 _RETRY_S, _RETRY_MAX_S = 2.0, 600.0
 _SPARE_BYTES = 16 << 20
 _WRONG_LIMIT = 2
+
+
+def refusal(error: OSError) -> tuple[str, str]:
+    """A disk's refusal as a word for programs and a sentence for people."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoomError.code, f"The disk has no room ({error.strerror}); make some in the state directory."
+    return "disk", f"The disk refuses: {error.strerror or error}."
 
 
 class Needed(NamedTuple):

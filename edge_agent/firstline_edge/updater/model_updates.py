@@ -7,15 +7,12 @@ device asks for, are left for it to find. What ends on the way, whatever ends it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
-from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from firstline_core.backoff import full_jitter_s
 from firstline_core.errors import (
     FirstlineError,
-    LinkDownError,
     MetadataExpiredError,
     NoRoomError,
     NotReadyError,
@@ -24,21 +21,19 @@ from firstline_core.errors import (
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
-from firstline_edge.updater.installation import PASSING, Installation, needed
+from firstline_edge.updater.installation import PASSING, Installation, needed, refusal
 from firstline_edge.updater.means import Means
 from firstline_edge.updater.record import Record
 from firstline_edge.updater.slots import manifest_sha256
 from firstline_edge.updater.trial import Trial
+from firstline_edge.updater.wanted import is_over, is_same, is_taken_back, wait_s
+from firstline_edge.updater.wishes import SupersededError, Wishes
 
 log = logger(__name__)
 
 _S = UpdateState
 _WHOLE = (_S.VERIFIED, _S.STAGED)
-_T = TypeVar("_T")
 _IDLE_S = 3600.0
-# The wall clock may be set meanwhile.
-_LOOK_S = 60.0
 _RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
 
 
@@ -55,17 +50,13 @@ class ModelUpdates:
         self._means = means
         self._history = means.history
         self._trial = Trial(name, means)
-        self._wanted: DesiredModel | None = None
-        self._heard = False
-        self._news = asyncio.Event()
-        self._asked: asyncio.Future[None] | None = None
+        self._wishes = Wishes(means.clock)
         self._installation: Installation | None = None
         self._failures = 0
 
     def desire(self, wanted: DesiredModel | None) -> None:
         """What the fleet wants now; None where it names this model no more."""
-        self._wanted, self._heard = wanted, True
-        self._news.set()
+        self._wishes.desire(wanted)
 
     def update(self) -> Update | None:
         """How the latest update stands; None where there never was one."""
@@ -78,13 +69,12 @@ class ModelUpdates:
         """Works until it is cancelled."""
         try:
             while True:
-                self._news.clear()
-                wait_s = await self.step()
-                if wait_s > 0:
-                    await first_of(self._news.wait(), self._means.clock.sleep(wait_s))
+                self._wishes.taken_in()
+                pause_s = await self.step()
+                if pause_s > 0:
+                    await self._wishes.wait(pause_s)
         finally:
-            if self._asked is not None and not self._asked.done():
-                self._asked.set_exception(NotReadyError("The agent stops; roll back again."))
+            self._wishes.close()
 
     async def step(self) -> float:
         """Goes as far as it comes now; seconds after which to look again."""
@@ -92,6 +82,7 @@ class ModelUpdates:
             return await self._advance()
         except OSError as error:  # of the pointer or the record; what is there holds
             log.error("the disk refuses an update", model=self._name, error=str(error))
+            self._tell_refusal(error)
             return _RETRY_S
         except Exception:  # the outermost loop of a task that must never end
             log.exception("an update failed unexpectedly", model=self._name)
@@ -104,43 +95,43 @@ class ModelUpdates:
             UnknownModelError: the fleet never updated such a model.
             RequestError: there is nothing to go back to.
         """
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
-        self._news.set()
-        await asyncio.shield(self._asked)
+        await self._wishes.roll_back()
 
     async def _advance(self) -> float:
-        record, wanted = self._history.records.get(self._name), self._wanted
-        if self._asked is not None:
-            await self._answer(self._asked)
+        record, wanted = self._history.records.get(self._name), self._wishes.wanted
+        if self._wishes.asked is not None:
+            await self._answer(self._wishes.asked)
             return 0.0
         if wanted is not None and wanted.undone:
-            if record is not None and _same(record.target, wanted):
+            if record is not None and is_taken_back(record.target, wanted):
                 return await self._undo(record)
             wanted = None  # another update's, which never reached the device
+        if record is not None and wanted is not None and self._was_withdrawn(record, wanted):
+            await self._trial.give_up("undone", "The fleet took it back.")
+            return 0.0
         if record is not None and record.state is _S.TRIAL:
             return await self._trial.look()
         await self._means.off_loop(self._history.settle, self._name)
         if wanted is not None:
             return await self._follow(record, wanted)
-        if self._heard and record is not None and not record.ended:
+        if self._wishes.heard and record is not None and not record.ended:
             await self._end(_S.CANCELLED, "superseded", "The fleet wants something else by now.")
         return _IDLE_S
 
     async def _follow(self, record: Record | None, wanted: DesiredModel) -> float:
         """The next step of what the fleet wants; seconds after which to look again."""
-        if record is None or not _same(record.target, wanted) or self._has_lost_its_slot(record):
+        if record is None or not is_same(record.target, wanted) or self._has_lost_its_slot(record):
             record = await self._take_up(wanted)
         if record.ended:
             return _IDLE_S
-        if self._is_over(wanted):
+        if is_over(wanted, self._means.now_s()):
             await self._end(_S.EXPIRED, "expired", "Its time was over before it was tried.")
             return 0.0
         try:
             if record.state in _WHOLE:
                 return await self._stage(record, wanted)
             await self._install(record, wanted)
-        except _SupersededError:
+        except SupersededError:
             return 0.0
         except (MetadataExpiredError, *PASSING) as error:  # what has expired is somebody's to renew
             return await self._later(error)
@@ -154,12 +145,19 @@ class ModelUpdates:
         """Whether what runs was given up meanwhile, so that another slot is the spare one now."""
         return record.state in _WHOLE and record.slot != self._history.pointer(self._name).spare
 
-    def _is_over(self, wanted: DesiredModel) -> bool:
-        return 0 < wanted.expires_s <= self._means.now_s()
+    def _was_withdrawn(self, record: Record, wanted: DesiredModel) -> bool:
+        """Whether what runs was taken back while this device was away, and would be what a new update goes back to."""
+        pointer = self._history.pointer(self._name)
+        return is_taken_back(record.target, wanted) and self._runs(record) and pointer.slot != pointer.previous
+
+    @staticmethod
+    def _runs(record: Record) -> bool:
+        """Whether it is this update that brought what runs."""
+        return record.state is _S.TRIAL or (record.state is _S.COMMITTED and record.reason != "already")
 
     async def _answer(self, asked: asyncio.Future[None]) -> None:
         """Does what somebody asked for, and says so."""
-        self._asked = None
+        self._wishes.asked = None
         try:
             await self._trial.roll_back()
             asked.set_result(None)
@@ -172,8 +170,7 @@ class ModelUpdates:
     async def _undo(self, record: Record) -> float:
         """The fleet takes its word back: what is under way stops, and what ran before runs again."""
         pointer = self._history.pointer(self._name)
-        runs = record.state is _S.TRIAL or (record.state is _S.COMMITTED and record.reason != "already")
-        if runs and pointer.slot != pointer.previous:
+        if self._runs(record) and pointer.slot != pointer.previous:
             await self._trial.give_up("undone", "The fleet took it back.")
             return 0.0
         await self._means.off_loop(self._history.settle, self._name)
@@ -196,7 +193,7 @@ class ModelUpdates:
     async def _install(self, record: Record, wanted: DesiredModel) -> None:
         """Fills the other slot, until it is verified; given up where the fleet wants something else meanwhile."""
         means, name = self._means, self._name
-        bundle = await self._while_wanted(means.catalogue.listed(name, wanted.version), wanted)
+        bundle = await self._wishes.while_wanted(means.catalogue.listed(name, wanted.version), wanted)
         device = await means.serving.hardware()
         what = needed(bundle, wanted, device)
         pointer = self._history.pointer(name)
@@ -222,43 +219,20 @@ class ModelUpdates:
             off_loop=means.off_loop,
         )
         try:
-            await self._while_wanted(installation.run(), wanted)
+            await self._wishes.while_wanted(installation.run(), wanted)
         finally:
             self._installation = None
         await means.note(name, _S.VERIFIED)
-
-    async def _while_wanted(self, work: Coroutine[Any, Any, _T], wanted: DesiredModel) -> _T:
-        """What the work gives; it is ended where the fleet does not want that any more.
-
-        Raises:
-            _SupersededError: it does not, somebody goes back, or the time is over.
-        """
-        task = asyncio.create_task(work)
-        try:
-            while not task.done():
-                self._news.clear()
-                now = self._wanted
-                if self._asked is not None or now is None or now.undone or not _same(now, wanted) or self._is_over(now):
-                    raise _SupersededError
-                waits: list[Awaitable[Any]] = [asyncio.wait({task}), self._news.wait()]
-                if now.expires_s:
-                    waits.append(self._means.clock.sleep(min(_LOOK_S, now.expires_s - self._means.now_s())))
-                await first_of(*waits)
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _stage(self, record: Record, wanted: DesiredModel) -> float:
         """Waits for its time; then begins its trial."""
         if record.state is _S.VERIFIED:
             await self._means.note(self._name, _S.STAGED)
-        now_s = self._means.now_s()
-        wait_s = max(0.0, wanted.not_before_s - now_s)
-        if wait_s == 0 and wanted.window is not None:
-            wait_s = wanted.window.wait_s(now_s)
-        if wait_s > 0:
-            return min(wait_s, _LOOK_S, max(wanted.expires_s - now_s, 0.1) if wanted.expires_s else _LOOK_S)
+        elif record.reason:  # the disk refused, and does no more
+            await self._means.write(self._name, replace(record, reason="", message=""))
+        pause_s = wait_s(wanted, self._means.now_s())
+        if pause_s > 0:
+            return pause_s
         await self._trial.begin()
         return 0.0
 
@@ -271,6 +245,26 @@ class ModelUpdates:
         pause_s = full_jitter_s(self._means.rng, self._failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
         return max(1.0, pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S))
 
+    def _tell_refusal(self, error: OSError) -> None:
+        """Has the fleet hear why nothing goes on, though the disk takes no word of it.
+
+        What is not whole here has failed, as where its files found no room; what is whole waits for the disk.
+        """
+        record, wanted = self._history.records.get(self._name), self._wishes.wanted
+        if wanted is None or wanted.undone or (record is not None and record.state is _S.TRIAL):
+            return
+        if record is None or not is_same(record.target, wanted):
+            record = Record(wanted, _S.OFFERED)
+        if record.ended:
+            return
+        state, reason, message = _verdict(error)
+        if record.state in _WHOLE:
+            state = record.state
+        if (record.state, record.reason, record.message) != (state, reason, message):
+            told = replace(record, state=state, reason=reason, message=message, since_s=self._means.now_s())
+            self._history.hold(self._name, told)
+            self._means.tell(self._name)
+
     async def _end(self, state: UpdateState, reason: str, message: str) -> None:
         """It ends without having been tried; the room that it took is free again."""
         record, slots = self._history.records[self._name], self._history.slots(self._name)
@@ -281,27 +275,9 @@ class ModelUpdates:
         await self._means.note(self._name, state, reason, message)
 
 
-class _SupersededError(LinkDownError):
-    """The fleet wants something else: what is under way is left as it is."""
-
-    def __init__(self) -> None:
-        super().__init__("The fleet wants something else by now.")
-
-
 def _verdict(error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
     """How an update ends that could not be brought here, or must not run here."""
     if isinstance(error, OSError):
-        return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
+        return _S.FAILED, *refusal(error)
     here = isinstance(error, NoRoomError) or type(error) is UpdateError  # and none of what it may be more exactly
     return _S.FAILED if here else _S.REJECTED, error.code, error.message
-
-
-def _same(one: DesiredModel, other: DesiredModel) -> bool:
-    """Whether it is one update: when it is to be tried may change on the way."""
-    return (one.name, one.version, one.manifest_sha256, one.rollout, one.attempt) == (
-        other.name,
-        other.version,
-        other.manifest_sha256,
-        other.rollout,
-        other.attempt,
-    )

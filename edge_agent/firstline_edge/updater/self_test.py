@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.manifest import InputSpec
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 
 SLOWDOWN_LIMIT = 10.0
 """So many times as long as what runs may a row take, once it takes more than `QUICK_MS`."""
@@ -31,6 +32,11 @@ def self_test(held: HeldModel, running: HeldModel | None) -> None:
         if held.manifest.edge:
             raise SelfTestError(f"{name} does not run here: {held.problem}")
         return
+    if running is not None and not _takes(held.manifest.input, running.manifest.input):
+        raise SelfTestError(
+            f"{name} takes {_said(held.manifest.input)}, and what runs takes {_said(running.manifest.input)}: all that "
+            "applications send would be refused. Give a bundle that takes something else another name."
+        )
     golden = held.manifest.golden
     if golden is not None:
         try:
@@ -53,3 +59,15 @@ def self_test(held: HeldModel, running: HeldModel | None) -> None:
             f"{name} takes {edge.row_ms:.0f} ms a row on this device, and what runs takes {before_ms:.1f} ms; at most "
             f"{SLOWDOWN_LIMIT:g} times as long is allowed."
         )
+
+
+def _takes(now: InputSpec, before: InputSpec) -> bool:
+    """Whether whoever asked the bundle that runs may go on as they do."""
+    sizes = len(now.shape) == len(before.shape) and all(
+        size in (-1, had) for size, had in zip(now.shape, before.shape, strict=True)
+    )
+    return (now.name, now.datatype) == (before.name, before.datatype) and sizes
+
+
+def _said(spec: InputSpec) -> str:
+    return f"'{spec.name}' {spec.datatype} {list(spec.shape)}"

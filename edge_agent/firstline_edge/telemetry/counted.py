@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Tier
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 
 _EDGE, _CACHE = Tier.EDGE, Tier.CACHE
 _AT_ONCE = (0.0,)

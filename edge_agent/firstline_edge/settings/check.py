@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from firstline_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firstline_edge.settings import EdgeSettings, LinkSection
+    from firstline_edge.settings.settings import EdgeSettings, LinkSection
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -37,6 +37,11 @@ def check(settings: EdgeSettings) -> None:
         raise ConfigError(
             "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
             "costs.money_per_request, costs.money_per_mib, costs.money_per_joule or policy.least_value."
+        )
+    if settings.adaptation.battery_empty >= settings.adaptation.battery_full:
+        raise ConfigError(
+            f"adaptation.battery_empty is {settings.adaptation.battery_empty:g}, not below adaptation.battery_full "
+            f"({settings.adaptation.battery_full:g}); lower the one or raise the other."
         )
     if settings.fleet.locked:
         _check_locked(settings.fleet.locked)

@@ -1,4 +1,4 @@
-"""The cache's part on disk, bytes in and bytes out; the database itself stands in `cache_database.py`.
+"""The cache's part on disk, bytes in and bytes out; the database itself stands in `database.py`.
 
 The cache may always be lost: a database that cannot be read is set aside and a fresh one is begun. A disk that is
 full or may not be written is no fault of the database's: it stays where it is, and is tried again later. Values are
@@ -7,33 +7,35 @@ sealed under their keys, so that what the disk has damaged is a miss.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import give_up, make_folder, set_aside
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
-from firstline_edge.cache_database import REFUSED, UNREADABLE, Database
+from firstline_edge.cache.database import UNREADABLE, Database
+from firstline_edge.cache.writer import REFUSED
 
 log = logger(__name__)
 
 _EXPIRED_AT_ONCE, _LEARNED_AT_ONCE = 100, 300
 _RETRY_S = 60.0
 _ROUNDING_S = 1.0
-# All this is on the event loop, so a disk that took longer is left alone for so many times as long: reads miss, and
-# what is put waits. It costs a twentieth of the time at most, where a thread would cost each lookup more than its read.
+# Reads are on the event loop, so a disk that took longer is not asked for so many times as long: they miss. That costs
+# a twentieth of the time at most, where a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
-
 
 _CHECKSUM = ChecksumSeal()
 
 Value = bytes | Callable[[], bytes]
+About = TypeVar("About")
+Found = TypeVar("Found")
 
 
 class DiskCache:
@@ -49,7 +51,6 @@ class DiskCache:
         clock: for when to try again.
 
     Attributes:
-        problem: why nothing is kept at the moment, in a sentence; "" while all is well.
         damage: what had happened to an earlier one, in a sentence; "" where nothing had.
     """
 
@@ -69,22 +70,23 @@ class DiskCache:
         self._clock = clock
         self._retry_at_s = 0.0
         self._rests_until_s = 0.0
-        self.problem = ""
+        self._problem = ""
         self.damage = ""
         self._cache = self._open()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is kept at the moment, in a sentence; "" while all is well."""
+        self._settled()
+        return self._problem
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
         if (cache := self._cache) is None and (cache := self._opened()) is None:
             return None
-        began_s = self._clock.monotonic_s()
-        try:
-            found = cache.get(key, at_rest=began_s < self._rests_until_s)
-        except REFUSED as error:
-            self._failed(error)
-            return None
-        finally:
-            self._took_since(began_s)
+        found: tuple[object, float] | None = cache.writer.get(key)
+        if found is None and cache.filter.passes(key):
+            found = self._asked(cache.get, key)
         if found is None:
             return None
         value, expires_s = found
@@ -98,7 +100,7 @@ class DiskCache:
             return self._seal.open(value, key), left_s
         except IntegrityError as error:
             log.warning("removed a cache entry that cannot be read", error=error.message)
-            self._delete(cache, key)
+            cache.writer.put(key, b"", 0.0, self._clock.monotonic_s())  # which has ended, and goes with the next sweep
             return None
 
     def put(self, key: bytes, value: Value) -> None:
@@ -106,20 +108,13 @@ class DiskCache:
 
         Args:
             key: replaces what is there.
-            value: or what makes it, for when it is written.
+            value: or what makes it, for when it is written, by another thread.
         """
-        if (cache := self._cache) is None and (cache := self._opened()) is None:
-            return
-        began_s = self._clock.monotonic_s()
-        if not cache.put(key, value, time.time() + self._ttl_s, began_s, at_rest=began_s < self._rests_until_s):
-            return
-        try:
-            cache.commit()
-            self.problem = ""
-        except REFUSED as error:
-            self._failed(error)
-        finally:
-            self._took_since(began_s)
+        cache = self._cache
+        if cache is None or cache.writer.outcome is not None:
+            cache = self._settled()
+        if cache is not None:
+            cache.writer.put(key, value, time.time() + self._ttl_s, self._clock.monotonic_s())
 
     def expire(self) -> bool:
         """Removes a few of those that have lived their time, which would otherwise wait for room to be needed.
@@ -130,18 +125,11 @@ class DiskCache:
             Whether there may be more. There may be a hundred thousand after days without power: nobody should wait
             for all of them at once.
         """
-        cache = self._opened()
-        began_s = self._clock.monotonic_s()
-        if cache is None or began_s < self._rests_until_s:
+        cache = self._settled()
+        if cache is None:
             return False
-        try:
-            more = cache.expire_some(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE
-            return cache.learn_some(_LEARNED_AT_ONCE) or more
-        except REFUSED as error:
-            self._failed(error)
-            return False
-        finally:
-            self._took_since(began_s)
+        more = cache.writer.sweep(_EXPIRED_AT_ONCE)
+        return self._asked(cache.learn_some, _LEARNED_AT_ONCE) or more
 
     def clear(self) -> list[Path]:
         """Begins anew; returns what is still to be erased, see `storage.files.give_up`.
@@ -150,6 +138,8 @@ class DiskCache:
             OSError: the disk refuses.
         """
         try:
+            if self._cache is not None:
+                self._cache.writer.forget()
             self._close()
             return give_up(self._directory)
         finally:
@@ -164,19 +154,37 @@ class DiskCache:
     def _sealed(self, value: Value, key: bytes) -> bytes:
         return self._seal.close(value if isinstance(value, bytes) else value(), key)
 
-    def _delete(self, cache: Database[Value], key: bytes) -> None:
+    def _asked(self, disk: Callable[[About], Found], about: About) -> Found | None:
+        """What the disk says, read on the event loop; None where it refuses, or is left alone."""
+        began_s = self._clock.monotonic_s()
+        if began_s < self._rests_until_s:
+            return None
         try:
-            cache.delete(key)
+            return disk(about)
         except REFUSED as error:
             self._failed(error)
+            return None
+        finally:
+            now_s = self._clock.monotonic_s()
+            if now_s - began_s > _SLOW_S:
+                self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
 
-    def _took_since(self, began_s: float) -> None:
-        now_s = self._clock.monotonic_s()
-        if now_s - began_s > _SLOW_S:
-            self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
+    def _settled(self) -> Database[Value] | None:
+        """The database, where it can be used, once it is known what became of what was written."""
+        if (cache := self._cache) is None:
+            return self._opened()
+        if cache.writer.ended:
+            try:
+                if cache.settle():  # else nothing was written, which any disk can do
+                    self._problem = ""
+            except REFUSED as error:
+                self._failed(error)
+        return self._cache
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, sqlite3.DatabaseError) and not _heals(error):
+            if self._cache is not None:
+                self._cache.writer.forget()  # it is set aside as a whole
             self._close()
             self._cache = self._open(damaged=str(error))
         else:
@@ -184,9 +192,9 @@ class DiskCache:
 
     def _refused(self, error: Exception) -> None:
         """Said once, however many entries it concerns."""
-        if not self.problem:
+        if not self._problem:
             log.warning("cannot use the cache on disk", path=str(self._directory), error=str(error))
-        self.problem = f"The disk refuses the result cache: {error}. Free space, or correct who may write there."
+        self._problem = f"The disk refuses the result cache: {error}. Free space, or correct who may write there."
 
     def _opened(self) -> Database[Value] | None:
         """The database, opened again where that failed a while ago; None while it cannot be."""
@@ -206,18 +214,13 @@ class DiskCache:
             self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
             self._refused(error)
             return None
-        self.problem = ""
+        self._problem = ""
         return cache
 
     def _open_whole(self) -> Database[Value]:
-        cache = None
         try:
-            cache = Database(self._directory, self._limit_bytes, self._sealed)
-            cache.check()  # a database that can be opened may still not be writable or whole
-            return cache
+            return Database(self._directory, self._limit_bytes, self._sealed)
         except UNREADABLE as error:
-            if cache is not None:
-                cache.close()
             if _heals(error):
                 raise
             self._set_aside(str(error))
@@ -231,9 +234,8 @@ class DiskCache:
 
     def _close(self) -> None:
         if self._cache is not None:
-            with contextlib.suppress(*REFUSED):
-                self._cache.commit()
             self._cache.close()
+            self._cache = None
 
 
 def _heals(error: Exception) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ from firstline_core.errors import RequestError, UnknownModelError, UpdateError
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.standing import Standings
-from firstline_edge.bundle_copies import BundleCopies
-from firstline_edge.models import HeldModel, Models
-from firstline_edge.models_load import bundle_paths
+from firstline_edge.memory import give_back
+from firstline_edge.models.copies import BundleCopies
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.loading import bundle_paths
 
 log = logger(__name__)
 
@@ -78,7 +78,7 @@ class Reloading:
             for held in known if paths else ():
                 if held.manifest.version not in here:
                     self._let_go(held, "its bundle lies in models.directories no more")
-            await asyncio.to_thread(_give_back)
+            await asyncio.to_thread(give_back)
         if problems:
             raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was held before is held on.")
 
@@ -100,7 +100,7 @@ class Reloading:
                         await end.wait()
             except TimeoutError:
                 log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
-            await asyncio.to_thread(_give_back)
+            await asyncio.to_thread(give_back)
 
     async def exchange(self, name: str, held: HeldModel | None, instead: Path | None) -> None:
         """Has one bundle answer for a name, and nothing else of that name; requests under way keep what they have.
@@ -122,7 +122,7 @@ class Reloading:
                 if held is None or model.version != held.version:
                     self._let_go(model, f"the fleet runs {'another version' if held is None else held.version}")
             del known
-            await asyncio.to_thread(_give_back)
+            await asyncio.to_thread(give_back)
 
     def place(self, name: str) -> Path | None:
         """Where the newest bundle of a name lies in `directories`; None where there is none."""
@@ -174,9 +174,3 @@ def _end_of(held: HeldModel) -> asyncio.Event:
 
     weakref.finalize(held.edge.loaded, tell).atexit = False
     return ended
-
-
-def _give_back() -> None:
-    """Returns freed memory to the system, which glibc keeps for later."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)

@@ -8,43 +8,53 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from firstline_core.bundle.certificate import certificate_problem, valid_certificate
-from firstline_core.bundle.loading import load_edge, load_scorer
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.scorer import row_scorer
-from firstline_core.bundle.store import declared, open_bundle
+from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
+from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_edge.bundle_copies import BundleCopies
-from firstline_edge.model_timing import quickest_ms
-from firstline_edge.models import EdgeModel, HeldModel, Models, Problem
-from firstline_edge.workers import Workers
+from firstline_edge.memory import own_bytes
+from firstline_edge.models.copies import BundleCopies
+from firstline_edge.models.edge_model import EdgeModel, Pace
+from firstline_edge.models.held import HeldModel, Models, Problem
+from firstline_edge.models.profiles import Profiles, planned, prior
+from firstline_edge.models.timing import quickest_ms
+from firstline_edge.scheduling.workers import Workers
+
+if TYPE_CHECKING:
+    from firstline_edge.adaptation.loading import Adapting
 
 log = logger(__name__)
 
 _MEASURED_RUNS = 5
 
+Way = Callable[[Model], RuntimeOptions]
+"""How each variant is run."""
+
 
 def open_models(
     directories: Sequence[Path],
-    options: RuntimeOptions,
-    workers: Workers,
+    hold: Callable[[Path], HeldModel],
     copies: BundleCopies | None = None,
     installed: Sequence[HeldModel] = (),
 ) -> Models:
-    """Opens every bundle below `directories`, loads its edge variant and measures it. Never raises for a bad bundle.
+    """Opens every bundle below `directories` and holds what of it runs here. Never raises for a bad bundle.
 
     Args:
         directories: bundles, or folders of bundles.
-        options: for the runtimes.
-        workers: where longer runs go.
+        hold: opens one, see `hold`.
         copies: keeps one of each bundle that works, and has it for when its files are damaged.
         installed: held in place of bundles of the same name.
     """
@@ -60,12 +70,12 @@ def open_models(
         if theirs and (said := declared(path)) is not None and said[0] in theirs:
             continue
         try:
-            held.append(hold(path, options, workers))
+            held.append(hold(path))
             if copies is not None and held[-1].edge is not None:
                 copies.keep(held[-1].bundle)
         except UpdateError as error:
             log.error("cannot use a bundle", path=str(path), error=error.message)
-            copy = _copy_of(path, options, workers, copies)
+            copy = _copy_of(path, hold, copies)
             held += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
             problems.append(Problem(path, error.message + instead))
@@ -73,13 +83,13 @@ def open_models(
     return Models(held, problems)
 
 
-def _copy_of(path: Path, options: RuntimeOptions, workers: Workers, copies: BundleCopies | None) -> HeldModel | None:
+def _copy_of(path: Path, hold: Callable[[Path], HeldModel], copies: BundleCopies | None) -> HeldModel | None:
     """The bundle as it was when it last worked; None where there is no such copy, or that is damaged too."""
     copy = copies.of(path) if copies is not None else None
     if copy is None:
         return None
     try:
-        return hold(copy, options, workers)
+        return hold(copy)
     except UpdateError as error:
         log.error("cannot use the copy of a bundle", path=str(copy), error=error.message)
         return None
@@ -104,46 +114,100 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def hold(path: Path, options: RuntimeOptions, workers: Workers) -> HeldModel:
+def hold(
+    path: Path,
+    options: RuntimeOptions,
+    workers: Workers,
+    adapting: Adapting | None = None,
+    profiles: Profiles | None = None,
+    *,
+    as_planned: bool = False,
+) -> HeldModel:
     """Opens one bundle and loads what of it runs here.
+
+    Args:
+        path: of the bundle.
+        options: for the runtimes.
+        workers: where longer runs go.
+        adapting: how several variants are held; None to hold the first alone that loads.
+        profiles: what was measured before; what is in none is measured now.
+        as_planned: run each variant in the way that is the quickest by its profile.
 
     Raises:
         IntegrityError: the bundle is not what its manifest says.
     """
     bundle = open_bundle(path)
+    profile = profiles.of(bundle) if profiles is not None else None
+    way = partial(planned, profile, options) if as_planned and profile is not None else lambda _: options
     try:
-        loaded = load_edge(bundle, options)
-        score = load_scorer(bundle, options)
-        measured = quickest_ms(
-            bundle.manifest, loaded, lambda tensor: score(*loaded.predict_with_logits(tensor)), _MEASURED_RUNS
-        )
-        row_ms, sample_bytes = measured or (math.inf, 1)
+        edge = _measured(bundle, partial(load_edge, bundle, options, way), way, workers, profile)
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
+    if adapting is None or len(bundle.manifest.edge) == 1:
+        return HeldModel(bundle, edge)
+    from firstline_edge.adaptation.loading import laddered  # which most devices need not import
+
+    load = partial(load_variant, bundle, way=way, workers=workers, profile=profile)
+    return laddered(bundle, edge, load, adapting, profile)
+
+
+def load_variant(bundle: Bundle, model: Model, way: Way, workers: Workers, profile: Profile | None = None) -> EdgeModel:
+    """Loads and measures one edge variant of a bundle.
+
+    Raises:
+        FirstlineError: it does not run here.
+    """
+    return _measured(bundle, partial(load_model, bundle, model, way(model)), way, workers, profile)
+
+
+def _measured(
+    bundle: Bundle,
+    load: Callable[[], LoadedModel],
+    way: Way,
+    workers: Workers,
+    profile: Profile | None,
+) -> EdgeModel:
+    manifest, before_bytes = bundle.manifest, own_bytes()
+    loaded = load()
+    options = way(loaded.model)
+    score = load_scorer(bundle, options)
+    point = prior(profile, loaded, options) if profile is not None else None
+    if point is not None:
+        row_ms, sample_bytes = point.query.quantiles_ms[0], point.moved.received_bytes
+    else:
+        measured = quickest_ms(
+            manifest, loaded, lambda tensor: score(*loaded.predict_with_logits(tensor)), _MEASURED_RUNS
+        )
+        row_ms, sample_bytes = measured or (math.inf, 1)
     edge = EdgeModel(
         loaded=loaded,
         score=score,
-        digest=_evidence_digest(bundle.manifest, loaded),
+        digest=_evidence_digest(manifest, loaded),
         row_ms=row_ms,
         sample_bytes=sample_bytes,
         workers=workers,
-        certificate=valid_certificate(bundle.manifest, loaded.model),
-        uncertified=certificate_problem(bundle.manifest, loaded.model),
-        value=bundle.manifest.policy.value,
-        row_score=row_scorer(bundle.manifest.policy.score, len(bundle.manifest.labels)),
-        bounded_score=bundle.manifest.policy.score.kind not in ("energy", "graph"),
+        memory_bytes=max(0, own_bytes() - before_bytes),
+        certificate=valid_certificate(manifest, loaded.model),
+        uncertified=certificate_problem(manifest, loaded.model),
+        value=manifest.policy.value,
+        row_score=row_scorer(manifest.policy.score, len(manifest.labels)),
+        bounded_score=manifest.policy.score.kind not in ("energy", "graph"),
+        pace=Pace.of(point.query) if point is not None else Pace(),
+        profiled=point,
     )
     log.info(
         "model loaded",
-        model=bundle.manifest.name,
-        version=bundle.manifest.version,
+        model=manifest.name,
+        version=manifest.version,
         variant=loaded.model.id,
         provider=loaded.runtime.provider,
+        threads=options.threads,
         row_ms=round(row_ms, 3),
+        profiled=point is not None,
         certified=edge.certificate is not None,
     )
-    return HeldModel(bundle, edge)
+    return edge
 
 
 def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:

@@ -1,4 +1,4 @@
-"""What can be set of the agent, section by section; `edge-agent.toml` shows it all, `settings_load.py` reads it.
+"""What can be set of the agent, section by section; `edge-agent.toml` shows it all, `load.py` reads it.
 
 Secrets are named by file here, never written here, so a configuration can be shown and logged.
 """
@@ -85,6 +85,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """ONNX Runtime execution providers, preferred first; one that is absent is an error, not silently the CPU."""
     threads: NotNegative = 1
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
+    as_planned: bool = False
+    """Run each variant in the way (provider, threads) that this device's profile, where it has one, finds quickest."""
     workers: Positive = 2
     """Runs that may go on at once, for models too slow for the event loop."""
     copies_limit_bytes: NotNegative = 64 * _MIB
@@ -151,10 +153,45 @@ class CostsSection(Section, frozen=True, kw_only=True):
     """What a joule is worth to you, for which nobody sends a bill."""
     joules_per_run: Amount = 0.0
     """What running the edge model on one row takes."""
+    joules_per_core_second: Amount = 0.0
+    """What a busy core takes in a second beyond the idle device, where nothing measures power; 0 is not stated."""
+    watts_idle: Amount = 0.0
+    """What the idle device takes."""
     metered_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """How many times as dear bytes and money are over a metered link."""
     heat_limit_c: float = 80.0
     """Degrees Celsius that the device should stay below; from 5 below, joules become dearer."""
+
+
+class HardwareSection(Section, frozen=True, kw_only=True):
+    root: str = "/"
+    """Where the kernel's files (proc, sys) begin; another one where a container sees the host's elsewhere."""
+    period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
+    """Seconds between two readings of the sensors."""
+    power_rails: tuple[str, ...] = ()
+    """Rails that together are the whole device's power, by the names that `edge-agent hardware` shows; empty takes an
+    input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""
+    survey: bool = True
+    """Measure once, in the background, what this device is: memory and disk speed, and which providers really work."""
+
+
+class AdaptationSection(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    """Hold several of a bundle's edge variants, and answer with the best that heat, memory, battery and time allow."""
+    variants_limit: Annotated[int, Meta(ge=2, le=16)] = 3
+    """So many of a bundle's variants are held at most: the best, the cheapest, then those between."""
+    heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 4.0
+    """Degrees Celsius to stay below costs.heat_limit_c; with as much again to spare a better variant is tried."""
+    memory_reserve_bytes: NotNegative = 64 * _MIB
+    """Memory that stays available to everything else; below it the better variants are unloaded."""
+    battery_empty: Share = 0.1
+    """Charge (0 to 1) up to which only the cheapest variant runs, where no power comes in."""
+    battery_full: Share = 0.6
+    """Charge from which on the best may."""
+    settle_s: Amount = 10.0
+    """Seconds that a step down has to show its effect, before the next one that is not urgent."""
+    dwell_s: Annotated[float, Meta(gt=0)] = 20.0
+    """Seconds of room before a step up; doubled each time that one has to be taken back soon."""
 
 
 class LinkSection(Section, frozen=True, kw_only=True):
@@ -276,6 +313,8 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Starts of the agent that a trial may take; then what ran before runs again."""
     trial_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
     """Seconds that a new model, or a new configuration, answers requests before it stays."""
+    profiling: bool = True
+    """Measure bundles that are here beside the requests, where the fleet asks for it; see docs/profiles.md."""
     locked: tuple[str, ...] = ()
     """Settings that no configuration of the fleet changes: sections or keys, such as "policy" or "audit.per_hour"."""
 
@@ -303,6 +342,8 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     policy: PolicySection = PolicySection()
     budget: BudgetSection = BudgetSection()
     costs: CostsSection = CostsSection()
+    hardware: HardwareSection = HardwareSection()
+    adaptation: AdaptationSection = AdaptationSection()
     links: tuple[LinkSection, ...] = ()
     """Ways to the gateway, preferred first."""
     breaker: BreakerSection = BreakerSection()

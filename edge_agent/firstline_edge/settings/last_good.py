@@ -19,8 +19,8 @@ from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.settings import read_text
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
-from firstline_edge.settings import AgentSection, EdgeSettings
-from firstline_edge.settings_load import PREFIX, load
+from firstline_edge.settings.load import PREFIX, load
+from firstline_edge.settings.settings import AgentSection, EdgeSettings
 
 log = logger(__name__)
 

@@ -15,6 +15,7 @@ from collections import deque
 
 from firstline_core.clock import Clock
 from firstline_core.errors import QueueFullError
+from firstline_core.quantities import counted
 
 _SLICE_S = 0.02
 _FIRST_GUESS_S = 0.002
@@ -98,6 +99,7 @@ class Turns:
 
     def _full(self, why: str) -> QueueFullError:
         return QueueFullError(
-            f"This agent is busy with {len(self._line) + 1} requests that came before this one, and {why}; try again.",
+            f"This agent is busy with {counted(len(self._line) + 1, 'request')} that came before this one, "
+            f"and {why}; try again.",
             retry_after_s=max(1.0, math.ceil(self.wait_s)),
         )

@@ -17,7 +17,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.clock import Clock
-from firstline_edge.disk_cache import DiskCache
+from firstline_edge.cache.disk import DiskCache
 
 _FORMAT = 2
 _HEAD = struct.Struct("<Bff")  # format, score, value
@@ -156,7 +156,8 @@ class ResultCache:
 
     def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
         size_bytes = output.probabilities.nbytes + _OVERHEAD_BYTES
-        self._forget(key)
+        if key in self._entries:
+            self._forget(key)
         if size_bytes > self._limit_bytes:
             return
         self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)

@@ -10,12 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
-from firstline_edge.models import HeldModel, Models
+from firstline_edge.hardware.metrics import add_sensor_gauges
+from firstline_edge.models.held import HeldModel, Models
 
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
@@ -50,6 +53,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "policy": parts.router.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
+        "hardware": msgspec.to_builtins(parts.hardware.sampler.latest),
         "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
@@ -89,6 +93,11 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
     }
     for name, (description, read) in gauges.items():
         metrics.gauge(name, description, read)
+    add_sensor_gauges(metrics, lambda: parts.hardware.sampler.latest)
+    if parts.adaptation is not None:
+        from firstline_edge.adaptation.room import add_gauges as add_variant_gauges
+
+        add_variant_gauges(metrics, parts.models, parts.adaptation)
     by_contract: Mapping[str, tuple[str, Callable[[Watched], float | None]]] = {
         "contract_alarm": ("1 where the audits broke a certificate.", lambda watched: float(watched.record.alarmed)),
         "contract_e_value": (
@@ -141,8 +150,13 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
 
 
 def _contracts(standings: Standings, of: Callable[[Watched], float | None]) -> dict[tuple[str, ...], float]:
-    found = {(watched.record.model, watched.record.version): of(watched) for watched in standings}
-    return {labels: value for labels, value in found.items() if value is not None}
+    """Of several variants of a model, the worst."""
+    found: dict[tuple[str, ...], float] = {}
+    for watched in standings:
+        labels, value = (watched.record.model, watched.record.version), of(watched)
+        if value is not None:
+            found[labels] = max(value, found.get(labels, value))
+    return found
 
 
 def _link_seconds(timings: Mapping[str, TimingReport | None]) -> dict[tuple[str, ...], float]:
@@ -179,11 +193,13 @@ def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, o
         "edge": edge.loaded.model.id if edge is not None else None,
         "provider": edge.loaded.runtime.provider if edge is not None else None,
         "row_ms": round(edge.row_ms, 3) if edge is not None else None,
+        "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
         "score_digest": held.manifest.policy.score.digest,
         "threshold": threshold if math.isfinite(threshold) else None,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "certificate": certificate_of(held),
         "problem": held.problem or complaint or None,
+        "variants": held.variants.describe() if held.variants is not None else None,
     }
 
 
@@ -205,6 +221,7 @@ def certificate_of(held: HeldModel) -> dict[str, object] | None:
 
 def _problems(parts: Parts) -> list[tuple[Path, str]]:
     found = [(problem.path, problem.message) for problem in parts.models.problems]
+    found += parts.profiles.problems.items()
     found += [(parts.state.standing_path, parts.audits.standings.problem)]
     if parts.spending is not None:
         found += [(parts.state.spending_path, parts.spending.problem)]

@@ -1,39 +1,55 @@
-"""The models that this device holds, and what they say of rows. `models_load.py` opens them."""
+"""One variant of a bundle, ready to run on this device; and how long its runs take."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from types import MappingProxyType
 
 from firstline_core.bundle.certificate import Certificate
-from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.pipeline import LoadedModel, Probabilities
 from firstline_core.bundle.scorer import RowScorer, Scorer
-from firstline_core.bundle.store import Bundle
-from firstline_core.errors import InvalidTensorError
-from firstline_core.protocol.tensors import shown
+from firstline_core.profile.distribution import Distribution
+from firstline_core.profile.profile import Point
 from firstline_core.routing.learned import Logistic
-from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
-from firstline_edge.cache import ModelOutput
-from firstline_edge.workers import Workers
+from firstline_core.types import InferRequest, Tensor
+from firstline_edge.cache.results import ModelOutput
+from firstline_edge.scheduling.workers import Workers
 
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
-_NONE: Mapping[str, HeldModel] = MappingProxyType({})
+_SURE = 0.95
+_LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 
 
 @dataclass(slots=True)
 class Pace:
-    """How many times longer than measured at load a model's runs take of late; follows their median."""
+    """How many times longer than the quickest a model's runs take of late: follows their median and 95th percentile.
+
+    Both begin as a profile has them, where there is one, and each run moves them: after some dozens they are the
+    runs' own.
+
+    Attributes:
+        factor: the median.
+        late: what one run in twenty exceeds.
+    """
 
     factor: float = 1.0
+    late: float = 1.0
+
+    @staticmethod
+    def of(profiled: Distribution) -> Pace:
+        """As it was measured before: the shortest run that was seen is the measure."""
+        quickest_ms = profiled.quantiles_ms[0]
+        return Pace(profiled.p50_ms / quickest_ms, profiled.quantile_ms(_SURE) / quickest_ms)
+
+    @property
+    def sure(self) -> float:
+        """Nineteen runs in twenty take no longer."""
+        return max(self.factor, self.late)
 
     def ran(self, took_s: float, measured_s: float) -> None:
         """A run ended: later or sooner than this pace has it?
@@ -45,6 +61,11 @@ class Pace:
             self.factor = min(_PACE_LIMIT, self.factor * _PACE_STEP)
         elif self.factor > 1.0:
             self.factor = max(1.0, self.factor / _PACE_STEP)
+        # Steps up and down are in balance where one in twenty is later (Robbins and Monro, 1951).
+        if took_s > self.late * measured_s:
+            self.late = min(_PACE_LIMIT, self.late * _PACE_STEP)
+        elif self.late > 1.0:
+            self.late = max(1.0, self.late / _LATE_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +76,7 @@ class EdgeModel:
         loaded: model and processing.
         score: the bundle's confidence function.
         digest: of all that computes a row's evidence: model, processing and score.
-        row_ms: measured, for one row of `sample_bytes`, processing included.
+        row_ms: the quickest that was measured, for one row of `sample_bytes`, processing included.
         sample_bytes: size of the measured row.
         workers: for runs that would hold up the event loop.
         certificate: the variant's, where it is valid for this bundle.
@@ -63,7 +84,10 @@ class EdgeModel:
         value: the bundle's learned value of asking the full model; None where it has none.
         bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
         row_score: as `score`, quicker for one row; None where nothing is.
+        memory_bytes: that loading and measuring it added to the process; 0 where the system does not say.
         pace: of its runs since.
+        profiled: what this device measured of it before it was loaded, whose times are then its own; None where it was
+            measured at load.
 
     Attributes:
         key: how its results' keys end, see `keys.result_key`.
@@ -80,7 +104,9 @@ class EdgeModel:
     value: Logistic | None = None
     bounded_score: bool = True
     row_score: RowScorer | None = None
+    memory_bytes: int = 0
     pace: Pace = field(default_factory=Pace, compare=False)
+    profiled: Point | None = field(default=None, compare=False)
     key: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,8 +116,12 @@ class EdgeModel:
         """What so many of the request's rows will take at today's pace; infinite where nothing was measured."""
         return self.pace.factor * self.measured_ms(request, rows)
 
+    def sure_ms(self, request: InferRequest, rows: int) -> float:
+        """What they take at most, nineteen times in twenty: for what has to be done by a deadline."""
+        return self.pace.sure * self.measured_ms(request, rows)
+
     def measured_ms(self, request: InferRequest, rows: int) -> float:
-        """What they would take as at load. Decoding grows with the bytes."""
+        """What they would take at the quickest. Decoding grows with the bytes."""
         return rows * self.row_measured_ms(request.size_bytes / request.rows)
 
     def row_measured_ms(self, size_bytes: float) -> float:
@@ -163,123 +193,3 @@ class EdgeModel:
 def is_quick(expected_ms: float) -> bool:
     """Whether a run takes less than handing it to a thread is worth."""
     return expected_ms < _INLINE_MS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldModel:
-    """A bundle on this device.
-
-    Args:
-        bundle: opened and checked.
-        edge: None where no variant runs here; `problem` says why.
-        problem: one sentence, or "".
-
-    Attributes:
-        manifest, version: the bundle's, at hand for every request.
-    """
-
-    bundle: Bundle
-    edge: EdgeModel | None
-    problem: str = ""
-    manifest: Manifest = field(init=False)
-    version: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "manifest", self.bundle.manifest)
-        object.__setattr__(self, "version", str(self.manifest.version))
-
-    def group(self, output: ModelOutput | None) -> str | None:
-        """The predicted class, where the certificate promises by class; None where all answers are held alike."""
-        edge = self.edge
-        if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
-            return None
-        return self.manifest.labels[int(output.probabilities.argmax())]
-
-    def tensor(self, request: InferRequest) -> Tensor:
-        """The bundle's one input.
-
-        Raises:
-            InvalidTensorError: another input, or an output that there is not.
-        """
-        wanted = self.manifest.input.name
-        if len(request.inputs) != 1 or request.inputs[0].name != wanted:
-            given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
-            raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
-        for output in request.outputs:
-            if output.name != PROBABILITIES:
-                raise InvalidTensorError(
-                    f"Model '{request.model}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
-                )
-        return request.inputs[0]
-
-    @property
-    def metadata(self) -> ModelMetadata:
-        return ModelMetadata(
-            name=self.manifest.name,
-            versions=(self.version,),
-            platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
-            inputs=(self.manifest.input_spec,),
-            outputs=(self.manifest.output_spec,),
-            labels=self.manifest.labels,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A folder that should have been a bundle."""
-
-    path: Path
-    message: str
-
-
-class Models:
-    """All bundles of this device, by name and version; the newest version is the current one.
-
-    Attributes:
-        problems: folders that should have been bundles.
-        away: versions that are known and not held, each with the reason.
-    """
-
-    def __init__(self, held: Iterable[HeldModel], problems: Iterable[Problem] = ()) -> None:
-        self._held: dict[str, dict[str, HeldModel]] = {}
-        self._current: dict[str, HeldModel] = {}
-        for model in sorted(held, key=lambda model: model.manifest.version):
-            self._held.setdefault(model.manifest.name, {})[model.version] = model
-            self._current[model.manifest.name] = model
-        self.problems = tuple(problems)
-        self.away: dict[tuple[str, int], str] = {}
-
-    def put(self, model: HeldModel) -> HeldModel | None:
-        """Holds a model from now on; what was held as this version."""
-        name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
-        before = versions.get(model.version)
-        versions[model.version] = model
-        self._hold(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
-        self.away.pop((name, model.manifest.version), None)
-        return before
-
-    def take(self, model: HeldModel, why: str) -> None:
-        """Holds a model no more; requests under way keep it until they are answered."""
-        name = model.manifest.name
-        self._hold(name, {version: held for version, held in self._held[name].items() if held is not model})
-        self.away[name, model.manifest.version] = why
-
-    def find(self, name: str, version: str = "") -> HeldModel | None:
-        """The model, or None where this device does not hold it in that version ("" is the current one)."""
-        return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
-
-    def _hold(self, name: str, versions: dict[str, HeldModel]) -> None:
-        if versions:
-            self._held[name], self._current[name] = versions, versions[next(reversed(versions))]
-        else:
-            del self._held[name], self._current[name]
-
-    @property
-    def all(self) -> tuple[HeldModel, ...]:
-        return tuple(model for versions in self._held.values() for model in versions.values())
-
-    def close(self) -> None:
-        """Frees the runtimes; calling it twice is harmless."""
-        for model in self.all:
-            if model.edge is not None:
-                model.edge.loaded.close()

@@ -40,6 +40,16 @@ class Workers:
         free = len(self._expected_s) < self._threads
         return 0.0 if free else self._slowness * sum(self._expected_s.values()) / self._threads
 
+    @property
+    def busy(self) -> float:
+        """Of the threads, the part that is taken."""
+        return min(1.0, len(self._expected_s) / self._threads)
+
+    @property
+    def waiting(self) -> int:
+        """Runs that no thread has been free for yet."""
+        return max(0, len(self._expected_s) - self._threads)
+
     async def run(
         self, call: Callable[[A], R], argument: A, deadline_s: float = math.inf, expected_s: float = 0.0
     ) -> R:

@@ -25,8 +25,8 @@ from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.case import Trail
-from firstline_edge.counted import Counted
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
+from firstline_edge.telemetry.counted import Counted
 
 _NAME = "firstline_edge"
 log = logger(_NAME)
@@ -84,7 +84,7 @@ class Listener(Protocol):
         """An answer went out, so long after the request came."""
         ...
 
-    def refused(self, request: InferRequest, held: HeldModel, seconds: float) -> None:
+    def refused(self, request: InferRequest, held: HeldModel, error: FirstlineError, seconds: float) -> None:
         """A request for a model of this device got an error instead."""
         ...
 
@@ -157,7 +157,7 @@ class Recorder:
         if held is not None:
             self._counted.refused(held, seconds)
             if self.listener is not None:
-                self.listener.refused(request, held, seconds)
+                self.listener.refused(request, held, error, seconds)
         known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -218,6 +218,10 @@ class Recorder:
                 **told,
             }
         )
+
+    def switched(self, facts: Mapping[str, object]) -> None:
+        """A model's variant is another one from now on; `facts` say from which to which, and why."""
+        self._later({"at": self._clock.wall_s(), "event": "switched", **facts})
 
     def clear(self) -> list[Path]:
         """Begins the decision log anew; returns the files that are still to be erased.

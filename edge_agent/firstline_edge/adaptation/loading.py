@@ -1,0 +1,141 @@
+"""From a bundle to its ladder on this device: each variant loaded and measured, and those worth standing on kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from firstline_core.adaptation.controller import Controller, Patience
+from firstline_core.adaptation.guards import Limits
+from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import FirstlineError
+from firstline_core.hardware.readings import Absent, Measured, Modelled, known, measured
+from firstline_core.profile.profile import Profile
+from firstline_core.telemetry.logs import logger
+from firstline_edge.adaptation.variants import Sources, Variants
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
+
+log = logger(__name__)
+
+# While ONNX Runtime loads a model, its file, what is parsed of it and the weights as they are used are all there.
+_LOADING_COPIES = 3
+_LOADING = 1.5  # times what a model keeps, its buffers included
+
+
+class Adapting(Struct, frozen=True, eq=False):
+    """How variants are held, and chosen among.
+
+    Attributes:
+        limits, patience: of each controller.
+        variants_limit: held of a bundle, at most.
+        left_bytes: memory that is left now; None where nobody knows.
+        joules_per_core_s: as the owner states it, for one core a run; 0 for not at all.
+    """
+
+    limits: Limits
+    patience: Patience
+    variants_limit: int
+    left_bytes: Callable[[], float | None]
+    joules_per_core_s: float = 0.0
+
+
+def laddered(
+    bundle: Bundle,
+    first: EdgeModel,
+    load: Callable[[Model], EdgeModel],
+    adapting: Adapting,
+    profile: Profile | None = None,
+) -> HeldModel:
+    """The bundle with all of its variants that are worth holding here.
+
+    Only certified ones, where one is: the contract that the best keeps is kept by all of its stand-ins.
+
+    Args:
+        bundle: opened and checked.
+        first: the preferred variant that loads, loaded.
+        load: loads and measures another one; blocks.
+        adapting: see there.
+        profile: of the bundle on this machine, for the memory that loading takes; None where there is none.
+
+    Returns:
+        The best of them, with the others beside it; alone, where no other is a way out of anything.
+    """
+    edges = {first.loaded.model.id: first}
+    listed = list(bundle.manifest.edge)
+    for model in listed[listed.index(first.loaded.model) + 1 :]:  # those before it do not load, which was told
+        left_bytes, needed_bytes = adapting.left_bytes(), _needed_bytes(model, profile)
+        if left_bytes is not None and left_bytes < adapting.limits.memory_reserve_bytes + needed_bytes:
+            log.warning("no memory for another variant", model=bundle.manifest.name, variant=model.id)
+            continue
+        try:
+            edges[model.id] = load(model)
+        except (FirstlineError, MemoryError) as error:
+            log.warning("a variant does not run here", model=bundle.manifest.name, variant=model.id, error=str(error))
+            continue
+    certified = any(edge.certificate is not None for edge in edges.values())
+    found = {
+        variant: _rung(edge, adapting.joules_per_core_s)
+        for variant, edge in edges.items()
+        if edge.certificate is not None or not certified
+    }
+    rungs = _limited(ladder(rung for rung, _ in found.values()), adapting.variants_limit)
+    kept = [edges.pop(rung.variant) for rung in rungs]
+    for edge in edges.values():
+        log.info("variant left out", model=bundle.manifest.name, variant=edge.loaded.model.id)
+        edge.loaded.close()
+    if len(kept) == 1:
+        return HeldModel(bundle, kept[0])
+    by_id = {model.id: model for model in listed}
+    controller = Controller(rungs, adapting.limits, adapting.patience)
+    sources = [found[rung.variant][1] for rung in rungs]
+    variants = Variants(rungs, controller, lambda variant: load(by_id[variant]), sources)
+    for at, edge in enumerate(kept):
+        variants.put(at, HeldModel(bundle, edge, variants=variants))
+    log.info("variants held", model=bundle.manifest.name, variants=[rung.variant for rung in rungs])
+    return variants.standing
+
+
+def _rung(edge: EdgeModel, joules_per_core_s: float) -> tuple[Rung, Sources]:
+    """As a profile has it, else as loading it showed; its energy as stated, where nothing measured it."""
+    model, certificate, point = edge.loaded.model, edge.certificate, edge.profiled
+    merit = certificate.kept if certificate is not None else model.measured.get("accuracy", 0.0)
+    energy = point.energy_mj if point is not None else Absent("its bundle was not profiled here")
+    if isinstance(energy, Absent) and joules_per_core_s and math.isfinite(edge.row_ms):
+        energy = Modelled(edge.row_ms * joules_per_core_s, "stated costs")
+    peak_bytes = measured(point.peak_memory_bytes) if point is not None else None
+    loading_bytes = max(_LOADING_COPIES * _files_bytes(model), int(_LOADING * edge.memory_bytes))
+    rung = Rung(
+        model.id,
+        edge.row_ms,
+        energy_mj=known(energy),
+        memory_bytes=loading_bytes if peak_bytes is None else int(peak_bytes),
+        merit=merit,
+    )
+    said: Sources = {
+        "row_ms": "load" if point is None else "profile",
+        "memory_bytes": "load" if peak_bytes is None else "profile",
+        "energy_mj": "profile" if isinstance(energy, Measured) else "stated" if isinstance(energy, Modelled) else None,
+    }
+    return rung, said
+
+
+def _needed_bytes(model: Model, profile: Profile | None) -> float:
+    """That loading it takes, at least: the peak that was measured, else by its files."""
+    points = profile.points if profile is not None else ()
+    own = (point for point in points if point.key.model_digest == model.digest and point.key.of_one_row)
+    peaks = (measured(point.peak_memory_bytes) for point in own)
+    return max((peak for peak in peaks if peak is not None), default=_LOADING_COPIES * _files_bytes(model))
+
+
+def _limited(rungs: Sequence[Rung], limit: int) -> tuple[Rung, ...]:
+    """The best ones and the cheapest."""
+    return tuple(rungs) if len(rungs) <= limit else (*rungs[: limit - 1], rungs[-1])
+
+
+def _files_bytes(model: Model) -> int:
+    return sum(artefact.size_bytes for artefact in model.artefacts)

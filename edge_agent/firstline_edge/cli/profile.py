@@ -1,0 +1,73 @@
+"""`edge-agent profile`: what a bundle's models cost on this device."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import Bundle, declared, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.profile.front import accuracies
+from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Wanted, measure_profile
+from firstline_core.profile.words import profile_lines
+from firstline_edge.cli.output import say, say_json
+from firstline_edge.cli.parser import FAILED, OK
+from firstline_edge.models.loading import bundle_paths
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import device_profile_path
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Measures, and prints the profile.
+
+    Raises:
+        ConfigError: no such bundle, or the state directory cannot be written.
+        IntegrityError: the bundle is not what its manifest says.
+    """
+    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    bundle = _bundle(settings, arguments.model)
+    wanted = Wanted(
+        threads=arguments.threads,
+        batches=arguments.batches or (QUICK_BATCHES if arguments.quick else ()),
+        providers=tuple(settings.models.providers),
+        total_s=QUICK_S if arguments.quick else TOTAL_S,
+        alone=arguments.alone,
+        anew=arguments.anew,
+        joules_per_core_s=settings.costs.joules_per_core_second,
+        throttled_share=arguments.throttled,
+        sustained_s=60 * arguments.sustained,
+        root=Path(settings.hardware.root),
+    )
+    path = device_profile_path(settings.state_dir, bundle.manifest.name)
+    found = measure_profile(bundle, path, wanted, progress=_progress)
+    if arguments.output == "json":
+        say_json(msgspec.to_builtins(found))
+    else:
+        for line in profile_lines(found, accuracies(bundle.manifest)):
+            say(line)
+        say(f"Written: {path}. The agent goes by it from the next time that it loads the model.")
+    return OK if found.points else FAILED
+
+
+def _bundle(settings: EdgeSettings, said: str) -> Bundle:
+    """By its folder, or by its name among those of `models.directories`: the newest version."""
+    if (Path(said) / MANIFEST_NAME).is_file():
+        return open_bundle(Path(said))
+    there = [
+        (found, path) for path in bundle_paths(map(Path, settings.models.directories)) if (found := declared(path))
+    ]
+    fitting = [(found[1], path) for found, path in there if found[0] == said]
+    if not fitting:
+        names = ", ".join(sorted({found[0] for found, _ in there})) or "none"
+        raise ConfigError(f"'{said}' is no folder of a bundle, and no model of models.directories, which has: {names}.")
+    return open_bundle(max(fitting)[1])
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    if what:
+        print(f"measuring {done + 1} of {total}: {what}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,73 @@
+"""The device's part of an agent, put together from the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from firstline_core.clock import Clock
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.tree import Tree
+from firstline_core.routing.conditions import Conditions
+from firstline_edge.budgets.sensors import conditions_of
+from firstline_edge.budgets.wiring import tariff_of
+from firstline_edge.hardware.sampler import Sampler
+from firstline_edge.hardware.surveyor import Surveyor
+from firstline_edge.links.wiring import link_names
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import StateDirectory
+
+
+class HardwareRoom:
+    """What the agent knows of its device.
+
+    Args:
+        settings: of the agent.
+        state: where the catalogue is kept.
+        queue: how many runs wait.
+        clock: the agent's.
+
+    Attributes:
+        sampler: how the device is.
+        surveyor: what it is.
+    """
+
+    def __init__(self, settings: EdgeSettings, state: StateDirectory, queue: Callable[[], float], clock: Clock) -> None:
+        self._heat_limit_c = settings.costs.heat_limit_c
+        self.sampler = Sampler(sensors_of(settings, queue), settings.hardware.period_s, clock)
+        self.surveyor = Surveyor(
+            Tree(Path(settings.hardware.root)),
+            state.path,
+            state.hardware_path,
+            clock=clock,
+            measures=settings.hardware.survey,
+        )
+
+    def conditions(self) -> Conditions:
+        """Battery and heat, as prices look at them; at once."""
+        return conditions_of(self.sampler.latest, self._heat_limit_c)
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.sampler.run(), name="sampler")
+            tasks.create_task(self.surveyor.run(), name="surveyor")
+
+
+def sensors_of(settings: EdgeSettings, queue: Callable[[], float] | None = None) -> Sensors:
+    """The device's sensors, with the costs that the settings state.
+
+    Args:
+        settings: of the agent; the first link's costs hold for all traffic.
+        queue: how many runs wait; None where no agent runs.
+    """
+    names = link_names(settings.links)
+    tariff = tariff_of(settings, names)
+    return Sensors(
+        Tree(Path(settings.hardware.root)),
+        tariff=tariff,
+        link=tariff.of_link(names[0]) if names else None,
+        power_rails=settings.hardware.power_rails,
+        queue=queue,
+    )

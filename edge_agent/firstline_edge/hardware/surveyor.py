@@ -1,0 +1,142 @@
+"""What this device is: described at once, measured once in the background, and kept until it is another device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
+from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
+from firstline_core.hardware.survey import described, refreshed
+from firstline_core.hardware.tree import Tree
+from firstline_core.storage.files import read_checked, with_checksum, write_whole
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+_LIMIT_S = 600.0
+_DELAY_S = 30.0  # an agent that has just started has other things to do
+
+
+class Surveyor:
+    """One device's.
+
+    Args:
+        tree: the kernel's files.
+        folder: the state directory; its disk is the one that is measured.
+        path: where the catalogue is kept.
+        clock: the agent's.
+        measures: whether to measure; else files alone are read.
+        changed: told when the catalogue is another one.
+
+    Attributes:
+        catalogue: None until files were read, which takes milliseconds after the start.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        folder: Path,
+        path: Path,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        measures: bool = True,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._tree = tree
+        self._folder = folder
+        self._path = path
+        self._clock = clock
+        self._measures = measures
+        self.changed = changed
+        self.catalogue: Catalogue | None = None
+
+    async def run(self) -> None:
+        """Finds out what there is to find out, and returns."""
+        found = await asyncio.to_thread(described, self._tree, self._folder)
+        kept = await asyncio.to_thread(self.kept)
+        if kept is not None and kept.fingerprint == found.fingerprint:
+            found = refreshed(kept, found)
+        self._take_up(found)
+        if self._measures and not found.measured:
+            await self._clock.sleep(_DELAY_S)
+            try:
+                measured = await survey(self._tree.root, self._folder)
+            except FirstlineError as error:
+                log.warning("this device could not be measured", error=error.message)
+                return
+            self._take_up(measured)
+            await asyncio.to_thread(self.keep, measured)
+
+    def kept(self) -> Catalogue | None:
+        """What was measured before; None where nothing was, or nothing that makes sense."""
+        try:
+            return decode(read_checked(self._path), str(self._path))
+        except FileNotFoundError:
+            return None
+        except (OSError, IntegrityError, ProtocolError) as error:
+            log.warning("what is known of this device cannot be read; it is measured anew", error=str(error))
+            return None
+
+    def keep(self, measured: Catalogue) -> None:
+        """Writes it down; a disk that refuses has it measured again at the next start."""
+        try:
+            write_whole(self._path, with_checksum(encode(measured)))
+        except OSError as error:
+            log.warning("what this device is cannot be written down", path=str(self._path), error=str(error))
+
+    def _take_up(self, found: Catalogue) -> None:
+        """A catalogue that others would not read is none."""
+        try:
+            self.catalogue = decode(encode(found), "What this device says of itself")
+        except ProtocolError as error:
+            log.warning("this device cannot be described", error=error.message)
+            return
+        self.changed()
+
+
+async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalogue:
+    """Measures in a process of its own, of the least weight, which ends with this call.
+
+    Args:
+        root: where the kernel's files begin.
+        folder: the state directory.
+        limit_s: after which it is ended.
+
+    Raises:
+        ProtocolError: it did not end in time, or not as it should have.
+    """
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "firstline_core.hardware.survey",
+        str(folder),
+        str(root),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # trials are its children, and are to end with it
+    )
+    assert child.stdout is not None  # noqa: S101 (it is a pipe)
+    try:
+        async with asyncio.timeout(limit_s):
+            said = await child.stdout.read(-1)
+            code = await child.wait()
+    except TimeoutError as error:
+        raise ProtocolError(f"The survey of this device did not end within {limit_s:.0f} s.") from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+    if code:
+        raise ProtocolError(f"The survey of this device ended with exit code {code}; `edge-agent hardware` says more.")
+    if len(said) > LIMIT_BYTES:
+        raise ProtocolError(f"The survey of this device said {len(said)} bytes; at most {LIMIT_BYTES} are read.")
+    return decode(said, "The survey of this device")

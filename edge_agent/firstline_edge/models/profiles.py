@@ -1,0 +1,93 @@
+"""What was measured of models on this very device before they are loaded: their priors, where a profile holds.
+
+A point holds for the digest of its model, the fingerprint of its machine, its provider and its number of threads.
+Whatever does not is passed by, and the model is measured when it is loaded. Nothing here is fatal.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.store import Bundle
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
+from firstline_core.planning.quickest import quickest
+from firstline_core.profile.profile import Point, Profile
+from firstline_core.profile.reading import brought, holding
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.logs import logger
+from firstline_edge.state import device_profile_path
+
+log = logger(__name__)
+
+_ANEW = "It is passed by; edge-agent profile {name} measures anew, once it is removed."
+
+
+class Profiles:
+    """The profiles that hold on this device.
+
+    Args:
+        state_dir: has the device's own.
+        root: where the kernel's files begin.
+
+    Attributes:
+        problems: damaged files, each with what is wrong, in sentences.
+    """
+
+    def __init__(self, state_dir: Path, root: Path) -> None:
+        self._state_dir = state_dir
+        self._root = root
+        self.problems: dict[Path, str] = {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of this machine; it takes some ten milliseconds, and is only asked for where there is a profile."""
+        return described(Tree(self._root), self._state_dir).fingerprint
+
+    def of(self, bundle: Bundle) -> Profile | None:
+        """The device's own profile, else one of this machine that the bundle brings; None where there is neither."""
+        name = bundle.manifest.name
+        own = device_profile_path(self._state_dir, name)
+        paths = [path for path in (own, *brought(bundle.path, name)) if path.is_file()]
+        told = self.problems.items()
+        self.problems = {path: said for path, said in told if path.is_file() and path not in paths}
+        found, damaged = holding(paths, self.fingerprint) if paths else (None, {})
+        for path, message in damaged.items():
+            self.problems[path] = f"{message} {_ANEW.format(name=name)}"
+            log.warning("a profile is damaged", path=str(path), error=message)
+        if paths and found is None and len(damaged) < len(paths):
+            log.info("no profile of this machine", model=name, profiles=[str(path) for path in paths])
+        return found
+
+
+def planned(profile: Profile, options: RuntimeOptions, model: Model) -> RuntimeOptions:
+    """With which provider and how many threads a variant is the quickest here; `options` where nobody measured it.
+
+    Args:
+        profile: of this machine.
+        options: as configured.
+        model: the variant.
+    """
+    points = [one for one in profile.points if one.key.model_digest == model.digest and one.key.of_one_row]
+    if not points:
+        return options
+    key = quickest(points, lambda point: (point.query.p50_ms, point.key.threads)).key
+    return RuntimeOptions((key.provider,) if model.runtime == "onnx" else options.providers, key.threads)
+
+
+def prior(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) -> Point | None:
+    """The point of this model as it runs here, one row a query; None where it was not measured so.
+
+    Args:
+        profile: of this machine.
+        loaded: the model.
+        options: with which it was loaded.
+    """
+    runs_on = loaded.runtime.provider
+    asked = runs_on if loaded.model.runtime == "onnx" else "tflite"
+    point = profile.point(loaded.digest, threads=options.threads, provider=asked)
+    measured = point is not None and point.ran_on == runs_on and point.query.quantiles_ms[0] > 0
+    return point if measured else None

@@ -1,0 +1,10 @@
+"""Bundles are measured where the fleet asks for it, beside the requests, and the profiles go to the gateway.
+
+    profiler        one request after the other, as long as each is wanted
+    ledger          how far each came, on disk
+    measuring       runs the process that measures
+    process         that process: it gives way to everybody, and ends first where memory ends
+    room            all of it, put together
+
+How a point is measured is `firstline_core.profile`'s.
+"""

@@ -1,0 +1,108 @@
+"""The process that measures a bundle beside the requests: it gives way to everybody, and ends first where memory ends.
+
+python -m firstline_edge.profiling.process      reads an `Order` as JSON on stdin, writes `Told` on stdout, a line each
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import FirstlineError
+from firstline_core.lowest_priority import give_way
+from firstline_core.profile.measure import Wanted, measure_profile
+
+LIMIT_BYTES = 64 * 1024
+
+
+class Order(Struct, frozen=True):
+    """What to measure.
+
+    Attributes:
+        bundle: its folder.
+        path: of the profile.
+        machine: its name.
+    """
+
+    bundle: str
+    path: str
+    machine: str
+    providers: tuple[str, ...]
+    threads: tuple[int, ...]
+    batches: tuple[int, ...]
+    total_s: float
+    anew: bool
+    joules_per_core_s: float
+    root: str
+
+
+class Told(Struct, frozen=True):
+    """How far it is.
+
+    Attributes:
+        done: points, of `total`.
+        measured: points that the profile has in the end; None before.
+        refused: why one of them could not be measured, likewise.
+        problem: why nothing more comes, in a sentence; "" while all goes well.
+    """
+
+    done: int = 0
+    total: int = 0
+    measured: int | None = None
+    refused: str = ""
+    problem: str = ""
+
+
+def main() -> int:
+    """Measures; ended by SIGTERM it takes its own process with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    give_way()
+    _end_first()
+    order = msgspec.json.decode(sys.stdin.buffer.read(LIMIT_BYTES), type=Order)
+    try:
+        bundle = open_bundle(Path(order.bundle))
+        wanted = Wanted(
+            threads=order.threads,
+            batches=order.batches,
+            providers=order.providers,
+            variants=tuple(
+                model.id for model in bundle.manifest.models if bundle.has(model)
+            ),  # the full one is not here
+            total_s=order.total_s,
+            anew=order.anew,
+            joules_per_core_s=order.joules_per_core_s,
+            root=Path(order.root),
+        )
+        found = measure_profile(
+            bundle,
+            Path(order.path),
+            wanted,
+            machine=order.machine,
+            progress=lambda done, total, _: _tell(Told(done, total)),
+        )
+    except FirstlineError as error:
+        _tell(Told(problem=error.message))
+        return 1
+    why = found.refused[0].reason if found.refused else ""
+    _tell(Told(len(found.points), len(found.points), measured=len(found.points), refused=why))
+    return 0
+
+
+def _tell(said: Told) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+    sys.stdout.buffer.flush()  # where the agent is gone, this ends the process
+
+
+def _end_first() -> None:
+    with suppress(OSError):  # no Linux, or a container that hides it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
