@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.quantities import counted
 from firstline_core.telemetry import logs
 from firstline_gateway import __version__
 from firstline_gateway.commands import authority, backup, broker, keys
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if all is well; 1 if not; 2 if the configuration or the command line is wrong.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -42,12 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """What may be typed after `firstline-gateway`."""
+    root = argparse.ArgumentParser(
         prog="firstline-gateway", description="Run full models for devices and applications."
     )
-    parser.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
 
     run = add_command(commands, "run", _run, "serve until SIGTERM")
     run.add_argument("--host", help="address to listen on, instead of api.host")
@@ -62,15 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     authority.add_commands(commands)
     broker.add_commands(commands)
     backup.add_commands(commands)
-    return parser
+    return root
 
 
 def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     from firstline_gateway import server
-    from firstline_gateway.api.door import raise_descriptor_limit
-    from firstline_gateway.gateway import open_gateway
+    from firstline_gateway.api.connection.door import raise_descriptor_limit
+    from firstline_gateway.opening import open_gateway
 
     found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(found.log.level, found.log.format)
@@ -95,10 +97,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError
-    from firstline_gateway.executors.engine import loads_here
-    from firstline_gateway.gateway import check_files, runtime_options
-    from firstline_gateway.models_folder import load_repository
-    from firstline_gateway.repository import check_size
+    from firstline_gateway.models.folder import load_repository
+    from firstline_gateway.models.repository import check_size
+    from firstline_gateway.opening import check_files, runtime_options
     from firstline_gateway.store import database
 
     found = settings_of(arguments)
@@ -106,7 +107,7 @@ def _check(arguments: argparse.Namespace) -> int:
     check_files(found)
     database.check(found.store)
     options = runtime_options(found)
-    here = loads_here(found)
+    here = found.loads_here
     repository = load_repository(Path(found.models.directory), options if here else None, fetched=found.fetched_models)
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
@@ -150,6 +151,9 @@ def _status(arguments: argparse.Namespace) -> int:
             listed = client.get("/firstline/v1/models")
             if listed.is_success:
                 found["models"] = listed.json()["models"]
+            several = client.get("/firstline/v1/executors")
+            if several.is_success and several.json()["executors"]:
+                found["executors"] = several.json()["executors"]
             kept = client.get("/firstline/v1/store")
             if kept.is_success:
                 found["store"] = kept.json()
@@ -166,6 +170,7 @@ def _status(arguments: argparse.Namespace) -> int:
     else:
         known = "a key with the scope infer shows them" if token else "set FIRSTLINE_TOKEN to see them"
         lines.append(f"models: {known}")
+    lines += _executor_lines(found.get("executors", []))
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
     contracts, quotas = found.get("contracts"), found.get("quotas")
@@ -178,9 +183,21 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0 if found["ready"] else 1
 
 
+def _executor_lines(executors: list[dict[str, Any]]) -> list[str]:
+    """One for each: its share of all answered batches, its state, and where it is not at its usual pace."""
+    answered = {each["name"]: each["batches"].get("answered", 0) for each in executors}
+    lines = []
+    for each in executors:
+        share = answered[each["name"]] / max(1, sum(answered.values()))
+        paces = [f"{pace['model']} at {pace['pace']:.2g} times its usual seconds" for pace in each["paces"]]
+        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *paces]
+        lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(told)})")
+    return lines
+
+
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Where the gateway with these settings listens, and whom to believe about it."""
-    from firstline_gateway.settings_check import is_loopback
+    from firstline_gateway.settings.check import is_loopback
 
     found = settings_of(arguments)
     local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts
@@ -214,7 +231,7 @@ def _contract_line(contract: dict[str, Any]) -> str:
     return (
         f"contract: {contract['bundle']} version {contract['version']} {variant}: "
         f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
-        f"audits disagree, {contract['devices']} device{'s' * (contract['devices'] != 1)}"
+        f"audits disagree, {counted(contract['devices'], 'device')}"
     )
 
 

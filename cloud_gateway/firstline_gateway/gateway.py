@@ -1,59 +1,45 @@
-"""The gateway put together from its settings: models, engine, batcher, data plane, identities, MQTT."""
+"""The gateway: its parts put together, begun, drained and ended."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError
-from firstline_core.fleet.twin import LIMIT_BYTES
-from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
-from firstline_gateway.api.heads import Heads
-from firstline_gateway.api.unread import REFUSED, Unread
+from firstline_gateway.api.connection.heads import Heads
+from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
-from firstline_gateway.counting import Counting
-from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.dataplane.dataplane import GatewayDataPlane
+from firstline_gateway.dataplane.response_cache import ResponseCache
 from firstline_gateway.deliveries.once import Deliveries
-from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.engine import check_engine, loads_here, open_engine
-from firstline_gateway.fleet.broker import FleetBroker
-from firstline_gateway.fleet.fleet import Fleet
-from firstline_gateway.identity import identity
-from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.executors.base import Executor, ExecutorReport
+from firstline_gateway.fleet.wiring import FleetRoom
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.runner import JobRunner
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.models_folder import load_full, load_repository, named
+from firstline_gateway.models.folder import named
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.models.residency.memory import Load
+from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
-from firstline_gateway.repository import Repository
-from firstline_gateway.residency.memory import Load
-from firstline_gateway.residency.residency import Residency
-from firstline_gateway.response_cache import ResponseCache
-from firstline_gateway.rollouts.engine import Engine
-from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
-from firstline_gateway.settings import Settings
-from firstline_gateway.statistics import Statistics
+from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
-from firstline_gateway.trail.trail import Trail
-
-if TYPE_CHECKING:
-    from firstline_gateway.full_models.keeper import FullModels
-    from firstline_gateway.registry.wiring import RegistryRoom
+from firstline_gateway.telemetry.counting import Counting
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.telemetry.statistics import Statistics
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
@@ -71,7 +57,7 @@ class Gateway:
     """One gateway, free of any transport's server.
 
     Args:
-        settings: as `settings_load.py` gave them.
+        settings: as `settings/load.py` gave them.
         repository: the models, loaded.
         executor: runs them; the gateway closes it.
         load: one of them into memory; None where they run elsewhere.
@@ -167,6 +153,7 @@ class Gateway:
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
             limits=settings.limits,
+            looks_after_fleet=bool(settings.registry.blobs),
         )
         self._readers = Readers(self.database)
         endings = Endings(self._readers, clock, settings.jobs.waiting_limit)
@@ -182,38 +169,36 @@ class Gateway:
             service=service,
         )
         self.jobs.on_new = self._job_runner.wake
-        self.fleet = Fleet(self._readers, self.writer, settings.fleet, clock=clock)
-        self.registry = _registry(self, settings, self._readers)
-        listed = self.registry.bundles.digest if self.registry is not None else None
-        self.rollouts = Rollouts(self._readers, self.writer, clock=clock, service=service, listed=listed)
-        self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
-        # Asked of the fleet each time: who is to be told is only known further down.
-        told = partial(_tell, self.fleet)
-        self._engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=told)
-        self.rollouts.on_change = self._engine.wake
-        self.full_models = _full_models(self, settings, self._readers, must_be_whole=load is not None)
-        if self.full_models is not None:
-            self.rollouts.before_start = self.full_models.before
-        self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
         known = self.identity.gatekeeper.known
         self._broker = broker_keeper(settings, self.identity.folder, known, clock)
         if self._broker is not None:
-            self._broker.refresh()  # the password that the next line reads may be made by this
+            self._broker.refresh()  # the password that the next lines read may be made by this
+        self.fleet_room = FleetRoom(
+            settings,
+            self.database,
+            self._readers,
+            self.writer,
+            identity=self.identity,
+            repository=repository,
+            orders=self.residency.orders,
+            must_be_whole=load is not None,
+            clock=clock,
+            service=service,
+        )
+        self.fleet, self.rollouts = self.fleet_room.fleet, self.fleet_room.rollouts
+        self.profiles, self.profile_requests = self.fleet_room.profiles, self.fleet_room.profile_requests
+        self.registry, self.trail = self.fleet_room.registry, self.fleet_room.trail
+        self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
             if settings.mqtt.enabled
             else None
         )
-        self._fleet_broker = (
-            FleetBroker(
-                self.fleet,
-                mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
-                settings.mqtt.prefix,
-                known.is_revoked,
-            )
-            if settings.mqtt.enabled and settings.fleet.mqtt
-            else None
-        )
+
+    @property
+    def executors(self) -> tuple[ExecutorReport, ...]:
+        """How each of several executors is; none where there is one."""
+        return self._executor.report().executors
 
     async def start(self) -> None:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
@@ -222,17 +207,11 @@ class Gateway:
         await self.residency.start()
         await self.identity.start()
         await self._job_runner.start()
-        self._engine.start()
-        if self.registry is not None:
-            self.registry.keeper.start()
-        if self.full_models is not None:
-            self.full_models.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
-        if self._fleet_broker is not None:
-            await self._fleet_broker.start()
+        await self.fleet_room.start()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
@@ -271,18 +250,12 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
-        if self._fleet_broker is not None:
-            await self._fleet_broker.close()
+        await self.fleet_room.close()
         if self._broker is not None:
             await self._broker.close()
         await self.jobs.endings.close()
         await self._job_runner.close()
-        await self._engine.close()
         await self.identity.close()
-        if self.registry is not None:
-            await self.registry.keeper.close()
-        if self.full_models is not None:
-            await self.full_models.close()
         await self.residency.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
@@ -311,98 +284,3 @@ class Gateway:
                 pass  # the writer says so, once
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("the store could not be followed")
-
-
-def _tell(fleet: Fleet) -> None:
-    fleet.on_desired()
-
-
-def _registry(gateway: Gateway, settings: Settings, readers: Readers) -> RegistryRoom | None:
-    """The registry, where there is one; python-tuf is loaded for no other gateway."""
-    if not settings.registry.blobs:
-        return None
-    from firstline_gateway.registry.wiring import open_registry
-
-    return open_registry(
-        settings.registry,
-        readers,
-        gateway.writer,
-        gateway.identity.folder,
-        clock=gateway.clock,
-    )
-
-
-def _full_models(gateway: Gateway, settings: Settings, readers: Readers, *, must_be_whole: bool) -> FullModels | None:
-    """Who fetches full models from the registry, where that is asked for."""
-    folder = settings.fetched_models
-    if gateway.registry is None or folder is None:
-        return None
-    from firstline_gateway.full_models.keeper import FullModels
-    from firstline_gateway.full_models.shelf import Shelf
-
-    return FullModels(
-        Shelf(folder, gateway.registry.files.read),
-        gateway.registry.bundles,
-        gateway.repository,
-        gateway.residency.orders,
-        readers,
-        retire_after_s=settings.registry.retire_after_s,
-        must_be_whole=must_be_whole,
-        clock=gateway.clock,
-    )
-
-
-def open_gateway(settings: Settings) -> Gateway:
-    """Puts the gateway together; where it is to wait for its models, that takes as long as they take to load.
-
-    Raises:
-        ConfigError: a setting names something that is not there or no good.
-    """
-    check_files(settings)
-    options = runtime_options(settings)
-    here = loads_here(settings)
-    repository = load_repository(
-        Path(settings.models.directory),
-        options if here and settings.models.wait else None,
-        budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
-        fetched=settings.fetched_models,
-    )
-    had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
-    load = partial(load_full, options=options) if here else None
-    gateway = Gateway(settings, repository, open_engine(settings, repository, options), load=load)
-    if not repository.models:
-        log.warning("no model to serve", directory=settings.models.directory)
-    for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
-        log.warning("models.concurrency_of names a model that there is not; is it misspelt?", model=ascii(name))
-    if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
-        log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
-        if had_authority:
-            log.warning(
-                "devices that had joined are in another store: is store.url right, or is a backup to be restored?",
-                store=gateway.database.shown,
-            )
-    return gateway
-
-
-def runtime_options(settings: Settings) -> RuntimeOptions:
-    """How this gateway's models run: sessions side by side, each on one thread.
-
-    Raises:
-        ConfigError: an execution provider that this onnxruntime does not offer.
-    """
-    options = RuntimeOptions(providers=settings.execution.providers, threads=1)
-    check_options(options, "execution.providers")
-    return options
-
-
-def check_files(settings: Settings) -> None:
-    """Tries what the settings name beside the models.
-
-    Raises:
-        ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
-            good.
-    """
-    check_engine(settings)
-    identity.check_files(settings)
-    if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
-        mqtt.check(settings.mqtt)

@@ -39,9 +39,9 @@ from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.journal import record
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.settings import Mqtt
+from firstline_gateway.settings.settings import Mqtt
+from firstline_gateway.telemetry.journal import record
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 # Beside the payload a message has its topic and properties.
 _PACKET_OVERHEAD_BYTES = 64 * 1024

@@ -17,9 +17,9 @@ import uvicorn
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
-from firstline_gateway.api.door import Door, Newcomers, newcomers_limit
-from firstline_gateway.api.fast_path import FastPath
-from firstline_gateway.api.http_protocol import HttpProtocol
+from firstline_gateway.api.connection.door import Door, Newcomers, newcomers_limit
+from firstline_gateway.api.connection.fast_path import FastPath
+from firstline_gateway.api.connection.inference_protocol import InferenceProtocol
 from firstline_gateway.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
     config = uvicorn.Config(
         create_asgi(gateway),
         # Whose constructor it calls for each connection.
-        http=partial(HttpProtocol, gateway=gateway, fast_path=FastPath(gateway), newcomers=newcomers),  # type: ignore[arg-type]
+        http=partial(InferenceProtocol, gateway=gateway, fast_path=FastPath(gateway), newcomers=newcomers),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, identity, jobs, openapi, store
-from firstline_gateway.api.fleet import audit, blobs, configurations, devices, registry, rollouts, twins
+from firstline_gateway.api import contracts, control, errors, executors, identity, jobs, openapi, store
+from firstline_gateway.api.fleet import audit, blobs, configurations, devices, profiles, registry, rollouts, twins
 from firstline_gateway.api.infer import InferFirst, infer_routes
 from firstline_gateway.gateway import Gateway
 
@@ -38,6 +38,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         identity.enrolment,
         identity.fleet,
         store.router,
+        executors.router,
         jobs.router,
         blobs.reading,
         blobs.writing,
@@ -47,6 +48,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         twins.router,
         devices.router,
         rollouts.router,
+        profiles.router,
+        profiles.own,
         audit.router,
     ):
         app.include_router(router)

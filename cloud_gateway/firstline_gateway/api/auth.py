@@ -70,13 +70,16 @@ async def caller_of(identity: Identity, presented: Presented | None, authorizati
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.required:
         return _ANYBODY
+    return caller_by(await identity.gatekeeper.key(_given_key(authorization)))
+
+
+def _given_key(authorization: str) -> str:
     scheme, _, text = authorization.partition(" ")
     if scheme.lower() != "bearer" or not text.strip():
         raise UnauthorizedError(
             "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
         )
-    key = await identity.gatekeeper.key(text.strip())
-    return caller_by(key)
+    return text.strip()
 
 
 @lru_cache(_CALLERS_KNOWN)
@@ -115,6 +118,18 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
     caller = await authenticate(identity, connection)
     check_scope(caller, scope)
     return caller
+
+
+async def still_let_in(identity: Identity, connection: HTTPConnection) -> bool:
+    """Whether a caller who was let in would be let in now, by what is known here; takes no use of its key."""
+    presented = await presented_by(identity, connection)
+    if presented is None:
+        return not identity.required or identity.gatekeeper.holds(_given_key(connection.headers["authorization"]))
+    try:
+        await identity.gatekeeper.device(presented)
+    except UnauthorizedError:
+        return False
+    return True
 
 
 def check_scope(caller: Caller, scope: str) -> None:

@@ -17,8 +17,8 @@ from firstline_core.protocol import http
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authorize
-from firstline_gateway.api.control import gateway_of
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool

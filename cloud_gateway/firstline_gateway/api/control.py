@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
-
 from fastapi import APIRouter, Depends, Request
-from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from firstline_core.errors import ForbiddenError
 from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import authenticate, authorize
+from firstline_gateway.api.asked import caller, gateway_of, keeper
+from firstline_gateway.api.auth import authenticate
 from firstline_gateway.api.errors import response_of
-from firstline_gateway.gateway import Gateway
 
 # Of a question about the models.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
-
-
-def gateway_of(request: Request) -> Gateway:
-    return cast(Gateway, request.app.state.gateway)
-
-
-async def _caller(
-    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
-) -> None:
-    await authorize(gateway_of(request).identity, request, "infer")
-
-
-async def _operator(
-    request: Request,
-    _documented: Annotated[
-        object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
-    ],
-) -> None:
-    await authorize(gateway_of(request).identity, request, "fleet")
 
 
 async def _reader_of_metrics(request: Request) -> None:
@@ -48,8 +26,8 @@ async def _reader_of_metrics(request: Request) -> None:
 
 
 health = APIRouter(tags=["health"])
-metadata = APIRouter(tags=["models"], dependencies=[Depends(_caller)])
-operation = APIRouter(tags=["models"], dependencies=[Depends(_operator)])
+metadata = APIRouter(tags=["models"], dependencies=[Depends(caller)])
+operation = APIRouter(tags=["models"], dependencies=[Depends(keeper)])
 metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
 
 

@@ -14,12 +14,12 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, Context, Door, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.unread import REFUSED, Unread
+from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented, presented_by
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
-from firstline_gateway.journal import record
+from firstline_gateway.telemetry.journal import record
 
 _SCOPES = {INFER: "infer", OPERATE: "fleet"}
 

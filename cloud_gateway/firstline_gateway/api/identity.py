@@ -16,9 +16,9 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
 )
 from firstline_core.protocol.limits import MIB, Limits
+from firstline_gateway.api.asked import gateway_of, keeper
 from firstline_gateway.api.auth import address_of, presented_by
-from firstline_gateway.api.control import gateway_of
-from firstline_gateway.api.fleet.asking import answer, body_of, described, keeper, name_of
+from firstline_gateway.api.fleet.asking import answer, body_of, described, name_of
 
 _STRANGERS = Limits(body_bytes=16 * 1024)
 _FLEET = Limits(body_bytes=2 * MIB)

@@ -1,6 +1,6 @@
 """The way a request takes in: raw bytes to the data plane and back, with nothing of the framework between.
 
-A request is read here from top to bottom, whoever brought it: our own HTTP protocol (`exchange.py`), or, under another
+A request is read here from top to bottom, whoever brought it: our own HTTP protocol (`Exchange`), or, under another
 server, ASGI (`InferFirst`). Both find these requests before the framework's layers do, which take longer than small
 models do, and than a refusal under overload may.
 """
@@ -31,7 +31,7 @@ from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented
-from firstline_gateway.journal import record
+from firstline_gateway.telemetry.journal import record
 
 _CLIENT_LEFT = 499  # nobody reads it; nginx's number for the same
 _PATHS_KNOWN = 4096

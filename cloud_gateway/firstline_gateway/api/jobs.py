@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.security import HTTPBearer
 from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -24,8 +22,8 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import authorize
-from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.asked import caller, gateway_of
+from firstline_gateway.api.auth import still_let_in
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
@@ -78,14 +76,7 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
     return reply
 
 
-async def _caller(
-    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
-) -> None:
-    caller = await authorize(gateway_of(request).identity, request, "infer")
-    request.state.principal = caller.principal
-
-
-router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(_caller)])
+router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(caller)])
 
 
 @router.get(
@@ -122,7 +113,8 @@ async def follow(request: Request, request_id: str) -> Response:
             last = job
             while last.status == RUNNING:
                 yield events.HEARTBEAT  # the first has the head go out
-                await asyncio.wait([ending], timeout=HEARTBEAT_S)
+                if not await _ended_while_let_in(gateway, request, ending):
+                    return
                 if ending.done():
                     try:
                         last = await gateway.jobs.find(request_id, principal)
@@ -133,6 +125,20 @@ async def follow(request: Request, request_id: str) -> Response:
             yield events.event(events.LAST_ID, _in_json(gateway, last, form))
 
         return _Held(said(), held.pop_all())
+
+
+async def _ended_while_let_in(gateway: Gateway, request: Request, ending: asyncio.Future[None]) -> bool:
+    """Waits for the end of a job, at most until a heartbeat is due; False where the caller is no more let in.
+
+    Looks as often as revocations are taken over, so that a stream ends when requests begin to be refused.
+    """
+    look_s = min(HEARTBEAT_S, gateway.settings.auth.refresh_s)
+    until_s = asyncio.get_running_loop().time() + HEARTBEAT_S
+    while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+        await asyncio.wait([ending], timeout=min(look_s, left_s))
+        if not await still_let_in(gateway.identity, request):
+            return False
+    return True
 
 
 class _Held(StreamingResponse):

@@ -16,7 +16,7 @@ from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_gateway.backup import archive, tables
 from firstline_gateway.backup.archive import Manifest, Reading, Writing
 from firstline_gateway.identity import authorities
-from firstline_gateway.settings import Settings, Store
+from firstline_gateway.settings.settings import Settings, Store
 from firstline_gateway.store.database import connect, sqlite_file
 from firstline_gateway.store.migrate import lock, migrate, schema_of
 

@@ -10,7 +10,7 @@ from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.known import Known
-from firstline_gateway.settings import Settings
+from firstline_gateway.settings.settings import Settings
 
 
 def broker_folder(settings: Settings) -> BrokerFolder:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from firstline_core.quantities import counted
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 
@@ -25,7 +26,7 @@ def _backup(arguments: argparse.Namespace) -> int:
     size_bytes = sum(member.size_bytes for member in manifest.members.values())
     show(
         arguments,
-        f"{arguments.file}: {len(manifest.members)} parts, {size_bytes} bytes of schema {manifest.schema}",
+        f"{arguments.file}: {counted(len(manifest.members), 'part')}, {size_bytes} bytes of schema {manifest.schema}",
         {"file": str(arguments.file), "schema": manifest.schema, "members": len(manifest.members), "bytes": size_bytes},
     )
     return 0
@@ -36,7 +37,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 
     restored = restore(settings_of(arguments), arguments.file, authority_only=arguments.authority_only)
     created = restored.manifest.created.isoformat()
-    what = "the authority" if arguments.authority_only else f"{sum(restored.rows.values())} rows"
+    what = "the authority" if arguments.authority_only else counted(sum(restored.rows.values()), "row")
     show(
         arguments,
         f"restored {what} as of {created}",

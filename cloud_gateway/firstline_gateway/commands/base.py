@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from firstline_gateway.settings import Settings
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 
 def add_command(

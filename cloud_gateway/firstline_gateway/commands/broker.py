@@ -12,7 +12,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_gateway.broker import config
 from firstline_gateway.commands.base import add_command, show
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
 
 
 def add_commands(commands: Any) -> None:

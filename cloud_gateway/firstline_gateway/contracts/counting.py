@@ -12,7 +12,7 @@ from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened
 from firstline_gateway.contracts.quota import HOUR_S
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.settings import Contracts
+from firstline_gateway.settings.settings import Contracts
 
 
 class Skipped(StrEnum):

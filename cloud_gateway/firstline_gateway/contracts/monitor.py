@@ -31,13 +31,13 @@ from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of
 from firstline_gateway.contracts.quota import share_per_hour
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.principals import ANYBODY, device_of
-from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.settings import Contracts
+from firstline_gateway.identity.principals import ANYBODY, device_of
+from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger(__name__)
 

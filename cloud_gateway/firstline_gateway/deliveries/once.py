@@ -22,13 +22,13 @@ from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.deliveries import records
 from firstline_gateway.deliveries.records import DeliveryKey, Record
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.principals import device_of
-from firstline_gateway.settings import Store
+from firstline_gateway.identity.principals import device_of
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service import ServiceClock, advance
 from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 # After a refusal the store is left alone, and no model runs for what could not be kept.
 _REST_S = 1.0

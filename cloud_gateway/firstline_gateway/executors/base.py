@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
 
 if TYPE_CHECKING:
-    from firstline_gateway.repository import ServedModel
+    from firstline_gateway.models.repository import ServedModel
 
 Probabilities = NDArray[np.float32]
 Outcome = Probabilities | FirstlineError
@@ -30,6 +30,31 @@ class ModelKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """How one of several executors is.
+
+    Args:
+        name: in the settings.
+        problem: why it is given no batches, as a sentence; "" where it is given some.
+        slots: batches that it is worth giving at the same moment.
+        under_way: batches that it has.
+        batches: that it had, by what became of them; see `EngineReport.batches`.
+        paces: by model: what its batches take now, to what is usual there.
+        energy_j: that its batches took, as far as anybody knows.
+        energy_sources: where that comes from: "measured", "modelled" or "absent".
+    """
+
+    name: str
+    problem: str
+    slots: int
+    under_way: int
+    batches: Mapping[str, int]
+    paces: Mapping[ModelKey, float]
+    energy_j: float
+    energy_sources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine with servers of its own did, for the metrics.
 
@@ -37,14 +62,17 @@ class EngineReport:
         up: by server: 1 while it is asked, else 0; by deployment of a cluster: its replicas.
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
-        repeats: batches that were sent once more, by why: "hedge" or "retry".
+        repeats: batches that were sent once more, by why: "hedge" or "retry"; among executors "executor_retry",
+            "executor_late" or "executor_probe".
         apart: by model: what of its runs was not the model's own time.
+        executors: each, where there are several.
     """
 
     up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     apart: Mapping[ModelKey, Apart] = field(default_factory=dict)
+    executors: tuple[ExecutorReport, ...] = ()
 
 
 class Executor(Protocol):
@@ -141,6 +169,78 @@ class Offer:
     def withdraw(self) -> bool:
         """Takes it back; False where a thread has begun it."""
         return self.ran.cancel()
+
+
+class Times(Protocol):
+    """How long batches of a model take."""
+
+    def seconds(self, rows: int) -> float:
+        """What a batch is expected to take; 0 where nothing is known of the model."""
+        ...
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        """The largest batch that it is good for, up to `max_rows`."""
+        ...
+
+
+class Seat(Protocol):
+    """Where the next batch of a model is to run.
+
+    Attributes:
+        is_free: whether it can begin there now. Where it cannot, it is done there sooner than anywhere else all the
+            same, and had best wait for that.
+        times: what it takes there.
+        again_s: where it cannot, seconds after which that is to be asked again, even if nothing has happened.
+    """
+
+    @property
+    def is_free(self) -> bool: ...
+
+    @property
+    def times(self) -> Times: ...
+
+    @property
+    def again_s(self) -> float: ...
+
+    def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
+        """As `Executor.run`; what is asked after this call finds it taken."""
+        ...
+
+
+class Look(Protocol):
+    """At the seats that there are at one moment."""
+
+    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | None:
+        """The next batch's; None where nobody may take one, and `Executor.run` says why or waits.
+
+        Args:
+            key: its model.
+            rows: that wait.
+            max_rows: of a batch.
+            least_rows: of the batch: those of the first request.
+        """
+        ...
+
+    def hold(self, key: ModelKey, seat: Seat, rows: int) -> None:
+        """A batch of so many rows waits for a seat that is not free: what is asked after this comes behind it."""
+        ...
+
+
+@runtime_checkable
+class HasSeats(Protocol):
+    """An engine of several executors, which knows of each how long it takes.
+
+    What waits stays in the batcher's queue until an executor is free that is worth it: there it can grow together, be
+    passed by what is more urgent, and go to whoever is free first after all.
+    """
+
+    def look(self) -> Look | None:
+        """At the seats of this moment; None where no executor is free."""
+        ...
+
+    def on_free(self, call: Callable[[], None]) -> None:
+        """Has `call` called whenever an executor becomes free."""
+        ...
 
 
 @runtime_checkable

@@ -1,55 +1,147 @@
-"""The engine that the configuration names (`execution.engine`)."""
+"""The engine that the configuration names (`execution.engine`), or several of them (`executors`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from firstline_core.runtime.select import RuntimeOptions
+import msgspec
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.errors import FirstlineError
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
+from firstline_core.profile.profile import Profile
+from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.profiles import beside, costs_of, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor, open_transports
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
-from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.settings import Settings
+from firstline_gateway.models.folder import load_full
+from firstline_gateway.models.repository import Repository, ServedModel, in_loading_order
+from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
+
+log = logger(__name__)
 
 
 def open_engine(settings: Settings, repository: Repository, options: RuntimeOptions) -> Executor:
-    """The engine for the models of a repository; `loads_here` says how to load that.
+    """The engine for the models of a repository, which is loaded where `settings.loads_here` says so.
 
     Raises:
         ConfigError: what the engine's settings name is no good.
     """
-    if loads_here(settings):
+    if not settings.executors:
+        (only,) = settings.engines.values()
+        return _open_one(settings, only, list(repository), options)
+    members = []
+    taken = False  # what the repository has loaded is the first one's in this process; others load their own
+    for name, found in settings.executors.items():
+        load = None
+        if found.engine == "local" and taken:
+            load = partial(load_full, options=RuntimeOptions(providers=found.providers or settings.execution.providers))
+        taken = taken or found.engine == "local"
+        members.append(_open_member(settings, name, repository, options, load))
+    return Dispatcher(members, patience_s=settings.execution.queue_s)
+
+
+def _open_member(
+    settings: Settings,
+    name: str,
+    repository: Repository,
+    options: RuntimeOptions,
+    load: Callable[[ServedModel], LoadedModel] | None,
+) -> Member:
+    """One of several executors, with the models that it may run and has room for, newest first."""
+
+    def takes(model: str) -> bool:
+        return name in settings.models.executors_of.get(model, (name,))
+
+    found = settings.executors[name]
+    profiles = read(found.profiles)
+    provider = (found.providers or settings.execution.providers)[0] if found.engine == "local" else ""
+    memory = Memory(found.memory_budget_mb << 20)
+    placed, taken_bytes = [], 0
+    for served in in_loading_order(repository):
+        if not takes(served.key.name) or not memory.fits(taken_bytes + served.memory_bytes):
+            log.info("model not on an executor", executor=name, model=served.key.name, version=served.key.version)
+        elif found.engine != "local":
+            placed.append(served)
+        elif served.loaded is not None:
+            try:
+                placed.append(served if load is None else replace(served, loaded=load(served)))
+            except FirstlineError as error:
+                log.error("model not on an executor", executor=name, model=served.key.name, error=error.message)
+        if load is None and served.loaded is not None and served not in placed:
+            served.loaded.close()
+        taken_bytes = sum(each.memory_bytes for each in placed)
+    member = Member(
+        name,
+        _open_one(settings, found, placed, options),
+        costs=lambda served: costs_of([*_beside(served, found), *profiles], served.digest, provider, found.power_w),
+        sessions=(found.sessions or settings.sessions) if found.engine == "local" else found.sessions,
+        memory=memory,
+        energy=Energy(found.energy_budget_w),
+        takes=takes,
+        load=load,
+    )
+    for served in placed:
+        member.place(served)
+    return member
+
+
+def _beside(served: ServedModel, found: ExecutorOf) -> list[Profile]:
+    """A bundle's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
+    if found.engine != "local":
+        return []
+    return beside(served.path, served.manifest.name, lambda: described(Tree(Path("/")), served.path).fingerprint)
+
+
+def _open_one(
+    settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
+) -> Executor:
+    if found.engine == "local":
         return LocalExecutor(
-            {served.key: served.loaded for served in repository if served.loaded is not None},
-            sessions=settings.sessions,
+            {served.key: served.loaded for served in models if served.loaded is not None},
+            sessions=found.sessions or settings.sessions,
             max_batch_rows=settings.execution.max_batch_rows,
         )
-    if settings.execution.engine == "ray":
-        return _open_ray(settings, repository)
+    if found.engine == "ray":
+        return _open_ray(settings, models)
 
     def far(served: ServedModel) -> FarModel:
         if settings.oip.processing == "there":
             return FirstlineModel(served, settings.limits)
         return V2Model(served, options, settings.limits)
 
+    oip = _oip(settings, found)
     return OipExecutor(
-        {served.key: far(served) for served in repository},
-        open_transports(settings.oip, settings.limits),
-        settings.oip,
+        {served.key: far(served) for served in models},
+        open_transports(oip, settings.limits),
+        oip,
         threads=settings.sessions,
         max_batch_rows=settings.execution.max_batch_rows,
         make=far,
     )
 
 
-def _open_ray(settings: Settings, repository: Repository) -> Executor:
+def _oip(settings: Settings, found: ExecutorOf) -> Oip:
+    return msgspec.structs.replace(settings.oip, endpoints=found.endpoints or settings.oip.endpoints)
+
+
+def _open_ray(settings: Settings, models: Sequence[ServedModel]) -> Executor:
     from firstline_gateway.executors.ray.cluster import RayCluster  # seconds, and hundreds of MB on disk
 
     return RayExecutor(
-        {served.key: deployment_of(served, settings) for served in repository},
+        {served.key: deployment_of(served, settings) for served in models},
         RayCluster(settings.ray.address),
         in_flight=settings.ray.in_flight * settings.ray.replica_cores,
         timeout_s=settings.ray.timeout_s,
@@ -58,17 +150,16 @@ def _open_ray(settings: Settings, repository: Repository) -> Executor:
 
 
 def check_engine(settings: Settings) -> None:
-    """Whether what the engine needs beside the models is there.
+    """Whether what the engines need beside the models is there.
 
     Raises:
         ConfigError: it is not.
     """
-    if settings.execution.engine == "oip":
-        open_transports(settings.oip, settings.limits)
-    if settings.execution.engine == "ray":
-        import firstline_gateway.executors.ray.cluster  # noqa: F401 (raises where Ray is absent)
-
-
-def loads_here(settings: Settings) -> bool:
-    """Whether full models run, and are loaded, in this process."""
-    return settings.execution.engine == "local"
+    for name, found in settings.engines.items():
+        if found.engine == "oip":
+            open_transports(_oip(settings, found), settings.limits)
+        if found.engine == "ray":
+            import firstline_gateway.executors.ray.cluster  # noqa: F401 (raises where Ray is absent)
+        read(found.profiles)
+        if found.providers:
+            check_options(RuntimeOptions(providers=found.providers), f"executors.{name}.providers")

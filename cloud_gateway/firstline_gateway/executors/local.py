@@ -23,7 +23,7 @@ from firstline_core.types import Array, Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Offer, Outcome, Probabilities
 from firstline_gateway.executors.live_times import LiveTimes
 from firstline_gateway.executors.rows import run_batch
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.repository import ServedModel
 
 
 class LocalExecutor:

@@ -1,5 +1,8 @@
 """The devices that this gateway looks after: what each shall run, what it runs, and how it does.
 
+All of it, and what else looks after a fleet
+    wiring          put together from the settings
+
 Rules, pure functions without I/O
     selector        devices by what they are tagged with
 

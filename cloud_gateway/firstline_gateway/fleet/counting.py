@@ -10,7 +10,7 @@ from operator import add, sub
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, func, select
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.tables import COUNTS, HISTORY
@@ -168,10 +168,11 @@ def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Total
 
 def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
     """What these devices had counted by a wall time, as the last hour before it knew."""
-    query = (
-        select(HISTORY.c.device, HISTORY.c.totals)
-        .where(HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
-        .order_by(HISTORY.c.hour)
+    wanted = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
+    last = select(HISTORY.c.device, func.max(HISTORY.c.hour).label("hour")).where(*wanted).group_by(HISTORY.c.device)
+    found = last.subquery()
+    query = select(HISTORY.c.device, HISTORY.c.totals).join(
+        found, (HISTORY.c.device == found.c.device) & (HISTORY.c.hour == found.c.hour)
     )
     return {row.device: msgspec.json.decode(row.totals, type=Totals) for row in connection.execute(query)}
 

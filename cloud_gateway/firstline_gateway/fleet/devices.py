@@ -9,12 +9,16 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, or_, select, update
 
+from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.protocol.enrolment import device_principal
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
+from firstline_gateway.profiles import records as profiles
 from firstline_gateway.store import statements
 from firstline_gateway.store.statements import batched
 
+_HEEDED = 2**52  # a device that says more would leave no numbers to go on with
 _EARLIER = 8  # sessions whose late words are known as late
 _AT_ONCE = 500  # rows that are read for a page of which most may not be meant
 _C = DEVICES.c
@@ -79,12 +83,28 @@ def left(connection: Connection, name: str, session: str) -> bool:
 
 
 def report(connection: Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
-    """Keeps what a device says of itself; False where it said something newer before."""
+    """Keeps what a device says of itself; False where it said something newer before.
+
+    Where it knows a later revision than there was here, the store is of an earlier moment: what it has is numbered
+    beyond that, and published anew, for the device heeds nothing older than what it knows. Where it knows none so late
+    as what was published, the broker may have lost that, and is given it again.
+    """
     if not seen(connection, name, reported.session, now_s, accept=accept):
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
     values = {"sequence": reported.sequence, "reported": msgspec.json.encode(reported).decode()}
-    return connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount > 0
+    if connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount == 0:
+        return False
+    differs = or_(_C.revision < reported.revision, _C.published > reported.revision)
+    held = connection.execute(select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
+    if held is None or reported.revision >= _HEEDED:
+        return True
+    values = {"published": -1}
+    if held.revision < reported.revision:
+        said = msgspec.structs.replace(msgspec.json.decode(held.desired, type=Desired), revision=reported.revision + 1)
+        values |= {"revision": said.revision, "desired": msgspec.json.encode(said).decode()}
+    connection.execute(update(DEVICES).where(_C.name == name).values(**values))
+    return True
 
 
 def desire(
@@ -130,6 +150,11 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
     query = _query().where(_C.name == name)
     row = connection.execute(query.with_for_update() if lock else query).first()
     return _device(row) if row is not None else None
+
+
+def unknown(name: str) -> NotFoundError:
+    """For whoever asks for one that nobody has heard of."""
+    return NotFoundError(f"Nobody has heard of a device {name} here; `firstline device ls` shows those that are known.")
 
 
 def page(
@@ -188,9 +213,10 @@ def accept(connection: Connection, name: str, now_s: float) -> bool:
 
 
 def forget(connection: Connection, name: str) -> bool:
-    """Forgets a device, and what it counted; False where nobody has heard of it."""
+    """Forgets a device, what it counted and what it measured; False where nobody has heard of it."""
     for table in (COUNTS, HISTORY):
         connection.execute(delete(table).where(table.c.device == name))
+    profiles.forget(connection, name, device_principal(name))
     return connection.execute(delete(DEVICES).where(_C.name == name)).rowcount > 0
 
 
@@ -207,11 +233,6 @@ def published(connection: Connection, revisions: Mapping[str, int]) -> None:
     older = (_C.name == bindparam("one"), _C.published < bindparam("number"))
     if rows:
         connection.execute(update(DEVICES).where(*older).values(published=bindparam("number")), rows)
-
-
-def publish_all_again(connection: Connection) -> None:
-    """Has every desired document published anew: for a broker that has lost what it kept."""
-    connection.execute(update(DEVICES).where(_C.published >= 0).values(published=-1))
 
 
 def brake(connection: Connection) -> Brake | None:

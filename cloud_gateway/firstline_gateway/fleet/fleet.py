@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import NotFoundError, RequestError
+from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage, TierHistory
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
-from firstline_gateway import settings
 from firstline_gateway.fleet import counting, devices, tiers
 from firstline_gateway.fleet.selector import Selector
+from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
@@ -164,7 +164,7 @@ class Fleet:
             return True
 
         if not await self._write(forgotten):
-            raise _unknown(name)
+            raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
         """What the fleet is held to."""
@@ -209,10 +209,6 @@ class Fleet:
     async def published(self, revisions: dict[str, int]) -> None:
         """Notes what lies there now."""
         await self._write(lambda on: devices.published(on, revisions))
-
-    async def publish_all_again(self) -> None:
-        """Has all of it published anew."""
-        await self._write(devices.publish_all_again)
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Who answered, over time."""
@@ -263,9 +259,5 @@ def _shown(device: devices.Device, now_s: float) -> FleetDevice:
 
 def _known(device: Any, name: str) -> devices.Device:
     if not isinstance(device, devices.Device):
-        raise _unknown(name)
+        raise devices.unknown(name)
     return device
-
-
-def _unknown(name: str) -> NotFoundError:
-    return NotFoundError(f"Nobody has heard of a device {name} here; `firstline device ls` shows those that are known.")

@@ -144,6 +144,11 @@ class Gatekeeper:
             self._lately[text] = found
         return found
 
+    def holds(self, text: str) -> bool:
+        """Whether the API key with this text is known, and has not expired; takes no use of it."""
+        found = self.known.key(key_hash(text))
+        return found is not None and (found.expires_s is None or found.expires_s > self._clock.wall_s())
+
     async def device(self, presented: Presented, *, renewing: bool = False) -> str:
         """The device that a certificate stands for.
 

@@ -17,7 +17,7 @@ from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.tls import ServerTls
-from firstline_gateway.settings import Settings
+from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
@@ -31,7 +31,7 @@ class Identity:
     """Everything that decides who may call this gateway.
 
     Args:
-        settings: as `settings_load.py` gave them.
+        settings: as `settings/load.py` gave them.
         database: where devices and keys are kept; not closed here.
         writer: writes to it; not closed here.
         clock: what times are on.

@@ -15,9 +15,9 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
-from firstline_gateway import settings
 from firstline_gateway.identity import authorities
 from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.settings import settings
 
 # x509_vfy.h; Python's `ssl.VerifyFlags` has no name for it.
 _NO_CHECK_TIME = 0x200000

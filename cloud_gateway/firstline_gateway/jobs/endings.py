@@ -16,6 +16,7 @@ from sqlalchemy import Connection, select
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, QueueFullError
+from firstline_core.quantities import counted
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.jobs.records import RUNNING
 from firstline_gateway.jobs.tables import JOBS
@@ -78,7 +79,7 @@ class Endings:
         if self._waits_of.total() >= self._limit:
             full = f"{self._limit} callers wait for answers to jobs, this gateway's limit (jobs.waiting_limit)"
         elif 2 * self._waits_of[principal] >= max(self._limit, 2):
-            full = f"You wait for {self._waits_of[principal]} answers to jobs, half of jobs.waiting_limit"
+            full = f"You wait for {counted(self._waits_of[principal], 'answer')} to jobs, half of jobs.waiting_limit"
         else:
             return
         raise QueueFullError(f"{full}; ask without waiting, or come back later.", retry_after_s=_RETRY_S)

@@ -23,7 +23,7 @@ from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.endings import Ending, Endings
 from firstline_gateway.jobs.records import RUNNING, Job, Room
-from firstline_gateway.settings import Jobs as JobSettings
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter

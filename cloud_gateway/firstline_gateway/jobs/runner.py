@@ -23,17 +23,18 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import class_labels
 from firstline_core.protocol.http_errors import error_body, status_of
 from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.quantities import counted
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.jobs import kept, records
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import Ended, Job
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.settings import Jobs as JobSettings
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger("firstline_gateway.jobs")
 
@@ -201,7 +202,7 @@ class JobRunner:
         """
         if job.attempts > _ATTEMPTS:
             raise FirstlineError(
-                f"The gateway ended {job.attempts - 1} times while it ran this job, so it is given up."
+                f"The gateway ended {counted(job.attempts - 1, 'time')} while it ran this job, so it is given up."
             )
         request = decode_request(
             job.model,

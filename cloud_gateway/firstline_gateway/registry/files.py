@@ -6,9 +6,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
 
 from firstline_core.clock import Clock
 from firstline_core.errors import NoRoomError, NotFoundError, RequestError
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_gateway.registry.blobs import Blob, Blobs, checked
-from firstline_gateway.settings import Registry as RegistrySettings
+from firstline_gateway.settings.settings import Registry as RegistrySettings
 
 _COUNT_S = 60.0  # what other replicas keep is known so late
 

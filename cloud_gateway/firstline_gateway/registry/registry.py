@@ -25,9 +25,11 @@ from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.bundles import Bundles
-from firstline_gateway.registry.catalogue import catalogue_of, check_listed, names
+from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.records import Document
+from firstline_gateway.rollouts import needing
+from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
@@ -108,6 +110,7 @@ class Registry:
         await self._files.check(new.files, before.files)
         signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
         kept, said, had = set(new.bundles), names(new), names(before)
+        gone = _versions(before) - _versions(new)
 
         def put(connection: Connection) -> dict[str, int] | FirstlineError:
             records.lock(connection)
@@ -121,6 +124,8 @@ class Registry:
                         f"The alias {alias.alias} stands for {alias.model} version {alias.version}, which the new "
                         "targets no longer list; set it to another version first, or remove it."
                     )
+            if (reason := needing.needed(connection, gone)) is not None:
+                return ConflictError(reason)
             versions = {role: version for role, (version, _) in records.heads(connection).items()}
             fresh = signing.signed_online(accepted.targets_content, signer, versions, now_s)
             records.put(connection, [*accepted.fresh, *fresh])
@@ -221,6 +226,12 @@ class Registry:
 
     async def _write(self, operation: Callable[[Connection], _T | FirstlineError]) -> _T:
         return await written(self._writer, operation)
+
+
+def _versions(catalogue: Catalogue) -> set[needing.Version]:
+    models = {needing.Version(Subject.MODEL, *key) for key in catalogue.bundles}
+    others = {needing.Version(Subject.CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
+    return models | others
 
 
 async def written(writer: GroupWriter, operation: Callable[[Connection], _T | FirstlineError]) -> _T:

@@ -10,6 +10,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
+from firstline_core.bundle.key_material import named_twice
 from firstline_core.bundle.trust import LIMITS_BYTES
 from firstline_core.errors import (
     ConflictError,
@@ -18,7 +19,7 @@ from firstline_core.errors import (
     RequestError,
     SignatureError,
 )
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_gateway.registry.records import Document
 
 ONLINE_LIFE = timedelta(days=1)
@@ -183,6 +184,10 @@ def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
         )
     if not found.signed.consistent_snapshot:
         raise RequestError("The root metadata has consistent_snapshot false; this registry serves true alone.")
+    if said := named_twice(found.signed):
+        raise RequestError(
+            f"Version {expected} cannot be the root: {said}; exchange one of them (`firstline keys rotate`)."
+        )
     if before is not None:
         _verify(before.signed, Root.type, found, f"Version {expected} is not what the root before it allows")
     _verify(found.signed, Root.type, found, f"Version {expected} is not signed by enough of its own root keys")

@@ -12,7 +12,7 @@ from firstline_gateway.registry.bundles import Bundles
 from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.keeper import RegistryKeeper
 from firstline_gateway.registry.registry import Registry
-from firstline_gateway.settings import Registry as RegistrySettings
+from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 

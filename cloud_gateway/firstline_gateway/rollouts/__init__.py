@@ -19,7 +19,9 @@ Rules, pure functions without I/O
 What is kept
     tables          where
     records         rollouts, their devices, the looks at them, and who drives them
+    mirror          what a rollout read before, so that a step reads what has changed since
     view            the fleet in the store as a step sees it
+    needing         which rollouts stand in the way where a version is no longer to be signed for
     applying        a step carried out, with its words in the trail, or not at all
 
 Who is asked, and who acts

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from firstline_core.quantities import counted
 from firstline_gateway.rollouts.changes import Now, Step, promote
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Phase, Rollout
 from firstline_gateway.rollouts.states import Command, RolloutState, after
@@ -61,7 +62,7 @@ def command_step(command: Command, rollout: Rollout, held: Mapping[str, Assignme
             patience_s=now.service_s,
             paused_s=now.service_s if rollout.paused_s is not None else None,  # what was lost before is not lost again
             lost_s=0.0,
-            sentence=f"{by} has {len(again)} devices try again.",
+            sentence=f"{by} has {counted(len(again), 'device')} try again.",
         )
     made.notes.append((f"rollout.{command}", by, details))
     return made

@@ -8,11 +8,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from firstline_core.bundle.artefact import Sha256
-from firstline_core.fleet.twin import DesiredModel, Version
+from firstline_core.fleet.twin import DesiredModel, Version, Withdrawn
 from firstline_core.names import Name
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
-from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.stages import Stage, check_growing
 from firstline_gateway.rollouts.states import RolloutState
 from firstline_gateway.rollouts.subject import Subject
 
@@ -50,6 +50,15 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         parse_selector(self.selector)
+
+    def check(self) -> None:
+        """Whether it can do what it is made for; one that is kept is read whatever it says.
+
+        Raises:
+            RequestError: by its rules no stage could ever be promoted, or a stage takes nobody.
+        """
+        self.rules.check()
+        check_growing(self.stages)
 
     @property
     def brought(self) -> str:
@@ -154,6 +163,8 @@ class DeviceState(StrEnum):
     RETURNING = "returning"
     """Was told to run again what ran before."""
     RETURNED = "returned"
+    STRANDED = "stranded"
+    """Was told to run again what ran before, and could not: it runs the new version still."""
 
 
 OPEN = frozenset({DeviceState.WAITING, DeviceState.OFFERED, DeviceState.UNDER_WAY})
@@ -173,6 +184,7 @@ class Assignment(Struct, frozen=True):
         offered_s: when that was; None before.
         before: what it was to run until then, as a fleet's word; None where there was none.
         before_version: what it ran then; 0 where it did not say.
+        withdrawn: what had been taken back by then, see `DesiredModel`.
         reason: why it failed, in its word.
     """
 
@@ -186,3 +198,4 @@ class Assignment(Struct, frozen=True):
     before: DesiredModel | None = None
     before_version: int = 0
     reason: str = ""
+    withdrawn: Withdrawn = ()

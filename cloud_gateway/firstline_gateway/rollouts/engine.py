@@ -20,6 +20,7 @@ from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.definition import Rollout
 from firstline_gateway.rollouts.joining import in_force, joined
+from firstline_gateway.rollouts.mirror import Mirror
 from firstline_gateway.rollouts.step import step
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.database import Database
@@ -41,7 +42,7 @@ class Engine:
     """Belongs to one event loop.
 
     Args:
-        database: steps are made from one moment of it, in a thread of the engine's own: they read the whole fleet.
+        database: steps are made from one moment of it, in a thread of the engine's own: they look at the whole fleet.
         writer: carries them out.
         clock: its monotonic time, and wall time.
         service: by which rollouts last, and the lease runs out.
@@ -67,6 +68,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._joining_s = clock.monotonic_s()
+        self._mirrors: dict[str, Mirror] = {}  # by rollout; used on that thread
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -93,12 +95,16 @@ class Engine:
             How many steps were carried out.
         """
         steps = 0
-        for make in [partial(_stepped, rollout_id=each) for each in await self._read(records.active)]:
-            steps += await self._follow(make)
+        active = await self._read(records.active)
+        for each in active:
+            steps += await self._follow(partial(_stepped, rollout_id=each, mirrors=self._mirrors))
         if self._clock.monotonic_s() >= self._joining_s:
             self._joining_s = self._clock.monotonic_s() + _JOIN_S
-            for rollout in in_force(await self._read(records.completed)):
-                steps += await self._follow(partial(_joined, rollout_id=rollout.id))
+            joined_ = [rollout.id for rollout in in_force(await self._read(records.completed))]
+            for each in joined_:
+                steps += await self._follow(partial(_joined, rollout_id=each, mirrors=self._mirrors))
+            for each in self._mirrors.keys() - {*active, *joined_}:
+                del self._mirrors[each]
         return steps
 
     async def _follow(self, make: partial[_Made]) -> int:
@@ -112,6 +118,7 @@ class Engine:
             raise
         except Exception:
             log.exception("a rollout could not be driven", rollout=make.keywords["rollout_id"])
+            self._mirrors.pop(make.keywords["rollout_id"], None)
         return steps
 
     async def _leads(self) -> bool:
@@ -165,22 +172,26 @@ class Engine:
         return await asyncio.wrap_future(self._writer.submit(operation))
 
 
-def _stepped(connection: Connection, rollout_id: str, now: Now) -> _Made:
+def _stepped(connection: Connection, rollout_id: str, mirrors: dict[str, Mirror], now: Now) -> _Made:
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
-    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
-    return rollout, step(rollout, records.assignments(connection, rollout_id), view, now)
+    mirror = mirrors.setdefault(rollout_id, Mirror(rollout.definition))
+    view = StoreView(connection, rollout_id, mirror, now.wall_s)
+    return rollout, step(rollout, mirror.assignments(connection, rollout_id), view, now)
 
 
-def _joined(connection: Connection, rollout_id: str, now: Now) -> _Made:
+def _joined(connection: Connection, rollout_id: str, mirrors: dict[str, Mirror], now: Now) -> _Made:
     all_of_them = records.completed(connection)
     rollout = next((each for each in in_force(all_of_them) if each.id == rollout_id), None)
     if rollout is None:
         return None
     place = rollout.definition.place
     same = [each for each in all_of_them if each.definition.place == place]
+    ended = [each for each in records.ended(connection) if each.definition.place == place]
     live = [each.id for each in records.live(connection) if each.definition.place == place]
-    view = StoreView(connection, rollout_id, rollout.definition, now.wall_s)
-    held = records.assignments(connection, rollout_id)
-    return rollout, joined(rollout, same, held, view, now, busy=partial(records.assigned, connection, live))
+    mirror = mirrors.setdefault(rollout_id, Mirror(rollout.definition))
+    view = StoreView(connection, rollout_id, mirror, now.wall_s)
+    held = mirror.assignments(connection, rollout_id)
+    busy = partial(records.assigned, connection, live)
+    return rollout, joined(rollout, same, held, view, now, ended=ended, busy=busy)

@@ -13,7 +13,7 @@ from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.changes import Now, Step, View
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
 from firstline_gateway.rollouts.offering import meant
-from firstline_gateway.rollouts.standing import moved, offered, target
+from firstline_gateway.rollouts.standing import moved, offer, offered
 
 _AT_ONCE = 1000
 _NAMED = 20  # in the trail
@@ -37,6 +37,7 @@ def joined(
     view: View,
     now: Now,
     *,
+    ended: Sequence[Rollout],
     busy: Callable[[list[str]], set[str]],
 ) -> Step:
     """The step that tells who joined a completed rollout.
@@ -47,6 +48,7 @@ def joined(
         held: its devices so far.
         view: of the fleet.
         now: the time.
+        ended: those of the same place that were aborted or taken back.
         busy: those of some devices that a rollout of the same place has to do with now.
     """
     made = Step(rollout)
@@ -57,7 +59,7 @@ def joined(
             if after is not assignment:
                 made.assigned[name] = after
     newer = [parse_selector(each.definition.selector) for each in completed if _order(each) > _order(rollout)]
-    older = {each.id for each in completed if _order(each) < _order(rollout)}
+    older = {each.id for each in (*completed, *ended) if _order(each) < _order(rollout)}
     found = [
         name
         for name, tags in meant(rollout, view)
@@ -68,8 +70,8 @@ def joined(
     for name in told:
         place = len(held) + len(made.told)
         fresh = Assignment(name, rollout.stage, True, False, place, DeviceState.WAITING)
-        made.assigned[name] = offered(fresh, view.devices[name], rollout, now.service_s)
-        made.told[name] = target(rollout)
+        made.assigned[name] = after = offered(fresh, view.devices[name], rollout, now.service_s)
+        made.told[name] = offer(after, rollout)
     if told:
         made.notes.append(("rollout.join", "rule:join", {"devices": len(told), "names": told[:_NAMED]}))
     made.more = len(found) - len(taken) > _AT_ONCE
@@ -77,9 +79,9 @@ def joined(
 
 
 def _is_new(name: str, view: View, older: set[str], held: Mapping[str, Assignment]) -> bool:
-    """Whether a device has no such word of the fleet, or one that was current before this one was."""
+    """Whether a device has no such word of the fleet that holds, or one that was current before this one was."""
     said = view.devices[name].desired
-    return said is None or (name not in held and said.rollout in older)
+    return said is None or said.undone or (name not in held and said.rollout in older)
 
 
 def _order(rollout: Rollout) -> tuple[float, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from firstline_core.quantities import counted
 from firstline_gateway.fleet.counting import Totals
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.changes import Now, Step, View, end, named, of_stage, pause
@@ -13,7 +14,7 @@ from firstline_gateway.rollouts.definition import OPEN, TOLD, Assignment, Device
 from firstline_gateway.rollouts.looking import foresee, observe
 from firstline_gateway.rollouts.measuring import BEFORE_S, between
 from firstline_gateway.rollouts.stages import divide, due, place
-from firstline_gateway.rollouts.standing import is_there, offered, target, way_back
+from firstline_gateway.rollouts.standing import is_there, offer, offered, way_back
 from firstline_gateway.rollouts.states import RolloutState
 
 _AT_ONCE = 1000  # devices that are told in one step; the next one follows at once
@@ -51,7 +52,7 @@ def begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> N
     left = [each for each in held.values() if each.treated and each.state is _S.WAITING]
     for number, each in enumerate(sorted(left, key=lambda each: (each.stage, each.place))):
         made.assigned[each.device] = replace(each, stage=rollout.stage, there=False, place=number - len(left))
-    names = [*treated, *control]
+    names = [] if rollout.is_rest else [*treated, *control]  # those held back are not observed
     end_, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
     bundle = rollout.definition.measured
     for name in names:
@@ -65,7 +66,7 @@ def begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> N
         patience_s=now.service_s,
         lost_s=0.0,
         look=0,
-        sentence=f"{named(rollout)} takes {devices} devices; {len(control)} are left alone.",
+        sentence=f"{named(rollout)} takes {counted(devices, 'device')}; {len(control)} left alone.",
     )
     details = {"stage": rollout.stage, "devices": devices, "control": len(control)}
     made.notes.append(("rollout.stage", "rule:order", details))
@@ -85,8 +86,8 @@ def install(made: Step, held: Mapping[str, Assignment], view: View, now: Now) ->
         if device is None:
             made.assigned[assignment.device] = replace(assignment, state=_S.WITHDRAWN)
             continue
-        made.assigned[assignment.device] = offered(assignment, device, rollout, now.service_s)
-        made.told[assignment.device] = target(rollout)
+        made.assigned[assignment.device] = after = offered(assignment, device, rollout, now.service_s)
+        made.told[assignment.device] = offer(after, rollout)
     made.more = len(wanted) > _AT_ONCE
     if foresee(made, mine, now):
         return
@@ -96,11 +97,11 @@ def install(made: Step, held: Mapping[str, Assignment], view: View, now: Now) ->
         else:
             observe(made, held, view, now)
     elif now.service_s - rollout.patience_s > rollout.current.patience_s:
-        slow = sum(each.state in OPEN for each in mine)
+        slow, have = sum(each.state in OPEN for each in mine), "has" if len(mine) == 1 else "have"
         pause(
             made,
-            f"{named(rollout)}: {slow} of {len(mine)} devices have not installed within "
-            f"{rollout.current.patience_s:g} s; resume waits for as long again, promote and abort do not.",
+            f"{named(rollout)}: {slow} of {counted(len(mine), 'device')} {have} not installed "
+            f"within {rollout.current.patience_s:g} s; resume waits for as long again, promote and abort do not.",
             now,
         )
 
@@ -108,7 +109,7 @@ def install(made: Step, held: Mapping[str, Assignment], view: View, now: Now) ->
 def go_back(made: Step, held: Mapping[str, Assignment], view: View, *, all_of_them: bool) -> None:
     """Tells devices what they ran before; those that are done too, or only those that are not."""
     rollout, version = made.rollout, made.rollout.definition.version
-    leave = {_S.RETURNING, _S.RETURNED} | (set() if all_of_them else {_S.DONE, _S.FAILED, _S.WITHDRAWN})
+    leave = {_S.RETURNING, _S.RETURNED, _S.STRANDED} | (set() if all_of_them else {_S.DONE, _S.FAILED, _S.WITHDRAWN})
     affected = [each for each in held.values() if each.state in TOLD - leave]
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
@@ -130,7 +131,19 @@ def go_back(made: Step, held: Mapping[str, Assignment], view: View, *, all_of_th
     returning = [each for each in held.values() if each.state is _S.RETURNING]
     silent_s = rollout.definition.silent_s
     if not any(is_there(view.devices.get(each.device), silent_s) for each in returning):
-        later = f"; {len(returning)} are silent, and go back when they return" if returning else ""
+        later = f"; silent, and told when heard of again: {counted(len(returning), 'device')}" if returning else ""
         returned = sum(each.state is _S.RETURNED for each in held.values())
-        sentence = f"{rollout.sentence} {returned} devices run what they ran before{later}."
-        end(made, RolloutState.ROLLED_BACK, sentence)
+        sentence = f"{rollout.sentence} What ran before runs again on {counted(returned, 'device')}{later}."
+        end(made, RolloutState.ROLLED_BACK, f"{sentence}{_stranded(rollout, held)}")
+
+
+def _stranded(rollout: Rollout, held: Mapping[str, Assignment]) -> str:
+    """What is said of devices that could not go back; "" where all could."""
+    mine = [each for each in held.values() if each.state is _S.STRANDED]
+    if not mine:
+        return ""
+    reasons = ", ".join(sorted({each.reason for each in mine}))
+    return (
+        f" {counted(len(mine), 'device')} could not go back ({reasons}), and {rollout.definition.brought} runs there: "
+        "start a rollout of a version that is signed for."
+    )

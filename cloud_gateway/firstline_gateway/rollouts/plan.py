@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
+from firstline_core.quantities import counted
 from firstline_gateway.rollouts.changes import Now, View
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.judgement.periods import FIGURES
@@ -85,6 +86,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
         supersedes=(),
         abort="Those done keep the new version, those under way stop and keep the old one, those waiting hear nothing.",
         rollback="Those done and those under way run again what they ran before, those waiting hear nothing.",
+        warnings=tuple(_warnings(definition, len(devices))),
     )
 
 
@@ -98,18 +100,41 @@ def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
     waiting, done = counts.get(_S.WAITING, 0), counts.get(_S.DONE, 0)
     running = sum(counts.get(each, 0) for each in (_S.OFFERED, _S.UNDER_WAY, _S.AWAY, _S.SILENT))
     again = sum(counts.get(each, 0) for each in (_S.FAILED, _S.SILENT, _S.WITHDRAWN))
-    ended = f"{running} under way stop, {waiting} that wait hear nothing."
+    ended = f"stopped under way: {running}; waiting, never told: {waiting}."
     found = {
         Command.APPROVE: "It can be started then; nothing happens to devices before.",
         Command.START: f"{_follows(rollout, 0)} A rollout of {rollout.definition.bundle} that runs is aborted.",
-        Command.PAUSE: f"Nothing more is begun: {waiting} that wait hear nothing, {running} under way go on.",
-        Command.RESUME: f"It goes on where it was paused: {waiting} that wait are offered the model.",
+        Command.PAUSE: f"Nothing more is begun; waiting, told nothing: {waiting}; under way, going on: {running}.",
+        Command.RESUME: f"It goes on where it was paused; waiting, offered the model: {waiting}.",
         Command.PROMOTE: f"The stage is taken for sound at your word. {_follows(rollout, rollout.stage + 1)}",
-        Command.RETRY: f"{again} devices that failed, fell silent or were withdrawn are offered the model again.",
-        Command.ABORT: f"{done} devices keep the new version, {ended}",
-        Command.ROLLBACK: f"{done} devices run what they ran before, {ended}",
+        Command.RETRY: f"The model is offered again to {counted(again, 'device')} (failed, silent or withdrawn).",
+        Command.ABORT: f"The new version stays on {counted(done, 'device')}; {ended}",
+        Command.ROLLBACK: f"What ran before runs again on {counted(done, 'device')}; {ended}",
     }
     return {command: found[command] for command in open_in(rollout.state)}
+
+
+def for_nobody(definition: Definition, devices: int) -> tuple[str, ...]:
+    """A warning where a rollout is for so many devices as none: who joins later may still be meant."""
+    if devices:
+        return ()
+    which = f"matches {definition.selector}" if definition.selector else "belongs to the fleet"
+    return (f"No device {which} now, so that nobody would try the model.",)
+
+
+def _warnings(definition: Definition, devices: int) -> Iterable[str]:
+    """What a rollout's stages cannot see however its devices do, and where there are none."""
+    yield from for_nobody(definition, devices)
+    if "silence" not in definition.rules.judged:
+        return
+    short = [str(number) for number, each in enumerate(definition.stages, 1) if each.soak_s <= definition.silent_s]
+    if short:
+        which = f"Stage {short[0]} is" if len(short) == 1 else f"Stages {', '.join(short)} are"
+        yield (
+            f"{which} observed for no longer than the {definition.silent_s:g} s (silent_s) after which a device is "
+            "silent: a model that takes devices down is not seen by their silence. Observe for longer, or give a "
+            "smaller silent_s."
+        )
 
 
 def _follows(rollout: Rollout, number: int) -> str:

@@ -77,6 +77,13 @@ def completed(connection: Connection) -> list[Rollout]:
     return [_rollout(held) for held in connection.execute(query).scalars()]
 
 
+def ended(connection: Connection) -> list[Rollout]:
+    """Rollouts that were ended before their end, or taken back, and of which no device hears any more."""
+    states = [RolloutState.ABORTED, RolloutState.ROLLED_BACK]
+    query = select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
+    return [_rollout(held) for held in connection.execute(query).scalars()]
+
+
 def lock(connection: Connection) -> None:
     """Has nobody else change a rollout before this transaction ends, one that waits to be started neither.
 
@@ -100,9 +107,18 @@ def put(connection: Connection, rollout: Rollout) -> Rollout:
 
 def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment]:
     """All devices of a rollout so far, by name."""
-    rows = connection.execute(select(_A.record).where(_A.rollout == rollout_id).order_by(_A.device)).scalars()
-    found = (msgspec.json.decode(record, type=Assignment) for record in rows)
-    return {assignment.device: assignment for assignment in found}
+    return {name: assignment(text) for name, text in assignment_texts(connection, rollout_id)}
+
+
+def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
+    """Likewise, each with its record as it is kept."""
+    query = select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
+    return ((row.device, row.record) for row in connection.execute(query))
+
+
+def assignment(text: str) -> Assignment:
+    """What such a record says."""
+    return msgspec.json.decode(text, type=Assignment)
 
 
 def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -133,11 +149,11 @@ def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment
     rows = [
         {
             "rollout": rollout_id,
-            "device": assignment.device,
-            "state": assignment.state.value,
-            "record": msgspec.json.encode(assignment).decode(),
+            "device": each.device,
+            "state": each.state.value,
+            "record": msgspec.json.encode(each).decode(),
         }
-        for assignment in changed
+        for each in changed
     ]
     if not rows:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now
 from firstline_gateway.rollouts.commanding import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
-from firstline_gateway.rollouts.plan import consequences, plan
+from firstline_gateway.rollouts.mirror import Mirror
+from firstline_gateway.rollouts.plan import consequences, for_nobody, plan
 from firstline_gateway.rollouts.states import Command, RolloutState, after
 from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
@@ -78,9 +79,9 @@ class Rollouts:
 
         Raises:
             ConflictError: the same key was used for another one.
-            RequestError: by its rules no stage could ever be promoted.
+            RequestError: by its rules no stage could ever be promoted, or a stage takes nobody.
         """
-        definition.rules.check()
+        definition.check()
         now_s = self._clock.wall_s()
         word = None
         if idempotency_key is not None:
@@ -177,7 +178,10 @@ class Rollouts:
             if command is Command.START:
                 _supersede(connection, found, by, now)
             kept = apply(connection, found, made, now.wall_s) or found
-            return _shown(kept, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+            shown = _shown(kept, records.counts(connection, [rollout_id]).get(rollout_id, {}))
+            if command is Command.START:
+                shown = replace(shown, warnings=for_nobody(found.definition, len(_meant(connection, found.definition))))
+            return shown
 
         shown = await self._write(commanded)
         self.on_change()
@@ -198,13 +202,13 @@ class Rollouts:
             size_bytes: what one device fetches; None where nobody knows.
 
         Raises:
-            RequestError: by its rules no stage could ever be promoted.
+            RequestError: as `create` does.
         """
-        definition.rules.check()
+        definition.check()
         now = Now(self._service.now_s(), self._clock.wall_s())
 
         def read(connection: Connection) -> Plan:
-            view = StoreView(connection, "", definition, now.wall_s)
+            view = StoreView(connection, "", Mirror(definition), now.wall_s)
             found = plan(definition, view, size_bytes, now)
             over = tuple(rollout.id for rollout in _in_the_way(connection, definition))
             return replace(found, supersedes=over)
@@ -251,14 +255,19 @@ def _in_the_way(connection: Connection, newer: Definition) -> list[Rollout]:
     found = [rollout for rollout in records.live(connection) if rollout.definition.what is newer.what]
     if newer.what is Subject.MODEL:
         return [rollout for rollout in found if rollout.definition.bundle == newer.bundle]
-    meant = parse_selector(newer.selector)
-    mine = [tags for _, tags in devices.tagged(connection) if meant.matches(tags)]
+    mine = _meant(connection, newer)
     return [
         rollout
         for rollout in found
         if rollout.definition.bundle == newer.bundle
         or any(map(parse_selector(rollout.definition.selector).matches, mine))
     ]
+
+
+def _meant(connection: Connection, definition: Definition) -> list[Mapping[str, str]]:
+    """The tags of each device that a rollout is for."""
+    selector = parse_selector(definition.selector)
+    return [tags for _, tags in devices.tagged(connection) if selector.matches(tags)]
 
 
 def _shown(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from firstline_core.errors import RequestError
 from firstline_core.fleet.twin import Window
 from firstline_gateway.fleet.selector import parse_selector
 
@@ -61,6 +63,21 @@ def place(salt: str, device: str) -> float:
     """Where a device stands in a rollout, in [0, 1); uniform over salts, and independent between devices."""
     digest = hashlib.sha256(f"{salt}\0{device}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / _PLACES
+
+
+def check_growing(stages: Sequence[Stage]) -> None:
+    """Whether each stage takes places that none before it took; of groups that differ nobody knows before.
+
+    Raises:
+        RequestError: one takes nobody, and why.
+    """
+    for (first, before), (second, after) in combinations(enumerate(stages, 1), 2):
+        if before.group in ("", after.group) and after.share <= before.share:
+            raise RequestError(
+                f"Stage {second} takes {100 * after.share:.4g} % of devices of which stage {first} has taken "
+                f"{100 * before.share:.4g} % already, so nobody new: a share counts those of earlier stages too. Give "
+                "shares that grow."
+            )
 
 
 def divide(

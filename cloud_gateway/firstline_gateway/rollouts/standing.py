@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from firstline_core.fleet.twin import DesiredModel, Update
+from firstline_core.fleet.twin import DesiredModel, Update, withdrawn_after
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
 
@@ -52,12 +52,13 @@ def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float
         # What was to be undone is none to go back to, and what this rollout wanted itself is none either.
         before=assignment.before if mine else (None if held is None or held.undone else held),
         before_version=assignment.before_version or device.version,
+        withdrawn=assignment.withdrawn if mine else withdrawn_after(held, rollout.definition.manifest_sha256),
         reason="",
     )
 
 
 def target(rollout: Rollout) -> DesiredModel:
-    """What devices are told."""
+    """What a rollout brings."""
     definition = rollout.definition
     return DesiredModel(
         definition.bundle,
@@ -69,16 +70,25 @@ def target(rollout: Rollout) -> DesiredModel:
     )
 
 
+def offer(assignment: Assignment, rollout: Rollout) -> DesiredModel:
+    """What a device is told that is to run it."""
+    return replace(target(rollout), withdrawn=assignment.withdrawn)
+
+
 def way_back(assignment: Assignment, rollout: Rollout) -> DesiredModel:
     """What a device is told that is to run again what ran before."""
-    return assignment.before or replace(target(rollout), window=None, undone=True)
+    offered = offer(assignment, rollout)
+    if assignment.before is None:
+        return replace(offered, window=None, undone=True)
+    back = assignment.before
+    return replace(back, withdrawn=withdrawn_after(replace(offered, undone=True), back.manifest_sha256))
 
 
 def moved(assignment: Assignment, device: Seen | None, rollout: Rollout) -> Assignment:
     """The assignment after what its device says, or does not say."""
     if assignment.state in (_S.CONTROL, _S.WAITING, _S.WITHDRAWN, _S.RETURNED):
         return assignment
-    going_back = assignment.state is _S.RETURNING
+    going_back = assignment.state in (_S.RETURNING, _S.STRANDED)
     if device is None:  # sent away for good
         return replace(assignment, state=_S.RETURNED if going_back else _S.WITHDRAWN)
     said = _returned(assignment, device, rollout) if going_back else _said(device, rollout)
@@ -114,8 +124,17 @@ def _said(device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
 
 
 def _returned(assignment: Assignment, device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
-    if not device.heard or device.version == rollout.definition.version:
+    if not device.heard:
         return None
-    update = device.update
+    update, before = device.update, assignment.before
+    if device.version == rollout.definition.version:
+        told = before is not None and update is not None and (update.rollout, update.version) == _told(before)
+        if told and update is not None and update.state in UNSUCCESSFUL:
+            return _S.STRANDED, update.reason or update.state.value
+        return None
     under_way = update is not None and update.state in (UpdateState.DOWNLOADING, UpdateState.TRIAL)
     return None if under_way else (_S.RETURNED, assignment.reason)
+
+
+def _told(word: DesiredModel) -> tuple[str, int]:
+    return word.rollout, word.version

@@ -37,6 +37,7 @@ def desired_of(said: Desired, subject: Subject, name: str) -> DesiredModel | Non
         window=held.window,
         attempt=held.attempt,
         undone=held.undone,
+        withdrawn=held.withdrawn,
     )
 
 
@@ -55,6 +56,7 @@ def with_word(said: Desired, subject: Subject, word: DesiredModel) -> Desired:
         window=word.window,
         attempt=word.attempt,
         undone=word.undone,
+        withdrawn=word.withdrawn,
     )
     return replace(said, configuration=configuration)
 

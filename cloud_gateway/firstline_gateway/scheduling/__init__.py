@@ -7,6 +7,7 @@ A request, from its coming to its answer
     waiting         what was let in, in the order in which it is to run
     batches         what runs next: which first, and which others with it
     ahead           the next one, given to the threads before one is free
+    late            batches for several executors, bound to one once it is free
     batch_times     how long batches of a model take, learned
     inline          small models: what came in one turn of the event loop runs at its end, without a queue
     batcher         comings and goings: lets in, starts batches, hands out answers

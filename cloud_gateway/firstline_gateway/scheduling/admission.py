@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
+from firstline_core.quantities import counted
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.scheduling.batch_times import BatchTimes
@@ -167,7 +168,7 @@ class Admission:
         mine, of_model, of_all = self._queue.of(client_of(request)), self._queue.of(key), self._queue.of()
         if not self.shares.allows(mine.requests + 1, of_model.requests + 1, self._bounds.requests * level_share):
             raise QueueFullError(
-                f"{of_model.requests} requests wait for model '{key.name}' already; come back later.",
+                f"Model '{key.name}' has {counted(of_model.requests, 'request')} waiting already; come back later.",
                 retry_after_s=retry_after_s,
             )
         size_bytes = of_all.size_bytes + request.size_bytes

@@ -48,6 +48,13 @@ class BatchTimes:
         self._batches += 1
         self._tried[size] = self._batches
 
+    def scale(self, rows: int, factor: float) -> None:
+        """A batch ran, and what its size takes is now taken to be so many times what it was."""
+        size = _size_of(rows)
+        self._seconds_per_row[size] = self.seconds(rows) / rows * factor
+        self._batches += 1
+        self._tried[size] = self._batches
+
     def seconds(self, rows: int) -> float:
         """What a batch is expected to take; 0 where nothing is known of the model."""
         size = _size_of(rows)

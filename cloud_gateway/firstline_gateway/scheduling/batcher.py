@@ -1,6 +1,7 @@
 """Dynamic batching without waiting: what queued while every session was busy is the next batch.
 
-Nothing polls. A request that finds a free session starts at once, alone; under load batches grow by themselves,
+Nothing polls. A request that finds a free session starts at once, alone (with several executors: where one is worth
+it, see `late.py`); under load batches grow by themselves,
 because more requests wait when a session frees. (Triton's and TorchServe's batchers hold requests back for a configured
 delay instead.) Here are the queue's comings and goings; `admission.py` decides who comes in, `batches.py` what runs
 next.
@@ -25,17 +26,20 @@ from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import (
     Executor,
+    HasSeats,
     InProcess,
     ModelKey,
     Offer,
     Outcome,
     Probabilities,
+    Seat,
     TakesAhead,
 )
 from firstline_gateway.scheduling.admission import Admission, Bounds
 from firstline_gateway.scheduling.ahead import Ahead
-from firstline_gateway.scheduling.batches import choose
+from firstline_gateway.scheduling.batches import Choice, choose
 from firstline_gateway.scheduling.inline import INLINE_S, Answered, Inline, expired, settle
+from firstline_gateway.scheduling.late import Late
 from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
 
 
@@ -117,6 +121,19 @@ class Batcher:
             if isinstance(executor, TakesAhead)
             else None
         )
+        self._late = (
+            Late(
+                executor,
+                self._queue,
+                self._admission,
+                clock=clock,
+                max_rows=bounds.batch_rows,
+                full=self._full,
+                begin=self._begin,
+            )
+            if isinstance(executor, HasSeats)
+            else None
+        )
 
     @property
     def depth(self) -> int:
@@ -154,7 +171,7 @@ class Batcher:
         if self.enter(key, request, now_s, answered):
             return await answered
         self._expect(key)
-        idle = len(self._running) < self._executor.slots and not self._queue and not self._is_full(key)
+        idle = not self._queue and not self._is_full(key) and self._is_free(key, request.rows)
         item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
         item.came_s = now_s
         self._queue.add(item, item.work_s / self._executor.slots)
@@ -213,7 +230,15 @@ class Batcher:
     def _busy_s(self, now_s: float) -> float:
         return sum(running.left_s(now_s) for running in self._running.values())
 
+    def _is_free(self, key: ModelKey, rows: int) -> bool:
+        if self._late is not None:
+            return self._late.is_free(key, rows)
+        return len(self._running) < self._executor.slots
+
     def _start_batches(self) -> None:
+        if self._late is not None:
+            self._late.fill()
+            return
         ahead, slots = self._ahead, self._executor.slots
         if ahead is None:
             self._fill()
@@ -236,28 +261,40 @@ class Batcher:
     def _fill(self) -> None:
         while self._queue and len(self._running) < self._executor.slots:
             now_s = self._clock.monotonic_s()
-            batch, hopeless = choose(
+            choice = choose(
                 self._queue,
                 self._admission.times,
                 now_s=now_s,
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._bounds.batch_rows,
-                full={key for key in self._running_of if self._is_full(key)},
+                full=self._full(),
             )
-            if not batch and not hopeless:  # all that waits is for models that run as often as they may
+            if not choice.batch and not choice.hopeless:  # all that waits is for models that run as often as they may
                 return
-            for item in hopeless:
-                self._expire(item)
-            for item in batch:
-                self._queue.remove(item)
-            if batch:
-                self._start(batch, now_s)
+            self._begin(choice, now_s)
+
+    def _begin(self, choice: Choice, now_s: float, seat: Seat | None = None) -> bool:
+        """Begins a batch, on one of several executors where it has a seat; False where there is no slot for it."""
+        if choice.batch and seat is None and len(self._running) >= self._executor.slots:
+            return False
+        for item in choice.hopeless:
+            self._expire(item)
+        for item, seconds in choice.put_off:
+            item.foreseen_s += seconds
+        for item in choice.batch:
+            self._queue.remove(item)
+        if choice.batch:
+            self._start(choice.batch, now_s, seat)
+        return True
+
+    def _full(self) -> set[ModelKey]:
+        return {key for key in self._running_of if self._is_full(key)}
 
     def _is_full(self, key: ModelKey) -> bool:
         most = self._concurrency(key)
         return 0 < most <= self._running_of[key]
 
-    def _start(self, batch: list[Waiting], now_s: float) -> None:
+    def _start(self, batch: list[Waiting], now_s: float, seat: Seat | None) -> None:
         inputs = [item.request.inputs[0] for item in batch]
         deadlines_s = [item.request.deadline_s for item in batch]
         trace = None
@@ -265,7 +302,10 @@ class Batcher:
             if item.request.trace is not None:
                 trace = CURRENT.set(item.request.trace)
                 break
-        running = asyncio.ensure_future(self._executor.run(batch[0].key, inputs, deadlines_s))
+        if seat is not None:
+            running = asyncio.ensure_future(seat.run(inputs, deadlines_s))
+        else:
+            running = asyncio.ensure_future(self._executor.run(batch[0].key, inputs, deadlines_s))
         if trace is not None:
             CURRENT.reset(trace)
         self._follow(batch, running, now_s)

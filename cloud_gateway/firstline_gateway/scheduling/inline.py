@@ -35,7 +35,7 @@ log = logger(__name__)
 
 
 class Answered(Protocol):
-    """Who waits for a request's outcome; a future is one, and so is what answers without one (`api/fast_path.py`)."""
+    """Who waits for a request's outcome; a future is one, and so is what answers without one (`fast_exchange.py`)."""
 
     def done(self) -> bool:
         """Whether nobody waits any more."""

@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from firstline_core.errors import ConfigError, RequestError, StoreUnavailableError
 from firstline_core.secrets_file import read_secret
 from firstline_core.storage.files import sync_folder
-from firstline_gateway import settings
+from firstline_gateway.settings import settings
 from firstline_gateway.store.migrate import upgrade
 
 # How long a writer waits for another process that writes.
@@ -122,7 +122,7 @@ def open_database(found: settings.Store) -> Database:
     """Connects, and brings the schema up to date, whoever of several replicas comes first.
 
     Args:
-        found: as `settings_load.py` gave it; a file of SQLite's is made here, for this user alone.
+        found: as `settings/load.py` gave it; a file of SQLite's is made here, for this user alone.
 
     Raises:
         ConfigError: there is no such database, it is damaged, or a newer version's.

@@ -9,6 +9,7 @@ Routes
     twins           for devices: what to run, and what runs
     devices         for people: the devices, their tags, the brake
     rollouts        for people: how models come to the devices
+    profiles        what models cost on machines
     audit           for people: who decided what
     blobs           files of bundles: sent, fetched, in parts
     registry        signed metadata, bundles, aliases, how the registry is

@@ -15,25 +15,14 @@ from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_gateway.api.auth import authenticate, authorize, check_scope
-from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.asked import gateway_of
+from firstline_gateway.api.auth import authenticate, check_scope
 
 BODY = Limits(body_bytes=MIB)
 PAGE = 1000
 """Most items on a page."""
 
 _T = TypeVar("_T")
-
-
-async def keeper(
-    request: Request,
-    _documented: Annotated[
-        object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
-    ],
-) -> None:
-    """Only for who keeps the fleet; `request.state.principal` is then known."""
-    caller = await authorize(gateway_of(request).identity, request, "fleet")
-    request.state.principal = caller.principal or "anybody"
 
 
 async def device(

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.control import gateway_of
-from firstline_gateway.api.fleet.asking import PAGE, answer, keeper
+from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.fleet.asking import PAGE, answer
 
 router = APIRouter(tags=["audit"], dependencies=[Depends(keeper)])
 

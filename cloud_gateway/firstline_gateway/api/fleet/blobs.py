@@ -12,8 +12,8 @@ from firstline_core.errors import LinkDownError, NotFoundError, RequestError
 from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.protocol.http_body import in_time, within
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.control import gateway_of
-from firstline_gateway.api.fleet.asking import answer, device_or_keeper, keeper
+from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.fleet.asking import answer, device_or_keeper
 from firstline_gateway.api.fleet.ranges import has_already, part_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.fleet.registry import CONFIGURATIONS_PATH, ConfigurationPage
-from firstline_gateway.api.fleet.asking import PAGE, answer, keeper, name_of, number_of
+from firstline_gateway.api.asked import keeper
+from firstline_gateway.api.fleet.asking import PAGE, answer, name_of, number_of
 from firstline_gateway.api.fleet.blobs import registry_of
 
 router = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])

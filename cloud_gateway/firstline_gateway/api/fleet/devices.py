@@ -13,14 +13,13 @@ from starlette.responses import Response
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rest
 from firstline_core.fleet.twin import Brake
-from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.asked import gateway_of, keeper
 from firstline_gateway.api.fleet.asking import (
     PAGE,
     answer,
     body_of,
     check_unchanged,
     described,
-    keeper,
     name_of,
     unless_known,
 )

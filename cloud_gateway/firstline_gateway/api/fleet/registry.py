@@ -20,12 +20,12 @@ from firstline_core.fleet.registry import (
     Publication,
 )
 from firstline_core.protocol.limits import Limits
+from firstline_gateway.api.asked import keeper
 from firstline_gateway.api.fleet.asking import (
     answer,
     body_of,
     described,
     device_or_keeper,
-    keeper,
     name_of,
     number_of,
 )

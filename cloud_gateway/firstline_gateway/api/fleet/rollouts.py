@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.control import gateway_of
-from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, keeper, name_of
+from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, name_of
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.states import Command
 

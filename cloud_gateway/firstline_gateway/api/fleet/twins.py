@@ -9,7 +9,7 @@ from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.control import gateway_of
+from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.fleet.asking import body_of, described, device, unless_known
 
 _DOCUMENT = Limits(body_bytes=LIMIT_BYTES)

@@ -45,7 +45,7 @@ from firstline_core.types import (
     TensorSpec,
 )
 from firstline_gateway.executors.base import Probabilities
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.repository import ServedModel
 
 SHA256 = "sha256"
 """The parameter of a model's configuration (Triton's `config.pbtxt`) that says which file it was made of."""

@@ -37,8 +37,8 @@ from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.probing import Probing
 from firstline_gateway.executors.rows import Group, Prepared, joined, prepare_batch, shared_out
 from firstline_gateway.executors.under_way import UnderWay
-from firstline_gateway.repository import ServedModel
-from firstline_gateway.settings import Oip
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.settings.settings import Oip
 
 _RETRY_AFTER_S = 1.0
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 from firstline_core.types import Tensor
 from firstline_gateway import __version__
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.repository import ServedModel
-from firstline_gateway.settings import Settings
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.settings.settings import Settings
 
 # Ray adds replicas where more batches are under way than this part of what fits. Below 1, because the batcher never
 # has more under way than fit; high enough for a replica not to be added as long as one does.

@@ -24,7 +24,7 @@ from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
 from firstline_gateway.executors.under_way import UnderWay
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.repository import ServedModel
 
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5

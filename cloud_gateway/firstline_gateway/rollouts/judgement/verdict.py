@@ -3,7 +3,7 @@
 - **abort**: more installations failed than are accepted, or a figure is worse than the control's by more than its
   tolerance, at the p-value that this look may abort at.
 - **hold**: nothing is worse so far as one can see, but its time is not over, or of a figure too little is known to have
-  seen the difference that the rollout is to find.
+  seen the difference that the rollout is to find; or the few devices that tried could none of them install it.
 - **promote**: its time is over, and all that was to be found would have been.
 
 Both groups are as chance made them: all devices of the stage that were there to be offered the model, whether they run
@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from firstline_core.errors import RequestError
+from firstline_core.quantities import counted
 from firstline_core.routing.binomial import cdf
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Figure, Period
 from firstline_gateway.rollouts.judgement.permutation import Groups, p_values
@@ -221,6 +222,9 @@ def judge(
             return Verdict(Decision.ABORT, finding.figure, _worse(finding), look, found)
     if not over:
         return Verdict(Decision.HOLD, "time", "Nothing is worse so far; the stage's time is not over.", look, found)
+    if failed and not installed:  # of few devices even that may be chance, and yet nobody runs what is judged
+        sentence = f"Of {counted(failed, 'device')} that tried, none could install it."
+        return Verdict(Decision.HOLD, INSTALLATIONS, sentence, look, found)
     unclear = [finding for finding in found if finding.unclear]
     if unclear:
         return Verdict(Decision.HOLD, "unclear", _unclear(unclear), look, found)
@@ -261,11 +265,11 @@ def _worse(finding: Finding) -> str:
     chance = f"{_chance(finding.p_value)}, aborts at {finding.level:.2g}"
     if finding.figure == INSTALLATIONS:
         return (
-            f"{finding.treated:.1%} of {finding.devices[0]} installations failed, where {finding.control:.1%} are "
-            f"accepted ({chance})."
+            f"{finding.treated:.1%} of {counted(finding.devices[0], 'installation')} failed, where "
+            f"{finding.control:.1%} are accepted ({chance})."
         )
     return (
-        f"{finding.figure}: {finding.treated:.4g} on {finding.devices[0]} devices with the model, "
+        f"{finding.figure}: {finding.treated:.4g} on {counted(finding.devices[0], 'device')} with the model, "
         f"{finding.control:.4g} on {finding.devices[1]} without; {finding.tolerance:.4g} more would be accepted "
         f"({chance})."
     )

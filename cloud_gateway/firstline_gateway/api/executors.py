@@ -1,0 +1,35 @@
+"""How each of several executors is, for operators."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from firstline_core.protocol import http
+from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.errors import response_of
+from firstline_gateway.executors.base import ExecutorReport
+
+router = APIRouter(prefix="/firstline/v1/executors", tags=["executors"], dependencies=[Depends(keeper)])
+
+
+@router.get("", summary="What runs the models, where there are several: shares and paces.")
+async def list_executors(request: Request) -> Response:
+    return response_of(http.json_reply({"executors": [_executor(each) for each in gateway_of(request).executors]}))
+
+
+def _executor(found: ExecutorReport) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "up": not found.problem,
+        "problem": found.problem,
+        "slots": found.slots,
+        "under_way": found.under_way,
+        "batches": dict(found.batches),
+        "paces": [
+            {"model": key.name, "version": str(key.version), "pace": round(pace, 3)}
+            for key, pace in sorted(found.paces.items())
+        ],
+        "energy_j": round(found.energy_j, 3),
+        "energy_sources": sorted(found.energy_sources),
+    }

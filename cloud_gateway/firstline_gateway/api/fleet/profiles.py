@@ -1,0 +1,129 @@
+"""Profiles over HTTP: what bundles' models cost on machines, and devices that are asked to measure that."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from firstline_core.errors import ProtocolError, RequestError
+from firstline_core.fleet.profiles import BODY_BYTES, OWN_PROFILES_PATH, PROFILES_PATH, ProfileAsked, requests_path
+from firstline_core.profile.profile import Profile, decode
+from firstline_core.protocol.http_body import in_time, read_body
+from firstline_core.protocol.limits import Limits
+from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, device, name_of, number_of
+from firstline_gateway.api.fleet.ranges import has_already
+from firstline_gateway.profiles.records import Place
+
+_DOCUMENT = Limits(body_bytes=BODY_BYTES)
+_ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
+
+_ASKED = requests_path("{name}")
+
+router = APIRouter(tags=["profiles"], dependencies=[Depends(keeper)])
+own = APIRouter(tags=["twins"], dependencies=[Depends(device)])
+
+
+@router.get(
+    PROFILES_PATH,
+    summary="The profiles that are kept, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE).",
+)
+async def list_profiles(
+    request: Request,
+    *,
+    after: str = "",
+    bundle: str = "",
+    machine: str = "",
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = 200,
+) -> Response:
+    behind: Place = _place(*after.split("/")) if after.count("/") == 2 else ("", 0, "")
+    if after and not behind[0]:
+        raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
+    found = await gateway_of(request).profiles.page(
+        behind,
+        limit,
+        bundle=bundle and name_of(bundle, "a bundle"),
+        machine=machine and name_of(machine, "a machine"),
+    )
+    return answer(found)
+
+
+@router.get(_ONE, summary="One profile, as it was measured.")
+async def read_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
+    entry, content = await gateway_of(request).profiles.get(_place(bundle, version, machine))
+    headers = {"ETag": f'"{entry.sha256}"', "Cache-Control": "private, no-cache"}
+    if has_already(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type="application/json")
+
+
+@router.put(_ONE, summary="Keep a profile in the place of the one before.", openapi_extra=described(Profile))
+async def write_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
+    place = _place(bundle, version, machine)
+    profile, content = await profile_of(request, place)
+    return answer(await gateway_of(request).profiles.put(profile, content, request.state.principal))
+
+
+@router.delete(_ONE, summary="Forget a profile.")
+async def remove_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
+    place = _place(bundle, version, machine)
+    await gateway_of(request).profiles.remove(place, request.state.principal)
+    return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
+
+
+@router.get(_ASKED, summary="What a device is asked to measure, and how far it is.")
+async def list_requests(request: Request, name: str) -> Response:
+    return answer(await gateway_of(request).profile_requests.of(name_of(name)))
+
+
+@router.post(
+    _ASKED,
+    summary="Ask a device to measure a bundle: 201 new, 200 where that is asked for already.",
+    openapi_extra=described(ProfileAsked),
+)
+async def ask(request: Request, name: str) -> Response:
+    asked = await body_of(request, ProfileAsked)
+    found = await gateway_of(request).profile_requests.ask(name_of(name), asked, request.state.principal)
+    return answer(found, 201 if found.new else 200)
+
+
+@router.delete(_ASKED + "/{bundle}", summary="Take such a request back.")
+async def cancel(request: Request, name: str, bundle: str) -> Response:
+    asked = name_of(name), name_of(bundle, "a bundle")
+    await gateway_of(request).profile_requests.cancel(*asked, request.state.principal)
+    return answer({"cancelled": {"device": asked[0], "bundle": asked[1]}})
+
+
+@own.put(
+    OWN_PROFILES_PATH + "/{bundle}/versions/{version}",
+    summary="A device's profile of itself, which it was asked for.",
+    openapi_extra=described(Profile),
+)
+async def write_own(request: Request, bundle: str, version: str) -> Response:
+    name = request.state.device
+    profile, content = await profile_of(request, _place(bundle, version, name))
+    return answer(await gateway_of(request).profiles.take(profile, content, name))
+
+
+async def profile_of(request: Request, place: Place) -> tuple[Profile, bytes]:
+    """The body, and as a profile.
+
+    Raises:
+        RequestError: it is none, or of something else than its address says.
+        PayloadTooLargeError: over the limit.
+    """
+    content = await read_body(in_time(request.stream()), request.headers, _DOCUMENT)
+    try:
+        profile = decode(content, "The body")
+    except ProtocolError as error:
+        raise RequestError(error.message) from error
+    if (found := (profile.bundle, profile.version, profile.machine)) != place:
+        told, wanted = (f"{bundle} version {version} on {machine}" for bundle, version, machine in (found, place))
+        raise RequestError(f"The body is a profile of {told}; its address is that of {wanted}.")
+    return profile, content
+
+
+def _place(bundle: str, version: str, machine: str) -> Place:
+    return name_of(bundle, "a bundle"), number_of(version, "a version"), name_of(machine, "a machine")

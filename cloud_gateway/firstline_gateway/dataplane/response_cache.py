@@ -1,0 +1,76 @@
+"""Answers given before: a model is a function, so what has its input and its digest has its answer.
+
+Off by default (`cache.limit_bytes`): most inputs are measurements that never come again. The key is a whole SHA-256 of
+all that can change the answer, and of who asks: how long an answer takes tells nobody what somebody else has asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+
+from firstline_core.types import InferRequest, Tensor
+from firstline_gateway.executors.base import Probabilities
+from firstline_gateway.models.repository import ServedModel
+
+# What an entry takes beside its numbers: the key, the array's own, its place in two orders.
+_ENTRY_BYTES = 400
+
+
+class ResponseCache:
+    """The answers that were asked for last; used on one event loop.
+
+    Args:
+        limit_bytes: of all together.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._answers: OrderedDict[bytes, Probabilities] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, key: bytes) -> Probabilities | None:
+        """The answer of a key, (rows, classes), read-only."""
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, probabilities: Probabilities) -> None:
+        """Keeps an answer; those that were asked for longest ago make room."""
+        kept = probabilities.copy()  # not a view of its whole batch
+        kept.flags.writeable = False
+        if key in self._answers or kept.nbytes + _ENTRY_BYTES > self._limit_bytes:
+            return
+        self._answers[key] = kept
+        self.size_bytes += kept.nbytes + _ENTRY_BYTES
+        while self.size_bytes > self._limit_bytes:
+            self.size_bytes -= self._answers.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+
+def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
+    """What the answer to a request is kept under; None for one that is to be computed.
+
+    An audit checks an answer and a promise is kept by one: both are computed anew, each time.
+    """
+    if request.audit is not None or request.promised:
+        return None
+    said = hashlib.sha256()
+    tensor = request.inputs[0]
+    for part in (served.digest, request.principal, tensor.name, tensor.datatype, repr(tensor.shape)):
+        said.update(len(part).to_bytes(4, "little") + part.encode("utf-8", "surrogatepass"))
+    _add(said, tensor)
+    return said.digest()
+
+
+def _add(said: hashlib._Hash, tensor: Tensor) -> None:
+    if not tensor.array.dtype.hasobject:
+        said.update(np.ascontiguousarray(tensor.array).data)
+        return
+    for element in tensor.array.flat:
+        said.update(len(element).to_bytes(8, "little") + element)

@@ -1,0 +1,147 @@
+"""One executor is asked: what goes there, what comes back, what is learned from it, and whom to ask after that."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError, RuntimeFailure
+from firstline_core.routing.token_bucket import TokenBucket
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.dispatch.choice import choose
+from firstline_gateway.executors.dispatch.member import Member, Running
+
+# Of all batches, how many may run once more; and how many of that are saved up, for all that one executor has under
+# way when it dies.
+_REPEATS_SHARE, _REPEATS_BURST = 0.1, 64.0
+_MOST_EXECUTORS = 3
+
+log = logger(__name__)
+
+Ended = list[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One batch, as `Executor.run` takes it."""
+
+    key: ModelKey
+    inputs: Sequence[Tensor]
+    deadlines_s: Sequence[float | None]
+
+    def rows(self, positions: Sequence[int]) -> int:
+        """Of some of its requests, at least 1."""
+        return max(1, sum(len(self.inputs[at].array) for at in positions))
+
+    def is_late(self, at: int, now_s: float) -> bool:
+        """Whether the deadline of one request has passed."""
+        deadline_s = self.deadlines_s[at]
+        return deadline_s is not None and deadline_s <= now_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """Some requests of a batch, at one executor."""
+
+    member: Member
+    running: Running
+    positions: Sequence[int]
+
+
+class Asking:
+    """Belongs to one event loop.
+
+    Args:
+        members: whom to ask.
+        clock: for all durations.
+
+    Attributes:
+        repeated: batches that ran once more, by why: "retry" (one failed), "late" (it took too long) or "probe".
+        ended: set when a batch has ended, which frees memory.
+        on_free: called then.
+    """
+
+    def __init__(self, members: Sequence[Member], clock: Clock) -> None:
+        self.members = members
+        self.clock = clock
+        self.repeated: Counter[str] = Counter()
+        self.ended = asyncio.Event()
+        self.on_free: Callable[[], None] = lambda: None
+        self._repeats = TokenBucket(_REPEATS_BURST)
+
+    def earn(self) -> None:
+        """A batch is asked for the first time."""
+        self._repeats.earn(_REPEATS_SHARE)
+
+    def other(
+        self, work: Work, positions: Sequence[int], tried: Sequence[Member], within_s: float = math.inf
+    ) -> Member | None:
+        """Who may do better, in that time; counted against what may be repeated. None where nobody may."""
+        key, now_s = work.key, self.clock.monotonic_s()
+        if len(tried) >= _MOST_EXECUTORS:
+            return None
+        rows = work.rows(positions)
+        found = choose(
+            member.candidate(key, rows, now_s)
+            for member in self.members
+            if member not in tried and not member.trouble(key)
+        )
+        if found is None or (found.done_s > within_s) or not self._repeats.take(now_s):
+            return None
+        return found.name
+
+    async def attempt(self, attempt: Attempt, work: Work) -> Ended:
+        """One executor's outcomes; what it raises is each request's outcome."""
+        inputs = [work.inputs[at] for at in attempt.positions]
+        deadlines_s = [work.deadlines_s[at] for at in attempt.positions]
+        try:
+            return await attempt.member.executor.run(work.key, inputs, deadlines_s)
+        except FirstlineError as error:
+            return [error] * len(inputs)
+
+    def cut_off(self, attempt: Attempt) -> None:
+        """An attempt was given up."""
+        attempt.member.cut_off(attempt.running, self.clock.monotonic_s())
+        self._free()
+
+    def note(self, attempt: Attempt, ended: Ended) -> None:
+        """Learns from what came back of an attempt."""
+        now_s, member = self.clock.monotonic_s(), attempt.member
+        errors = [each for each in ended if isinstance(each, FirstlineError)]
+        at_fault = [each for each in errors if is_executors(each)]
+        if at_fault:
+            if member.failed(attempt.running, now_s):
+                log.warning(
+                    "executor left alone",
+                    executor=member.name,
+                    seconds=member.standing.left_s(now_s),
+                    last=at_fault[0].message,
+                )
+        elif errors:
+            member.refused(attempt.running)
+        else:
+            was_trusted = member.standing.trusted
+            member.answered(attempt.running, now_s)
+            if not was_trusted and member.standing.trusted:
+                log.info("executor answers again", executor=member.name)
+        self._free()
+
+    def _free(self) -> None:
+        self.ended.set()
+        self.on_free()
+
+
+def is_executors(error: FirstlineError) -> bool:
+    """Whether an error is the executor's own, whatever it was asked."""
+    return isinstance(error, CapacityError | LinkError) and not isinstance(error, DeadlineExceededError)
+
+
+def may_do_better(error: FirstlineError) -> bool:
+    """Whether another executor may answer what this one did not."""
+    return is_executors(error) or isinstance(error, RuntimeFailure)

@@ -1,0 +1,283 @@
+"""The engine of several executors: one is asked for each batch, and whatever becomes of it callers see one answer.
+
+To ask twice has no effect but work: inference has none, and what is counted, audited or promised is done once, before
+or after. So a batch that fails on one executor is run again on another, one that takes much longer than expected runs
+on another as well, and one who gets no work is tried with a copy. How much of that there may be is bounded: where
+everything fails, repeats would be the load that finishes it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.statistics import Apart
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, Outcome
+from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Work
+from firstline_gateway.executors.dispatch.choice import choose
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.race import Race
+from firstline_gateway.executors.dispatch.seats import Look
+from firstline_gateway.executors.under_way import UnderWay
+from firstline_gateway.models.repository import ServedModel
+
+# So long a copy is waited for; then it has shown what it could.
+_PROBE_LATE, _PROBE_S = 20.0, 1.0
+_RETRY_AFTER_S = 1.0
+
+log = logger(__name__)
+
+
+class Dispatcher:
+    """Runs batches on several executors. Belongs to one event loop.
+
+    Args:
+        members: at least one, each with a name of its own.
+        patience_s: how long a batch without a deadline waits for room in the budgets.
+        clock: for all durations, and what deadlines are on.
+    """
+
+    def __init__(self, members: Sequence[Member], *, patience_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.members = tuple(members)
+        self._patience_s = patience_s
+        self._clock = clock
+        self._asking = Asking(self.members, clock)
+        self._copies: set[asyncio.Task[None]] = set()
+        self._under_way = UnderWay()
+        self._here = next((member for member in self.members if isinstance(member.executor, InProcess)), None)
+
+    @property
+    def slots(self) -> int:
+        return max(1, sum(member.slots for member in self.members))
+
+    async def start(self) -> None:
+        await asyncio.gather(*(member.executor.start() for member in self.members))
+
+    def trouble(self, key: ModelKey) -> str:
+        troubles = [member.trouble(key) for member in self.members]
+        if not all(troubles):
+            return ""
+        told = [
+            f"{member.name}: {trouble}"
+            for member, trouble in zip(self.members, troubles, strict=True)
+            if member.has(key)
+        ]
+        return " ".join(told) or f"No executor has room for model '{key.name}', or may run it."
+
+    def report(self) -> EngineReport:
+        """What all of them did: the servers behind each, and each by its name."""
+        reports = [member.executor.report() for member in self.members]
+        apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
+        up: dict[tuple[str, ...], float] = {}
+        batches: Counter[tuple[str, ...]] = Counter()
+        repeats: Counter[tuple[str, ...]] = Counter()
+        for report in reports:
+            up |= report.up
+            batches.update(report.batches)
+            repeats.update(report.repeats)
+            for key, found in report.apart.items():
+                apart[key].include(found)
+        repeats.update({(f"executor_{why}",): float(count) for why, count in self._asking.repeated.items()})
+        return EngineReport(up, batches, repeats, apart, tuple(map(self._report_of, self.members)))
+
+    def _report_of(self, member: Member) -> ExecutorReport:
+        now_s = self._clock.monotonic_s()
+        problems = {member.trouble(key) for key in member.keys}
+        if "" not in problems:
+            problem = " ".join(sorted(problems)) or "It has no model."
+        elif member.standing.trusted:
+            problem = ""
+        else:
+            problem = f"It failed; it is tried again in {member.standing.left_s(now_s):.1f} s."
+        return ExecutorReport(
+            name=member.name,
+            problem=problem,
+            slots=member.slots,
+            under_way=len(member.running),
+            batches=dict(member.outcomes),
+            paces={key: member.pace(key) for key in member.keys},
+            energy_j=member.energy.spent_j,
+            energy_sources=frozenset(member.source(key) for key in member.keys),
+        )
+
+    # In this process: a small model runs in the thread that asks.
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        """See `InProcess.measured`; nothing where a budget has to be asked first."""
+        here = self._here
+        if here is None or not here.has(key) or not here.is_free:
+            return {}
+        assert isinstance(here.executor, InProcess)  # noqa: S101 (see the constructor)
+        return here.executor.measured(key)
+
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        here = self._here
+        assert here is not None and isinstance(here.executor, InProcess)  # noqa: S101 (see `measured`)
+        outcomes = here.executor.run_now(key, inputs, deadlines_s)
+        here.outcomes["answered"] += 1
+        return outcomes
+
+    # One batch.
+
+    def look(self) -> Look | None:
+        """See `HasSeats.look`."""
+        if any(member.usable for member in self.members) and not any(
+            member.room(ahead=True) for member in self.members
+        ):
+            return None
+        return Look(self.members, self._clock.monotonic_s(), self._run_on)
+
+    def on_free(self, call: Callable[[], None]) -> None:
+        """See `HasSeats.on_free`."""
+        self._asking.on_free = call
+
+    def _run_on(
+        self, member: Member, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> Awaitable[list[Outcome]]:
+        """Asks that executor at once, so that whoever looks next finds it taken."""
+        return self._ended(self._begun(Work(key, inputs, deadlines_s), member))
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        work = Work(key, inputs, deadlines_s)
+        with self._under_way:
+            first = await self._first(work, work.rows(range(len(inputs))))
+        return await self._ended(self._begun(work, first))
+
+    def _begun(self, work: Work, first: Member) -> Race:
+        self._asking.earn()
+        self._probe(work, first)
+        race = Race(self._asking, work)
+        race.begin(first, range(len(work.inputs)))
+        return race
+
+    async def _ended(self, race: Race) -> list[Outcome]:
+        with self._under_way:
+            outcomes = await race.end()
+        failed = [each for each in outcomes if isinstance(each, EngineUnavailableError)]
+        if len(failed) == len(outcomes):
+            raise failed[0]
+        return outcomes
+
+    async def _first(self, work: Work, rows: int) -> Member:
+        """Whom to ask first; where a batch is within nobody's budget, that takes until it is.
+
+        Raises:
+            EngineUnavailableError: nobody who has the model is there.
+            BudgetExceededError: it would take too long.
+        """
+        key, began_s = work.key, self._clock.monotonic_s()
+        until_s = max(began_s + self._patience_s if each is None else each for each in work.deadlines_s)
+        while True:
+            now_s = self._clock.monotonic_s()
+            there = [member for member in self.members if not member.trouble(key)]
+            if not there:
+                raise EngineUnavailableError(
+                    f"No executor that runs model '{key.name}' answers; send the request again later. "
+                    f"{self.trouble(key)}",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            candidates = [member.candidate(key, rows, now_s) for member in there]
+            if (found := choose(candidates)) is not None:
+                return found.name
+            waits_s = [
+                each.name.energy.wait_s(each.energy_j, now_s)
+                for each in candidates
+                if each.name.memory.fits(each.memory_bytes)
+            ]
+            soonest_s = min(waits_s, default=until_s - now_s)
+            if not waits_s or now_s + soonest_s > until_s:
+                raise BudgetExceededError(
+                    f"A batch of model '{key.name}' is beyond the memory or energy that the executors may take now; "
+                    "come back later.",
+                    retry_after_s=soonest_s,
+                )
+            await self._ended_within(max(soonest_s, 0.001) if soonest_s else until_s - now_s)
+
+    async def _ended_within(self, seconds: float) -> None:
+        """Waits until a batch has ended, which frees memory; no longer than that."""
+        ended = self._asking.ended
+        ended.clear()
+        timer = self._clock.call_at(self._clock.monotonic_s() + seconds, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            timer.cancel()
+
+    # Copies, so that what gets no work is known all the same.
+
+    def _probe(self, work: Work, chosen: Member) -> None:
+        key, rows, now_s = work.key, work.rows([0]), self._clock.monotonic_s()
+        for member in self.members:
+            if member is chosen or member.trouble(key) or not member.may_probe(key, now_s):
+                continue
+            if not member.candidate(key, rows, now_s).fits:
+                continue
+            self._asking.repeated["probe"] += 1
+            copy = Attempt(member, member.begin(key, rows, now_s, is_probe=True), [0])
+            task = asyncio.create_task(self._copy(copy, Work(key, work.inputs[:1], [None])))
+            self._copies.add(task)
+            task.add_done_callback(self._copies.discard)
+
+    async def _copy(self, attempt: Attempt, work: Work) -> None:
+        expected_s = attempt.running.expected_s
+        longest_s = _PROBE_S if expected_s is None else max(_PROBE_S, _PROBE_LATE * expected_s)
+        asked = asyncio.create_task(self._asking.attempt(attempt, work))
+        slow = asyncio.ensure_future(self._clock.sleep(longest_s))
+        try:
+            await asyncio.wait([asked, slow], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            slow.cancel()
+            if not asked.done():
+                asked.cancel()
+                self._asking.cut_off(attempt)
+        if asked.done() and not asked.cancelled():
+            self._asking.note(attempt, asked.result())
+
+    # Models come and go.
+
+    async def put(self, served: ServedModel) -> None:
+        """See `Executor.put`; an executor that may not run it, or has no room for it, goes without."""
+        taken = False
+        for member in self.members:
+            had = member.has(served.key)
+            if had:
+                member.displace(served.key)
+                await member.executor.drop(served.key)  # copies may run on it yet
+            if not member.takes(served.key.name):
+                continue
+            if not member.memory.fits(served.memory_bytes):
+                log.warning("no room for a model on an executor", executor=member.name, model=served.key.name)
+                continue
+            if member.load is not None:
+                try:
+                    mine = replace(served, loaded=await asyncio.to_thread(member.load, served))
+                except FirstlineError as error:
+                    log.error(
+                        "model not on an executor", executor=member.name, model=served.key.name, error=error.message
+                    )
+                    continue
+            else:
+                mine, taken = served, taken or member is self._here
+            await member.executor.put(mine)
+            member.place(mine)
+        if served.loaded is not None and not taken:
+            served.loaded.close()
+
+    async def drop(self, key: ModelKey) -> None:
+        for member in self.members:
+            if member.has(key):
+                member.displace(key)
+                await member.executor.drop(key)
+
+    async def close(self, timeout_s: float) -> bool:
+        await self._under_way.end(timeout_s)
+        for task in tuple(self._copies):
+            task.cancel()
+        await asyncio.gather(*self._copies, return_exceptions=True)
+        return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))

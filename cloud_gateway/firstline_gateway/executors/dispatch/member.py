@@ -1,0 +1,265 @@
+"""One executor of several: what it runs now, what a batch there would take, and how it has done. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
+from firstline_gateway.executors.dispatch.costs import Costs, Source
+from firstline_gateway.executors.dispatch.forecast import Forecast
+from firstline_gateway.executors.dispatch.standing import Probes, Standing
+from firstline_gateway.models.repository import ServedModel
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A batch that an executor has, with what was expected of it when it was given."""
+
+    key: ModelKey
+    rows: int
+    wait_s: float
+    run_s: float | None
+    pace: float
+    started_s: float
+    memory_bytes: float
+    is_probe: bool = False
+
+    @property
+    def expected_s(self) -> float | None:
+        return None if self.run_s is None else self.wait_s + self.run_s
+
+    def left_s(self, now_s: float) -> float:
+        """What it takes from when it has a slot; what takes longer than expected is to take as much longer again."""
+        if self.run_s is None:
+            return 0.0
+        return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
+
+    def overdue(self, now_s: float) -> float:
+        """How many times what was expected it has taken already, at least 1."""
+        expected_s = self.expected_s
+        return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A model that it runs."""
+
+    served: ServedModel
+    costs: Costs
+    forecast: Forecast
+    probes: Probes
+
+
+class Member:
+    """One executor, by the name that the settings give it.
+
+    Args:
+        name: see there.
+        executor: which runs the batches.
+        costs: of a model there.
+        sessions: batches that really run side by side there; 0 is as many as it is given.
+        memory: its budget.
+        energy: its budget.
+        takes: whether a model, by name, may run there at all.
+        load: a model into this process for it; None where its models are elsewhere, or are loaded for it.
+
+    Attributes:
+        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault), "failed", or
+            "cut_off" because another executor was faster.
+        running: in the order of their beginnings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        executor: Executor,
+        *,
+        costs: Callable[[ServedModel], Costs],
+        sessions: int,
+        memory: Memory,
+        energy: Energy,
+        takes: Callable[[str], bool] = lambda name: True,
+        load: Callable[[ServedModel], LoadedModel] | None = None,
+    ) -> None:
+        self.name = name
+        self.executor = executor
+        self.memory = memory
+        self.energy = energy
+        self.takes = takes
+        self.load = load
+        self.standing = Standing()
+        self.running: list[Running] = []
+        self.outcomes: Counter[str] = Counter()
+        self._costs = costs
+        self._sessions = sessions
+        self._placed: dict[ModelKey, _Placed] = {}
+
+    # Which models it runs.
+
+    def place(self, served: ServedModel) -> None:
+        """It runs a model from now on; `memory` has room for it."""
+        self.displace(served.key)
+        costs = self._costs(served)
+        measured = self.executor.measured(served.key) if isinstance(self.executor, InProcess) else {}
+        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes())
+        self.memory.models_bytes += served.memory_bytes
+
+    def displace(self, key: ModelKey) -> None:
+        """It runs a model no more."""
+        placed = self._placed.pop(key, None)
+        if placed is not None:
+            self.memory.models_bytes -= placed.served.memory_bytes
+
+    def has(self, key: ModelKey) -> bool:
+        """Whether it runs a model."""
+        return key in self._placed
+
+    @property
+    def keys(self) -> list[ModelKey]:
+        return list(self._placed)
+
+    # How it is.
+
+    def trouble(self, key: ModelKey) -> str:
+        """Why it runs a model not at the moment; "" where it does."""
+        return self.executor.trouble(key) if key in self._placed else f"It is not on executor '{self.name}'."
+
+    def pace(self, key: ModelKey) -> float:
+        """What batches of a model take now, to what is usual."""
+        return self._placed[key].forecast.pace
+
+    def source(self, key: ModelKey) -> Source:
+        """Where the joules of its batches come from."""
+        return self._placed[key].costs.source
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may run anything at once, without a look at a budget."""
+        return self.standing.trusted and not self.energy.is_limited
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is given batches at the moment."""
+        return self.standing.trusted and any(not self.executor.trouble(key) for key in self._placed)
+
+    @property
+    def _side_by_side(self) -> int:
+        return self._sessions or self.executor.slots
+
+    @property
+    def slots(self) -> int:
+        """Batches that it is worth giving at the same moment.
+
+        One elsewhere of which nobody knows how many run there side by side is given fewer as it takes longer: what
+        waits there nobody can take back.
+        """
+        if not self.usable:
+            return 0
+        if self._sessions:
+            return min(self.executor.slots, self._sessions)
+        if isinstance(self.executor, InProcess):
+            return self.executor.slots
+        pace = min((placed.forecast.pace for placed in self._placed.values()), default=1.0)
+        return max(1, int(self.executor.slots / max(1.0, pace)))
+
+    def room(self, held: int = 0, *, ahead: bool = False) -> bool:
+        """Whether it may be given one more batch.
+
+        Args:
+            held: batches that are to come before it.
+            ahead: as well as those that run there, as many may be on their way, where it is not in this process.
+        """
+        more = self._sessions if ahead and not isinstance(self.executor, InProcess) else 0
+        return len(self.running) + held < min(self.slots + more, max(self.slots, self.executor.slots))
+
+    # Batches.
+
+    def seconds(self, key: ModelKey, rows: int) -> float | None:
+        """What a batch takes there once it runs; None where nothing is known."""
+        return self._placed[key].forecast.seconds(rows)
+
+    def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
+        """The largest batch that pays there."""
+        return self._placed[key].forecast.worthwhile_rows(max_rows)
+
+    def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
+        """What it would be to a batch of a model that it runs, once those have run that are held for it."""
+        placed = self._placed[key]
+        run_s = placed.forecast.seconds(rows)
+        if run_s is not None:
+            run_s *= max((each.overdue(now_s) for each in self.running), default=1.0)
+        return Candidate(
+            name=self,
+            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self._side_by_side),
+            run_s=run_s,
+            under_way=len(self.running),
+            trusted=self.standing.trusted,
+            memory_bytes=placed.costs.memory_of(rows),
+            free_bytes=self.memory.free_bytes,
+            energy_j=placed.costs.energy_of(rows, run_s or 0.0),
+            left_j=self.energy.left_j(now_s),
+        )
+
+    def begin(self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False) -> Running:
+        """It is given a batch."""
+        placed, found = self._placed[key], self.candidate(key, rows, now_s)
+        usual_s = placed.forecast.seconds(rows)
+        running = Running(
+            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, is_probe=is_probe
+        )
+        if is_probe:
+            placed.probes.sent((usual_s or 0.0) / placed.forecast.pace, now_s)
+        else:
+            placed.probes.used(now_s)
+        self.memory.batches_bytes += found.memory_bytes
+        self.energy.spend(placed.costs.energy_of(rows, usual_s or 0.0), now_s)
+        self.running.append(running)
+        return running
+
+    def may_probe(self, key: ModelKey, now_s: float) -> bool:
+        """Whether a copy of a batch should go there: it has had nothing to do for a while, and should be well."""
+        placed = self._placed[key]
+        return (
+            placed.probes.due(now_s)
+            and self.standing.may_be_tried(now_s)
+            and not any(each.key == key for each in self.running)
+        )
+
+    def answered(self, running: Running, now_s: float) -> None:
+        """A batch came back."""
+        self._end(running)
+        self.outcomes["answered"] += 1
+        self.standing.answered()
+        if (placed := self._placed.get(running.key)) is not None:
+            placed.forecast.observe(
+                running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
+            )
+
+    def refused(self, running: Running) -> None:
+        """A batch came back with what its requests are to blame for, or perhaps are."""
+        self._end(running)
+        self.outcomes["refused"] += 1
+
+    def failed(self, running: Running, now_s: float) -> bool:
+        """A batch did not come back; whether the executor is left alone because of that."""
+        self._end(running)
+        self.outcomes["failed"] += 1
+        return self.standing.failed(now_s)
+
+    def cut_off(self, running: Running, now_s: float) -> None:
+        """A batch was given up, because another executor was faster."""
+        self._end(running)
+        self.outcomes["cut_off"] += 1
+        if (placed := self._placed.get(running.key)) is not None:
+            placed.forecast.waited(
+                running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
+            )
+
+    def _end(self, running: Running) -> None:
+        self.running.remove(running)
+        self.memory.batches_bytes -= running.memory_bytes

@@ -1,0 +1,82 @@
+"""What batches cost, read from a profile that was made on the executor's machine (`firstline_core.profile`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.hardware.readings import Measured, known
+from firstline_core.profile import profile
+from firstline_core.profile.reading import brought, holding
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.executors.dispatch.costs import Costs
+
+log = logger(__name__)
+
+
+def read(files: tuple[str, ...]) -> list[profile.Profile]:
+    """The profiles of an executor: one for each bundle.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no profile.
+    """
+    found = []
+    for file in files:
+        try:
+            with Path(file).open("rb") as stream:
+                found.append(profile.decode(stream.read(profile.LIMIT_BYTES + 1), file))
+        except OSError as error:
+            raise ConfigError(f"The profile {file} cannot be read: {error.strerror}.") from error
+        except ProtocolError as error:
+            raise ConfigError(error.message) from error
+    return found
+
+
+def beside(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[profile.Profile]:
+    """The profile of this machine that lies with a bundle or beside it. What cannot be read is left out, and told.
+
+    Args:
+        bundle: its folder.
+        name: of the bundle.
+        fingerprint: tells that of this machine, `Catalogue.fingerprint`; not asked where there is no profile.
+    """
+    files = list(brought(bundle, name))
+    if not files:
+        return []
+    found, damaged = holding(files, fingerprint())
+    for file, fault in damaged.items():
+        log.warning("profile left out", path=str(file), error=fault)
+    return [found] if found is not None else []
+
+
+def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, power_w: float) -> Costs:
+    """What batches of one model cost there.
+
+    Args:
+        profiles: of the executor's machine; where two have the same point, the latter's holds.
+        model_digest: `Model.digest`; points of other models say nothing of this one.
+        provider: that runs it there; "" where nobody knows, and any one's points count.
+        power_w: stated; holds where the profile has no energy.
+    """
+    points = {
+        point.key.batch: point
+        for one in profiles
+        for point in one.points
+        if point.key.model_digest == model_digest
+        and point.key.condition == "warm"
+        and point.key.threads <= 1
+        and provider in ("", point.key.provider)
+    }
+    peak_bytes = {rows: known(point.peak_memory_bytes) for rows, point in points.items()}
+    least_bytes = min((each for each in peak_bytes.values() if each is not None), default=0.0)
+    energy_mj = {rows: known(point.energy_mj) for rows, point in points.items()}
+    is_measured = all(isinstance(point.energy_mj, Measured) for point in points.values())
+    return Costs(
+        seconds={rows: point.query.p50_ms / 1000 for rows, point in points.items()},
+        # The model itself, and what its smallest batch takes, is in the estimate of the model.
+        memory_bytes={rows: each - least_bytes for rows, each in peak_bytes.items() if each is not None},
+        energy_j={rows: each / 1000 for rows, each in energy_mj.items() if each is not None},
+        energy_source="measured" if is_measured else "modelled",
+        power_w=power_w,
+    )

@@ -1,0 +1,143 @@
+"""Where the next batch is done first, and whether it had best wait for that: bound late, while it can still grow.
+
+Whoever is free and slow is worth it only where it is done before those who are busy would be: the "slow server
+problem" (Lin and Kumar, IEEE TAC 1984: a slow server is used from a length of the queue on). What waits grows together
+meanwhile, which for models that gain by batches is worth more than to begin at once; so whoever is free and slow gets
+as many rows of it as it has done by the time at which the busy one would be done with all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import Seat as AnySeat
+from firstline_gateway.executors.dispatch.choice import Candidate, choose
+from firstline_gateway.executors.dispatch.member import Member
+
+Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
+
+# What is overdue is looked at again after so much of what it was to take, and no sooner than that.
+_AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class SeatTimes:
+    """See `base.Times`; of one model on one executor.
+
+    Args:
+        most_rows: that it is to be given now.
+    """
+
+    member: Member
+    key: ModelKey
+    most_rows: int
+
+    def seconds(self, rows: int) -> float:
+        return self.member.seconds(self.key, rows) or 0.0
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        return min(max_rows, self.most_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """See `base.Seat`."""
+
+    member: Member
+    key: ModelKey
+    is_free: bool
+    times: SeatTimes
+    again_s: float
+    _run: Run
+
+    def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
+        return self._run(self.member, self.key, inputs, deadlines_s)
+
+
+class Look:
+    """See `base.Look`.
+
+    Args:
+        members: all of them.
+        now_s: the present.
+        run: a batch on one of them.
+    """
+
+    def __init__(self, members: Sequence[Member], now_s: float, run: Run) -> None:
+        self._members = members
+        self._now_s = now_s
+        self._run = run
+        self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
+
+    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | None:
+        there = [member for member in self._members if not member.trouble(key)]
+        sizes: dict[Member, int] = {}
+        candidates = []
+        for member in there:
+            most = max(least_rows, min(rows, member.worthwhile_rows(key, max_rows)))
+            if (found := self._largest(member, key, (least_rows, most))) is not None:
+                sizes[member], candidate = found
+                candidates.append(candidate)
+        best = choose(candidates)
+        if best is None or not best.name.usable:
+            return None
+        most = sizes[best.name]
+        # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
+        is_full = rows >= best.name.worthwhile_rows(key, max_rows)
+        if best.name.room(len(self._held_s[best.name]), ahead=is_full):
+            return self._seat(best.name, key, most)
+        others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
+        instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
+        if instead:
+            fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
+            return self._seat(chosen.name, key, fewer)
+        soonest_s = min((self._candidate(member, key, least_rows).done_s for member in others), default=math.inf)
+        return self._seat(best.name, key, most, again_s=_again_s(best, soonest_s))
+
+    def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
+        assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
+        self._held_s[seat.member].append(seat.member.seconds(key, rows) or 0.0)
+
+    def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
+        return member.candidate(key, rows, self._now_s, self._held_s[member])
+
+    def _largest(
+        self, member: Member, key: ModelKey, between: tuple[int, int], than: Candidate[Member] | None = None
+    ) -> tuple[int, Candidate[Member]] | None:
+        """The most rows, and what they take, that are within its budgets there, and done no later than another one."""
+        for fewer in _sizes(*between):
+            found = self._candidate(member, key, fewer)
+            if not found.fits:
+                continue
+            if than is None or (found.trusted >= than.trusted and found.done_s <= than.done_s):
+                return fewer, found
+        return None
+
+    def _seat(self, member: Member, key: ModelKey, rows: int, again_s: float | None = None) -> Seat:
+        return Seat(member, key, again_s is None, SeatTimes(member, key, rows), again_s or 0.0, self._run)
+
+
+def _again_s(best: Candidate[Member], soonest_s: float) -> float:
+    """When another one would be done sooner after all, should what the best has under way never end.
+
+    Endless where nobody knows what it takes: the end of what runs is then what is waited for.
+    """
+    if best.run_s is None:
+        return math.inf
+    return best.wait_s + max(_AGAIN_S, soonest_s - best.done_s, _AGAIN_SHARE * best.run_s)
+
+
+def _sizes(least: int, most: int) -> Iterator[int]:
+    """The most, each power of two in between, and the least."""
+    yield most
+    size = 1 << max(0, most - 1).bit_length() >> 1
+    while size > least:
+        yield size
+        size >>= 1
+    if least < most:
+        yield least

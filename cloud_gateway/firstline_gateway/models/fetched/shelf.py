@@ -1,0 +1,90 @@
+"""Bundles fetched from the registry into a folder: what their full models need and no more, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
+from firstline_core.fleet.signed_file import SignedFile
+from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
+from firstline_core.storage.files import make_folder, sync_folder
+from firstline_gateway.executors.base import ModelKey
+
+_RETRY_S = 30.0
+
+Read = Callable[[str, int, int], AsyncIterator[bytes]]
+"""The bytes of a file, by its sha256, from the one to before the other."""
+
+
+class Shelf:
+    """One folder, which belongs to one gateway.
+
+    Args:
+        folder: its subfolders are bundles; made here.
+        read: from the registry.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, read: Read) -> None:
+        self.folder = folder
+        self._read = read
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise ConfigError(f"registry.full_models {folder} cannot be written: {error.strerror}.") from error
+
+    def path(self, key: ModelKey) -> Path:
+        """Where a version is, or would be."""
+        return self.folder / f"{key.name}@{key.version}"
+
+    def has(self, key: ModelKey) -> bool:
+        return (self.path(key) / MANIFEST_NAME).exists()
+
+    async def fetch(self, bundle: ListedBundle) -> Path:
+        """Brings a version here, checked file by file.
+
+        Raises:
+            IntegrityError: the registry has other bytes than were signed.
+            StoreUnavailableError: the disk refuses, or where the registry's files are does.
+        """
+        key = ModelKey(bundle.release.bundle, bundle.release.version)
+        path, coming = self.path(key), self.folder / f".{key.name}@{key.version}"
+        inside = target_path(key.name, key.version, "")
+        try:
+            shutil.rmtree(coming, ignore_errors=True)
+            for file in files_for(bundle, FULL):
+                await self._fetch(file, coming / file.path.removeprefix(inside))
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(coming, path)  # noqa: PTH105 (a folder)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"registry.full_models {self.folder} refuses: {error.strerror}; make room, or mend its rights.",
+                retry_after_s=_RETRY_S,
+            ) from error
+        return path
+
+    def remove(self, key: ModelKey) -> None:
+        """Forgets a version; blocks."""
+        shutil.rmtree(self.path(key), ignore_errors=True)
+
+    async def _fetch(self, file: SignedFile, path: Path) -> None:
+        make_folder(path.parent)
+        digest = hashlib.sha256()
+        with path.open("wb") as stream:
+            async for part in self._read(file.sha256, 0, file.size_bytes):
+                digest.update(part)
+                stream.write(part)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if digest.hexdigest() != file.sha256:
+            raise IntegrityError(
+                f"The registry has other bytes of {file.path} than were signed; push the bundle again."
+            )

@@ -1,0 +1,193 @@
+"""The bundles of the models folder: found, read and loaded. What is served of them, `repository.py` knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.store import declared, open_bundle
+from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.calibration import measure
+from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
+
+log = logger(__name__)
+
+
+def load_repository(
+    directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0, fetched: Path | None = None
+) -> Repository:
+    """Opens every bundle in a folder and loads its full model; one that is no good is logged, the others are served.
+
+    Args:
+        directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
+        options: how the models run; None where they are only declared, because they run elsewhere, or load later.
+        budget_bytes: what all models may take, and 0 is no limit; of those that do not fit together newer versions come
+            first, one that does not fit by itself is refused.
+        fetched: a folder of bundles that came from the registry; one that `directory` has too is not looked at.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    models: dict[ModelKey, ServedModel] = {}
+    refused: list[RefusedBundle] = []
+
+    def refuse(path: Path, error: FirstlineError, key: ModelKey | None) -> None:
+        log.error("bundle refused", path=str(path), error=error.message)
+        refused.append(RefusedBundle(path, error, key))
+
+    for path in [*find_bundles(directory), *_fetched(fetched)]:
+        try:
+            served = read_bundle(path, must_be_whole=options is not None)
+            if served.key in models and path.parent == fetched:
+                continue
+            check_size(served, budget_bytes)
+            if served.key in models:
+                raise _twice(path, models[served.key])
+        except FirstlineError as error:
+            refuse(path, error, _key_at(path))
+        else:
+            models[served.key] = served
+    taken_bytes = 0
+    for served in in_loading_order(models.values()):
+        taken_bytes += served.memory_bytes
+        if options is None or 0 < budget_bytes < taken_bytes:
+            taken_bytes -= served.memory_bytes
+            log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
+            continue
+        try:
+            models[served.key] = replace(served, loaded=load_full(served, options))
+        except FirstlineError as error:
+            taken_bytes -= served.memory_bytes
+            del models[served.key]
+            refuse(served.path, error, served.key)
+        else:
+            log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
+    return Repository(models, tuple(refused))
+
+
+def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
+    """A bundle of which nothing is loaded yet.
+
+    Args:
+        path: its folder.
+        must_be_whole: whether the full model's files have to be there.
+
+    Raises:
+        IntegrityError: the folder is no bundle, or a file is not what its manifest says.
+        ModelLoadError: it has no full model.
+    """
+    bundle = open_bundle(path)
+    manifest = bundle.manifest
+    if manifest.full is None:
+        raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
+    if must_be_whole and (missing := bundle.missing(manifest.full)):
+        raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
+    return ServedModel(ModelKey(manifest.name, manifest.version), path, manifest, None, manifest.full.digest)
+
+
+def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
+    """The full model of a bundle that was read before; blocks.
+
+    Raises:
+        ModelLoadError: it does not load, or its files are others than when it was read.
+        IntegrityError: its files are damaged.
+    """
+    bundle = open_bundle(served.path)
+    full = bundle.manifest.full
+    if full is None or bundle.manifest != served.manifest:
+        raise ModelLoadError(
+            f"The bundle {served.path} has changed since it was read; have it read anew with POST "
+            f"/v2/repository/models/{served.key.name}/load."
+        )
+    loaded = load_model(bundle, full, options)
+    loaded.batch_s = measure(loaded, bundle.manifest.input, full)
+    return loaded
+
+
+def named(
+    directory: Path, name: str, *, must_be_whole: bool, fetched: Path | None = None
+) -> tuple[list[ServedModel], list[RefusedBundle]]:
+    """All versions of one bundle in a folder, and what should have been one; blocks. `fetched`: see above.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    found: dict[ModelKey, ServedModel] = {}
+    refused: list[RefusedBundle] = []
+    for path in [*find_bundles(directory), *_fetched(fetched)]:
+        key = _key_at(path)
+        if (key.name if key is not None else None) != name and (key is not None or name not in path.parts[-2:]):
+            continue
+        try:
+            served = read_bundle(path, must_be_whole=must_be_whole)
+            if served.key in found and path.parent == fetched:
+                continue
+            if served.key in found:
+                raise _twice(path, found[served.key])
+        except FirstlineError as error:
+            refused.append(RefusedBundle(path, error, key))
+        else:
+            found[served.key] = served
+    return list(found.values()), refused
+
+
+def _fetched(folder: Path | None) -> list[Path]:
+    return find_bundles(folder) if folder is not None and folder.is_dir() else []
+
+
+def _key_at(path: Path) -> ModelKey | None:
+    found = declared(path)
+    return ModelKey(*found) if found is not None else None
+
+
+def _twice(path: Path, other: ServedModel) -> ConfigError:
+    return ConfigError(
+        f"{path} and {other.path} are both version {other.key.version} of '{other.key.name}'; remove one of them."
+    )
+
+
+def find_bundles(directory: Path) -> list[Path]:
+    """The folders with a manifest: `directory`, its subfolders and theirs, in order; hidden ones are passed over.
+
+    A subfolder that cannot be looked into is among them: as a bundle it is refused, by its name.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+    """
+    try:
+        if (directory / MANIFEST_NAME).exists():
+            return [directory]
+        folders = _folders(directory)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"There is no models folder {directory}; create it, or name another with models.directory."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"The models folder {directory} cannot be read: {error.strerror}.") from error
+    return [bundle for folder in folders for bundle in _bundles_in(folder)]
+
+
+def _bundles_in(folder: Path) -> list[Path]:
+    try:
+        if (folder / MANIFEST_NAME).exists():
+            return [folder]
+        return [inner for inner in _folders(folder) if _may_be_bundle(inner)]
+    except OSError:
+        return [folder]
+
+
+def _may_be_bundle(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST_NAME).exists()
+    except OSError:
+        return True
+
+
+def _folders(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))

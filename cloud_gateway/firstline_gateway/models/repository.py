@@ -1,0 +1,180 @@
+"""The models served, by name and version. `folder.py` reads them, `residency/` decides which are in memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.protocol.tensors import shown
+from firstline_core.runtime.select import PLATFORMS
+from firstline_core.types import ModelMetadata
+from firstline_gateway.executors.base import ModelKey
+
+# ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
+# more. What runs take meanwhile comes on top.
+_RESIDENT_FACTOR = 2.5
+_RESIDENT_BASE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One version of a bundle.
+
+    Args:
+        loaded: the full model; None where it runs elsewhere, or is not in memory.
+        digest: the full model's.
+    """
+
+    key: ModelKey
+    path: Path
+    manifest: Manifest
+    loaded: LoadedModel | None
+    digest: str
+
+    @property
+    def full(self) -> Model:
+        """The full model; a bundle without one is not served."""
+        assert self.manifest.full is not None  # noqa: S101 (see `folder.read_bundle`)
+        return self.manifest.full
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes in memory, by the size of its files: known before it is loaded, and the same every time."""
+        size_bytes = sum(artefact.size_bytes for artefact in self.full.artefacts)
+        return int(_RESIDENT_FACTOR * size_bytes) + _RESIDENT_BASE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBundle:
+    """A folder that looked like a bundle and is not served; `key` is None where its manifest cannot be read."""
+
+    path: Path
+    error: FirstlineError
+    key: ModelKey | None = None
+
+
+class Repository:
+    """What is served. Names and versions are those of the manifests, whatever the folders are called.
+
+    Attributes:
+        models: by name and version; replaced as a whole by each change.
+        refused: bundles that were no good when the gateway started.
+        away: versions that are known and not served, each with the reason.
+        on_missing: asked, with name and version, before it is said that there is no such model; what it gives is said
+            instead.
+    """
+
+    def __init__(self, models: dict[ModelKey, ServedModel], refused: tuple[RefusedBundle, ...] = ()) -> None:
+        self.refused = refused
+        self.on_missing: Callable[[str, str], FirstlineError | None] = lambda _name, _version: None
+        self.away = {
+            bundle.key: bundle.error.message
+            for bundle in refused
+            if bundle.key is not None and bundle.key not in models
+        }
+        self._serve(models)
+
+    def _serve(self, models: dict[ModelKey, ServedModel]) -> None:
+        self.models = models
+        self._versions: dict[str, tuple[int, ...]] = {}
+        for name, version in sorted(models):
+            self._versions[name] = (*self._versions.get(name, ()), version)
+
+    def put(self, served: ServedModel) -> None:
+        """Serves a version from now on, in place of what was served as that."""
+        self.away.pop(served.key, None)
+        self._serve(self.models | {served.key: served})
+
+    def take(self, key: ModelKey, why: str) -> None:
+        """Serves a version no more."""
+        self.away[key] = why
+        self._serve({each: served for each, served in self.models.items() if each != key})
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """By name, then by version."""
+        return (self.models[key] for key in sorted(self.models))
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        """The versions of a bundle, the current one last.
+
+        Raises:
+            UnknownModelError: there is no such bundle.
+        """
+        try:
+            return self._versions[name]
+        except KeyError:
+            for key, why in self.away.items():
+                if key.name == name:
+                    raise UnknownModelError(f"Model {shown(name)} is not served: {why}") from None
+            served = ", ".join(self._versions) or "none"
+            raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}.") from None
+
+    def resolve(self, name: str, version: str) -> ServedModel:
+        """The model of a request; the version "" means the highest.
+
+        Raises:
+            UnknownModelError: there is no such bundle or version.
+            EngineUnavailableError: there will be, soon.
+        """
+        try:
+            versions = self.versions(name)
+            if not version:
+                return self.models[ModelKey(name, versions[-1])]
+            for known in versions:
+                if str(known) == version:
+                    return self.models[ModelKey(name, known)]
+            raise UnknownModelError(
+                f"Model '{name}' has no version {shown(version)} on this gateway; "
+                f"it serves: {', '.join(map(str, versions))}."
+            )
+        except UnknownModelError as error:
+            raise (self.on_missing(name, version) or error) from None
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Those names that no model has, be it served or refused."""
+        return sorted(set(names).difference(key.name for key in (*self.models, *self.away)))
+
+    def metadata(self, name: str, version: str) -> ModelMetadata:
+        """What V2 says of a model.
+
+        Raises:
+            UnknownModelError: there is no such bundle or version.
+        """
+        served = self.resolve(name, version)
+        return ModelMetadata(
+            name=name,
+            versions=tuple(map(str, self.versions(name))),
+            platform=PLATFORMS[served.full.runtime],
+            inputs=(served.manifest.input_spec,),
+            outputs=(served.manifest.output_spec,),
+            labels=served.manifest.labels,
+        )
+
+
+def check_size(served: ServedModel, budget_bytes: int) -> None:
+    """Whether there will ever be room for a model; 0 is no limit.
+
+    Raises:
+        ModelLoadError: there will not.
+    """
+    if 0 < budget_bytes < served.memory_bytes:
+        raise ModelLoadError(
+            f"Version {served.key.version} of '{served.key.name}' takes {math.ceil(served.memory_bytes / (1 << 20))} "
+            f"MiB of memory, more than models.memory_budget_mb allows for all ({budget_bytes >> 20} MiB)."
+        )
+
+
+def in_loading_order(models: Iterable[ServedModel]) -> list[ServedModel]:
+    """Current versions first: they are what most requests are for."""
+    ranked: list[tuple[int, ModelKey, ServedModel]] = []
+    of_name: Counter[str] = Counter()
+    for served in sorted(models, key=lambda served: served.key, reverse=True):
+        ranked.append((of_name[served.key.name], served.key, served))
+        of_name[served.key.name] += 1
+    return [served for _, _, served in sorted(ranked, key=lambda each: each[:2])]

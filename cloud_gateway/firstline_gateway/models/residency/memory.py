@@ -1,0 +1,233 @@
+"""The models in memory, who holds them, and room for others: loaded, exchanged, given up. Who wants what is not known.
+
+Room is made by giving up the model that was used longest ago, and only where nobody holds it or waits for it. One
+change is made at a time: whoever makes one has `turn` until it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import Clock
+from firstline_core.errors import NotReadyError
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.executors.base import Executor, ModelKey
+from firstline_gateway.models.repository import Repository, ServedModel, check_size
+
+log = logger(__name__)
+
+_FIRST_LOAD_S = 1.0
+
+Load = Callable[[ServedModel], LoadedModel]
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A version that is served, and whether it is in memory.
+
+    Args:
+        served: what it is; the loaded model is with the executor alone.
+        is_in: whether a request may hold it now.
+        holders: requests that do.
+        waiting: requests that wait until they can.
+        used: when it was held last, in counts of that.
+        work: the load under way, or asked for.
+        problem: why it could not be loaded the last time.
+        retry_s: when that may be tried again.
+        leaving: it takes room yet, but is being given up.
+    """
+
+    served: ServedModel
+    is_in: bool
+    holders: int = 0
+    waiting: int = 0
+    used: int = 0
+    work: asyncio.Task[None] | None = None
+    problem: str = ""
+    retry_s: float = 0.0
+    leaving: bool = False
+
+
+class ModelMemory:
+    """Belongs to one event loop.
+
+    Args:
+        repository: what is served; what it holds loaded is the executor's from now on.
+        executor: runs what is in memory.
+        load: one model, blocking; None where models run elsewhere: then all of them are always there.
+        budget_bytes: of all that is in memory; 0 is no limit.
+        clock: loads are timed by it.
+    """
+
+    def __init__(
+        self, repository: Repository, executor: Executor, *, load: Load | None, budget_bytes: int, clock: Clock
+    ) -> None:
+        self._executor = executor
+        self._load = load
+        self._budget_bytes = budget_bytes
+        self._clock = clock
+        self._count = itertools.count(1)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-loader")
+        self.turn = asyncio.Lock()
+        self.changed = asyncio.Event()  # somebody let go of a model, or waits for it no more
+        self.load_s = _FIRST_LOAD_S  # what the last load took, or about that
+        self.places: dict[ModelKey, Place] = {}
+        for served in repository:
+            self.places[served.key] = Place(served, is_in=load is None or served.loaded is not None)
+            if load is not None and served.loaded is not None:
+                self.places[served.key].served = replace(served, loaded=None)
+                repository.put(self.places[served.key].served)
+
+    def close(self) -> None:
+        """Loads nothing more; what is in memory is the executor's."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the models in memory take."""
+        return sum(place.served.memory_bytes for place in self.places.values() if place.is_in or place.leaving)
+
+    @property
+    def resident(self) -> list[ModelKey]:
+        """What is in memory."""
+        return [key for key, place in self.places.items() if place.is_in]
+
+    def hold(self, key: ModelKey) -> Place | None:
+        """Keeps a model in memory until `release`; None where it is not there."""
+        place = self.places.get(key)
+        if place is None or not place.is_in:
+            return None
+        place.holders += 1
+        place.used = next(self._count)
+        return place
+
+    def release(self, place: Place) -> None:
+        place.holders -= 1
+        if not place.holders:
+            self.changed.set()
+
+    def fits(self, served: ServedModel) -> bool:
+        """Whether there is room for it beside what is in memory."""
+        return not self._budget_bytes or self.used_bytes + served.memory_bytes <= self._budget_bytes
+
+    # Changes: by whoever has the turn.
+
+    async def make_room(self, served: ServedModel) -> None:
+        """Gives up the model that was used longest ago; where all are held, waits until that has changed.
+
+        Raises:
+            ModelLoadError: there will never be room.
+        """
+        check_size(served, self._budget_bytes)
+        if not await self._evict_one():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def bring_in(self, place: Place) -> None:
+        """Loads a model for which there is room.
+
+        Raises:
+            FirstlineError: it does not load.
+        """
+        loaded = await self._loaded(place.served)
+        await self._executor.put(replace(place.served, loaded=loaded))
+        place.is_in, place.problem = True, ""
+        key = place.served.key
+        log.info("model loaded", model=key.name, version=key.version, digest=place.served.digest)
+
+    async def exchange(self, served: ServedModel) -> None:
+        """Has a bundle as it is now. What was in memory of it stays until the new one is loaded beside it.
+
+        Raises:
+            FirstlineError: it does not load; nothing has changed.
+        """
+        key, before = served.key, self.places.get(served.key)
+        fresh = Place(served, is_in=True)
+        loaded = None
+        if self._load is not None:
+            if self._budget_bytes:
+                check_size(served, self._budget_bytes)
+                while not self.fits(served) and await self._evict_one(keeping=key):
+                    pass
+                if not self.fits(served) and (before is None or not before.is_in):
+                    raise NotReadyError(
+                        "There is no room for it: requests hold all that is in memory; come back later."
+                    )
+            loaded = await self._loaded(served)
+        was_in = before is not None and before.is_in
+        try:
+            if before is not None:
+                before.is_in = False  # whoever comes now waits for the new one
+                await self._until_let_go(before)
+            await self._executor.put(replace(served, loaded=loaded))
+        except BaseException:
+            if before is not None:
+                before.is_in = was_in
+            raise
+        if loaded is not None:
+            await self.in_thread(_give_back)
+        self.places[key] = fresh
+        self.changed.set()
+        log.info("model loaded", model=key.name, version=key.version, digest=served.digest)
+
+    async def give_up(self, place: Place) -> None:
+        """Has a version no more, once nobody holds it."""
+        key = place.served.key
+        await self._until_let_go(place)
+        del self.places[key]
+        self.changed.set()
+        if place.is_in:
+            place.is_in = False
+            await self._executor.drop(key)
+            await self.in_thread(_give_back)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What blocks, after the loads that were begun before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _evict_one(self, keeping: ModelKey | None = None) -> bool:
+        idle = [
+            place
+            for key, place in self.places.items()
+            if place.is_in and not place.holders and not place.waiting and key != keeping
+        ]
+        if not idle:
+            return False
+        place = min(idle, key=lambda place: place.used)
+        place.is_in, place.leaving = False, True
+        try:
+            await self._executor.drop(place.served.key)
+        finally:
+            place.leaving = False
+        await self.in_thread(_give_back)
+        log.info("model given up for others", model=place.served.key.name, version=place.served.key.version)
+        return True
+
+    async def _until_let_go(self, place: Place) -> None:
+        while place.holders:
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def _loaded(self, served: ServedModel) -> LoadedModel:
+        assert self._load is not None  # noqa: S101 (without it every model is always there)
+        started_s = self._clock.monotonic_s()
+        loaded = await self.in_thread(partial(self._load, served))
+        self.load_s = max(_FIRST_LOAD_S, self._clock.monotonic_s() - started_s)
+        return loaded
+
+
+def _give_back() -> None:
+    """Returns freed memory to the system: glibc keeps what models were loaded from, as much as they take, for later."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # another C library
+        return

@@ -1,0 +1,126 @@
+"""What devices and people ask of the profiles. What people change is in the audit trail, in the same transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from firstline_core.clock import Clock
+from firstline_core.errors import NotFoundError
+from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, entry_of
+from firstline_core.profile.profile import Profile
+from firstline_core.protocol.enrolment import device_principal
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.profiles import records
+from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.requests import check_asked
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.trail import records as trail
+
+_T = TypeVar("_T")
+
+log = logger(__name__)
+
+
+class Profiles:
+    """Of one gateway, or of the replicas that share its store.
+
+    Args:
+        readers: of the store.
+        writer: writes to it.
+        clock: what times are on.
+    """
+
+    def __init__(self, readers: Readers, writer: GroupWriter, *, clock: Clock) -> None:
+        self._readers = readers
+        self._writer = writer
+        self._clock = clock
+
+    async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
+        """Profiles after a place; see `records.page`."""
+        found = await self._readers.ask(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
+        shown = found[:limit]
+        last = shown[-1] if len(found) > limit else None
+        return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
+
+    async def get(self, place: Place) -> tuple[ProfileEntry, bytes]:
+        """One profile: what is told of it, and the document.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        found = await self._readers.ask(lambda on: records.find(on, place))
+        if found is None:
+            raise _unknown(place)
+        return found
+
+    async def put(self, profile: Profile, content: bytes, by: str) -> ProfileEntry:
+        """Keeps what a person brings."""
+        entry = entry_of(profile, content, sha256(content).hexdigest(), by=by, now_s=self._clock.wall_s())
+
+        def kept(connection: Connection) -> None:
+            records.put(connection, entry, content)
+            _note(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
+
+        await self._write(kept)
+        return entry
+
+    async def take(self, profile: Profile, content: bytes, device: str) -> ProfileEntry:
+        """Keeps what a device measured of itself, which it was asked for.
+
+        Raises:
+            ConflictError: it was not.
+        """
+        by = device_principal(device)
+        entry = entry_of(profile, content, sha256(content).hexdigest(), by=by, now_s=self._clock.wall_s())
+
+        def kept(connection: Connection) -> None:
+            check_asked(connection, device, entry.bundle, entry.version)
+            records.put(connection, entry, content)
+
+        await self._write(kept)
+        log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
+        return entry
+
+    async def remove(self, place: Place, by: str) -> None:
+        """Forgets one.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        now_s = self._clock.wall_s()
+
+        def removed(connection: Connection) -> None:
+            if not records.remove(connection, place):
+                raise _unknown(place)
+            _note(connection, now_s, by, "profile.remove", place)
+
+        await self._write(removed)
+
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
+        return await asyncio.wrap_future(self._writer.submit(operation))
+
+
+def _note(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:
+    bundle, version, machine = place
+    trail.add(
+        connection,
+        at_s=now_s,
+        actor=by,
+        action=action,
+        subject=f"profile:{bundle}/{version}",
+        details={"machine": machine},
+    )
+
+
+def _unknown(place: Place) -> NotFoundError:
+    bundle, version, machine = place
+    return NotFoundError(
+        f"Nobody has stored a profile of {bundle} version {version} on {machine}; "
+        f"`firstline model profile ls {bundle}` shows those that are there."
+    )

@@ -1,0 +1,100 @@
+"""One log line and one count for every request, whichever transport brought it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal
+
+from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
+from firstline_core.telemetry import logs
+from firstline_core.types import Reason, Tier
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+
+_NAME = "firstline_gateway.requests"
+_ANSWERED = "answered"
+log = logs.logger(_NAME)
+_standard = logging.getLogger(_NAME)
+
+# Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
+_REFUSALS_PER_S = 20
+
+
+class _Flood:
+    """Keeps refusals under overload from becoming an overload of the log."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._refusals = 0
+
+    def passes(self, second: int) -> bool:
+        """Whether this one is written; the first of a new second says how many were not."""
+        if second != self._second:
+            if self._refusals > _REFUSALS_PER_S:
+                log.info("more refused", requests=self._refusals - _REFUSALS_PER_S, code=CapacityError.code)
+            self._second, self._refusals = second, 0
+        self._refusals += 1
+        return self._refusals <= _REFUSALS_PER_S
+
+
+_flood = _Flood()
+
+
+def answered_form(model: str, principal: str, rows: int, *, traced: bool = False) -> logs.LineForm:
+    """The line of answers over HTTP that differ in their `request_id`, `ms` and trace alone; see `record`."""
+    return logs.LineForm(
+        _NAME,
+        _ANSWERED,
+        _facts("http", model, principal)
+        | {"rows": rows, "tier": Tier.CLOUD.value, "reason": Reason.REQUESTED.value, "outcome": "ok"},
+        {"request_id": "", "ms": 0.0} | ({"trace_id": "", "span_id": ""} if traced else {}),
+    )
+
+
+def _facts(transport: str, model: str, principal: str) -> dict[str, object]:
+    # A caller's text must not steer a terminal.
+    return {
+        "transport": transport,
+        "model": model if model.isprintable() else ascii(model),
+        "principal": principal,
+    }
+
+
+def is_written() -> bool:
+    """Whether answers have a line of their own."""
+    return _standard.isEnabledFor(logging.INFO)
+
+
+def record(
+    metrics: GatewayMetrics,
+    *,
+    transport: Literal["http", "grpc", "mqtt"],
+    model: str,
+    principal: str,
+    seconds: float,
+    error: FirstlineError | None = None,
+) -> None:
+    """Writes down how a request ended. The data plane bound its id, rows, tier and reason to the log's context.
+
+    Args:
+        metrics: counts errors here; answers are counted where they are made.
+        transport: what brought it.
+        model: as the caller wrote it.
+        principal: who asked, "" where it is not known.
+        seconds: from the first byte read to the answer made.
+        error: why there is no answer.
+    """
+    if error is not None:
+        metrics.error(error)
+        if isinstance(error, CapacityError) and not _flood.passes(int(time.monotonic())):
+            return
+    elif not is_written():
+        return
+    facts = _facts(transport, model, principal) | {"ms": round(seconds * 1000, 3)}
+    if error is None:
+        logs.line(_NAME, _ANSWERED, outcome="ok", **facts)
+        return
+    if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
+        log.error("failed", outcome=error.code, error=error.message, **facts)
+    else:
+        log.info("refused", outcome=error.code, error=error.message, **facts)
