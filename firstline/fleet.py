@@ -29,6 +29,7 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.protocol.http_errors import error_from
 
 if TYPE_CHECKING:
+    from firstline.profiles import Profiles
     from firstline.rollouts import Rollouts
 
 _TIMEOUT_S = 30.0
@@ -49,6 +50,13 @@ class Fleet:
         from firstline.rollouts import Rollouts  # which asks by what is here
 
         return Rollouts(self._client)
+
+    @cached_property
+    def profiles(self) -> Profiles:
+        """What bundles' models cost on machines."""
+        from firstline.profiles import Profiles  # likewise
+
+        return Profiles(self._client)
 
     def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
         """A join token for each device, in their order; the gateway shows them this once.

@@ -11,6 +11,7 @@ from firstline.cli import (
     audit,
     bundle,
     certify,
+    compress,
     config,
     detections,
     device,
@@ -19,8 +20,10 @@ from firstline.cli import (
     job,
     keys,
     model,
+    profile,
     rollout,
     sentences,
+    split,
 )
 from firstline.cli.console import console
 from firstline.cli.demo import demo
@@ -38,6 +41,9 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(audit.app, name="audit")
 app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
+app.command("compress")(compress.compress_command)
+app.command("profile")(profile.profile_command)
+app.command("split")(split.split_command)
 app.command("detections")(detections.detections_command)
 app.command("console")(console)
 app.command("demo")(demo)

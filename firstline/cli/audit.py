@@ -13,6 +13,7 @@ from firstline.cli.output import Output, OutputOption, print_json, print_table, 
 from firstline.cli.when import date
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.trail import Head, check_trail
+from firstline_core.quantities import counted
 
 _HEAD_BYTES = 64 * 1024
 
@@ -73,7 +74,7 @@ def verify(
         print_json({"entries": number, "sha256": sha256, "head": now})
     else:
         since = f", and contains the head of {date(kept.at_s)}" if kept is not None else ""
-        typer.echo(f"{number} entries, none changed{since}; the last is {sha256[:16]}")
+        typer.echo(f"{counted(number, 'entry', 'entries')}, none changed{since}; the last is {sha256[:16]}")
 
 
 def _read(file: Path) -> Head:

@@ -31,6 +31,7 @@ from firstline.workbench.selection import Selection, check_score, default_fracti
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.quantities import counted
 from firstline_core.routing.certificate import Certificate, check_share
 from firstline_core.routing.weighted import certify_weighted
 
@@ -213,7 +214,7 @@ def _chosen_sentence(chosen: Selection) -> str:
     compared = ", ".join(f"{name} {area:.3f}" for name, area in best_first) or "too few losses to compare scores"
     # A learned score does not look at the temperature.
     heated = "" if chosen.score.learned is not None else f" at temperature {chosen.score.temperature:g}"
-    return f"{chosen.used} other rows decided on the score: {chosen.score.kind}{heated} (AUROC: {compared})."
+    return f"{counted(chosen.used, 'other row')} decided on the score: {chosen.score.kind}{heated} (AUROC: {compared})."
 
 
 def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> str:
@@ -222,7 +223,7 @@ def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> s
     if found.threshold is None or found.risk_upper is None:
         return (
             f"Not certified on {found.n} rows that {promise}; escalate everything. Some threshold would have to keep "
-            f"at least {found.n_needed} more rows without a single error."
+            f"at least {counted(found.n_needed, 'more row')} without a single error."
         )
     return (
         f"Certified on {found.n} rows: {promise}, when an answer is kept at a score of at least "

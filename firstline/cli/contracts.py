@@ -26,6 +26,7 @@ from firstline.workbench.selection import ScoreName
 from firstline_core.bundle.certificate import points
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.quantities import counted
 from firstline_core.routing.certificate import Certificate as Proof
 
 _UNPROVED_SHOWN = 20
@@ -144,8 +145,8 @@ def print_groups(proof: Proof) -> None:
 def _of_stream(proof: Proof, promise: str) -> str:
     if proof.threshold is None or proof.risk_upper is None:
         return (
-            f"Not certified on {proof.n} rows that {promise}; escalate everything. At least {proof.n_needed} more rows "
-            "would be needed."
+            f"Not certified on {proof.n} rows that {promise}; escalate everything. At least "
+            f"{counted(proof.n_needed, 'more row')} would be needed."
         )
     return (
         f"Certified on {proof.n} rows: {promise}, when an answer is kept at a score of at least "

@@ -71,7 +71,9 @@ def create(
     ] = "labels",
     golden: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Image, or .npy of rows, that each device must answer alike."),
+        typer.Option(
+            metavar="FILE", help="Image, folder or zip of images, or .npy of rows: each device must answer alike."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
     output: OutputOption = Output.TEXT,

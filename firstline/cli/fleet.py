@@ -10,6 +10,7 @@ import typer
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json
 from firstline_core.fleet.twin import Brake
+from firstline_core.quantities import counted
 
 app = typer.Typer(help="Brake the whole fleet's escalation, and lift the brake.", no_args_is_help=True)
 
@@ -29,7 +30,7 @@ def brake(
     wanted = Brake(per_hour, reason, time.time() + hours * 3600 if hours else 0.0)
     with fleet_at(gateway, key_file, ca) as fleet:
         told = fleet.brake(wanted)
-    _say({"brake": wanted, "devices": told}, f"braked: {told} devices are told", output)
+    _say({"brake": wanted, "devices": told}, f"braked; told: {counted(told, 'device')}", output)
 
 
 @app.command()
@@ -43,7 +44,7 @@ def lift(
     """Lift the brake."""
     with fleet_at(gateway, key_file, ca) as fleet:
         told = fleet.brake(None)
-    _say({"brake": None, "devices": told}, f"lifted: {told} devices are told", output)
+    _say({"brake": None, "devices": told}, f"lifted; told: {counted(told, 'device')}", output)
 
 
 def _say(value: object, sentence: str, output: Output) -> None:

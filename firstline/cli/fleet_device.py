@@ -12,6 +12,7 @@ from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import Tag
+from firstline_core.hardware.words import catalogue_lines
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
 
@@ -72,6 +73,12 @@ def _get(
         why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
         what = "" if update.what == "model" else f"{update.what} "
         typer.echo(f"update to {what}{update.name} {update.version}: {update.state}{why}")
+    for one in found.reported.profiles if found.reported is not None else ():
+        points = f" ({one.done} of {one.total} points)" if one.total else ""
+        typer.echo(f"profile of {one.bundle}: {one.state}{points}{f': {one.message}' if one.message else ''}")
+    if found.reported is not None and found.reported.hardware is not None:
+        for line in catalogue_lines(found.reported.hardware):
+            typer.echo(line)
 
 
 def _tag(

@@ -23,6 +23,7 @@ from firstline.release import roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
 from firstline_core.fleet import expiry
+from firstline_core.quantities import counted
 
 
 class _Key(msgspec.Struct):
@@ -97,7 +98,7 @@ def tell_draft(keyring: Keyring) -> None:
 def _lacking(keyring: Keyring) -> str:
     most = max(keyring.lacking().values(), default=0)
     return (
-        f"{keyring.draft} lacks {most} signature{'s' * (most != 1)}: take it to whoever has another root key, for "
+        f"{keyring.draft} lacks {counted(most, 'signature')}: take it to whoever has another root key, for "
         "`firstline keys sign --root-key FILE`. Until then nothing changes."
     )
 

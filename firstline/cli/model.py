@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli import alias
+from firstline.cli import alias, kept_profiles
 from firstline.cli.fleet_options import (
     KEYS,
     CaOption,
@@ -33,6 +33,7 @@ from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.registry import BundleEntry
 from firstline_core.fleet.target import Asked
+from firstline_core.quantities import counted
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 
@@ -42,6 +43,7 @@ app = typer.Typer(
     help="Push bundles to a gateway's registry, list them, fetch them, name them.",
 )
 app.add_typer(alias.app, name="alias")
+app.add_typer(kept_profiles.app, name="profile")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias such as champion.")]
@@ -104,7 +106,7 @@ def list_bundles(
         made.add_row(one.name, str(one.version), aliases, variants, size(one.size_bytes), one.full_digest[:12] or "-")
     print_table(made)
     room = f" of {size(kept.limit_bytes)}" if kept.limit_bytes else ""
-    typer.echo(f"The registry keeps {kept.blobs} files, {size(kept.blobs_bytes)}{room}.")
+    typer.echo(f"The registry keeps {counted(kept.blobs, 'file')}, {size(kept.blobs_bytes)}{room}.")
 
 
 @app.command()

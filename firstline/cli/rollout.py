@@ -30,6 +30,7 @@ from firstline.cli.when import date
 from firstline.rollouts import Rollouts
 from firstline_core.errors import CapacityError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
+from firstline_core.quantities import counted
 
 EXIT_ENDED_OTHERWISE = 1
 EXIT_ASKS = 3
@@ -103,6 +104,7 @@ def start(
         if made.state != "draft":
             made = _started(fleet.rollouts, made.id)
     typer.echo(made.sentence, err=True)
+    _mind(made)
     if output is Output.JSON:
         print_json(made)
     else:
@@ -219,10 +221,16 @@ def _command(command: str, rollout: str, where: Where, output: Output) -> None:
         if command in before.consequences:
             typer.echo(before.consequences[command], err=True)
         found = fleet.rollouts.command(rollout, command, before.revision)
+    _mind(found)
     if output is Output.JSON:
         print_json(found)
     else:
         typer.echo(f"{found.state}: {found.sentence}")
+
+
+def _mind(found: RolloutSummary) -> None:
+    for warning in found.warnings:
+        typer.echo(f"mind: {warning}", err=True)
 
 
 def _brought(found: RolloutSummary) -> str:
@@ -251,11 +259,12 @@ def _print_plan(found: Plan) -> None:
             seen.add_row(str(stage.stage + 1), one.figure, f"{one.tolerance:.3g}", *row, after)
     print_table(seen)
     sent = "-" if found.bytes is None else f"at most {size(found.bytes)}"
-    typer.echo(
-        f"{found.devices} devices, {found.rest} of them held back; {sent}; complete after {_long(found.earliest_s)}"
-    )
+    meant, complete = counted(found.devices, "device"), _long(found.earliest_s)
+    typer.echo(f"{meant}, {found.rest} of them held back; {sent}; complete after {complete}")
     for rollout in found.supersedes:
         typer.echo(f"its start ends rollout {rollout}")
+    for warning in found.warnings:
+        typer.echo(f"mind: {warning}")
     typer.echo(f"abort: {found.abort}\nrollback: {found.rollback}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -59,6 +61,10 @@ def said(stages: str, soak: str, per_minute: float | None, selector: str, held_b
         raise ConfigError(
             f"--stages takes percentages with commas between, such as 1,10,100; not {stages!a}."
         ) from None
+    if not all(0 < share <= 1 for share in shares) or any(after <= before for before, after in pairwise(shares)):
+        raise ConfigError(
+            f"--stages takes growing percentages up to 100, each with the devices of those before; not {stages!a}."
+        )
     each = {"soak_s": _seconds(soak)} | ({"per_minute": per_minute} if per_minute is not None else {})
     return {
         "stages": [{"share": share} | each for share in shares],
@@ -106,6 +112,9 @@ def _toml(file: Path) -> dict[str, Any]:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text[:-1]) * DURATIONS_S[text[-1:]]
+        found = float(text[:-1]) * DURATIONS_S[text[-1:]]
     except (ValueError, KeyError):
-        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.") from None
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.")
+    return found

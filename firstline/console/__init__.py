@@ -9,6 +9,7 @@ What is shown, pure functions from what the gateway answers
 What asks and serves
     watching        what the gateway said last, asked again at a bounded pace
     access          who may look: hosts, origins, the password
+    attempts        how often anybody may try one
     settings        where it listens and what it asks
     service         the process
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import math
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -18,8 +19,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from firstline.console.attempts import Attempts
 from firstline.console.settings import is_loopback
 from firstline_core.protocol.tensors import shown
+
+HEALTH = "/health"
+"""Whether the process serves, for whoever starts it anew; it tells nothing, so that everybody may ask."""
 
 _PORTS = {"http": 80, "https": 443}
 _NOWHERE = "", 0
@@ -39,10 +44,11 @@ _HEADERS = {
 
 
 class Refusal(NamedTuple):
-    """Why somebody is not let in."""
+    """Why somebody is not let in; `retry_s` is when they may ask again."""
 
     status: HTTPStatus
     sentence: str
+    retry_s: int | None = None
 
 
 class Guard:
@@ -56,21 +62,42 @@ class Guard:
     def __init__(self, app: ASGIApp, password: str) -> None:
         self._app = app
         self._password = password
+        self._attempts = Attempts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        found = refusal(Headers(scope=scope), self._password)
+        if scope["type"] == "http" and scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"):
+            await PlainTextResponse("live\n")(scope, receive, _protected(send))
+            return
+        found = self._refusal(Headers(scope=scope), (scope.get("client") or ("",))[0])
         if found is None:
             await self._app(scope, receive, _protected(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
         else:
-            challenge = {"WWW-Authenticate": 'Basic realm="Firstline console", charset="UTF-8"'}
-            asks = found.status is HTTPStatus.UNAUTHORIZED
-            reply = PlainTextResponse(found.sentence, found.status, challenge if asks else None)
+            headers = {}
+            if found.status is HTTPStatus.UNAUTHORIZED:
+                headers["WWW-Authenticate"] = 'Basic realm="Firstline console", charset="UTF-8"'
+            if found.retry_s is not None:
+                headers["Retry-After"] = str(found.retry_s)
+            reply = PlainTextResponse(found.sentence, found.status, headers)
             await reply(scope, receive, _protected(send))
+
+    def _refusal(self, headers: Headers, address: str) -> Refusal | None:
+        """Why a request from this address is not answered; counts passwords that are wrong."""
+        tries = bool(self._password) and "authorization" in headers
+        if tries and (wait_s := self._attempts.wait_s(address)):
+            retry_s = math.ceil(wait_s)
+            sentence = f"Too many wrong passwords were tried; try again in {retry_s} s."
+            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, sentence, retry_s)
+        found = refusal(headers, self._password)
+        if tries and found is None:
+            self._attempts.right(address)
+        elif tries and found is not None and found.status is HTTPStatus.UNAUTHORIZED:
+            self._attempts.wrong(address)
+        return found
 
 
 def refusal(headers: Headers, password: str) -> Refusal | None:

@@ -49,11 +49,14 @@ def add_pages(watch: Watch) -> None:
             models = Rows("Models that answer", view.MODELS, "It says of no model that it answers.")
             text("h2", "Updates")
             updates = Rows("Updates", view.UPDATES, "It says of no update.")
+            text("h2", "Hardware")
+            hardware = Rows("Hardware", view.HARDWARE, "It has not said what it is.")
 
         def show(device: FleetDevice) -> None:
             facts.show(device)
             models.show(view.model_rows(device))
             updates.show(view.update_rows(device))
+            hardware.show(view.hardware_rows(device))
 
         frame.follow(lambda: watch.ask(("device", name), lambda fleet: fleet.device(name)), show)
 

@@ -10,6 +10,7 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 from firstline_core.fleet.twin import Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
+from firstline_core.hardware.words import catalogue_facts
 
 SILENT_S = 900.0
 """A device that was not heard of for longer is no more shown as being there; rollouts' default, too."""
@@ -35,6 +36,7 @@ UPDATES = (
     Column("since", "Since (device's clock, UTC)"),
     Column("rollout", "Rollout"),
 )
+HARDWARE = (Column("what", "What"), Column("said", "It is"))
 
 _ENDED_WELL = UpdateState.COMMITTED
 _UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
@@ -167,4 +169,13 @@ def update_rows(device: FleetDevice) -> list[Row]:
             "rollout": Cell(update.rollout or "-", rollout_page(update.rollout) if update.rollout else ""),
         }
         for update in updates
+    ]
+
+
+def hardware_rows(device: FleetDevice) -> list[Row]:
+    """What a device is, as it has found out itself."""
+    found = device.reported.hardware if device.reported is not None else None
+    return [
+        {"key": Cell(str(place)), "what": Cell(name), "said": Cell(text)}
+        for place, (name, text) in enumerate(catalogue_facts(found) if found is not None else ())
     ]

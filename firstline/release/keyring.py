@@ -193,6 +193,7 @@ class Keyring:
             How many signatures it lacks: see `roles.missing`.
         """
         before = self.root()
+        roles.check_keys(root.signed)
         keyids = dict.fromkeys([*before.signed.roles[Root.type].keyids, *root.signed.roles[Root.type].keyids])
         roles.sign(root, self.signers([keyid for keyid in keyids if keyid != never]))
         lacking = roles.missing(root, before)

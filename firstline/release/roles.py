@@ -10,6 +10,7 @@ from securesystemslib.signer import CryptoSigner, Key
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 
+from firstline_core.bundle.key_material import named_twice
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.registry import OnlineKey
 
@@ -55,6 +56,16 @@ def exchange(root: Root, role: str, old: str, new: Key) -> None:
 def new_targets(files: dict[str, TargetFile], version: int, now_s: float) -> Metadata[Targets]:
     """Targets metadata, not signed yet."""
     return Metadata(Targets(version, expires=_end(now_s, TARGETS_LIFE), targets=files))
+
+
+def check_keys(root: Root) -> None:
+    """That no role has one key under two names.
+
+    Raises:
+        ConfigError: one has, so that who holds it could sign for two.
+    """
+    if said := named_twice(root):
+        raise ConfigError(f"It is not signed: {said}, and who holds it would sign for two. Name another key.")
 
 
 def sign(metadata: Metadata[Any], signers: Iterable[CryptoSigner]) -> None:

@@ -24,14 +24,19 @@ Certifying
     groups          which group each image belongs to
     calibrate       chooses temperature and threshold; promises nothing
 
+Compressing
+    compress        smaller and faster variants, judged by measurement
+
 Measuring
     dataset         labelled images on disk
     observe         runs models, image by image, and times each answer
     measure         what each model said of labelled data, row by row
     evaluate        edge only, full only and tiered
+    splitting/      where a model may be cut in two, and what each part costs
     curves          the numbers behind the plots
     sheet           all that plots and page show of one edge variant
     plots           draws it
     page            shows it, as one HTML page
     report          writes plots and page into a folder
+    pareto          draws what models cost against what they are worth
 """

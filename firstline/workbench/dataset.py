@@ -16,8 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from firstline_core.errors import ConfigError
+
+_T = TypeVar("_T")
 
 LABELS_NAME = "labels.csv"
 UNLABELLED = -1
@@ -98,7 +101,8 @@ def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = Tru
     file = folder / LABELS_NAME
     try:
         if not labelled and folder.is_dir() and not file.exists():
-            samples = tuple(Sample(name, UNLABELLED, "", 0) for name in _listed(folder))
+            with _opened(folder) as images:
+                samples = tuple(Sample(name, UNLABELLED, "", 0) for name in _listed(images))
         else:
             with file.open(newline="", encoding="utf-8-sig") as stream:
                 samples = tuple(_samples(csv.DictReader(stream, strict=True), file, labelled=labelled))
@@ -111,22 +115,43 @@ def open_dataset(folder: Path, limit: int | None = None, *, labelled: bool = Tru
         raise ConfigError(f"{file} is not a csv file in UTF-8: {error}.") from error
     if not samples:
         raise ConfigError(f"{file} names no images." if file.exists() else f"{folder} holds no images.")
-    if limit is not None and limit < len(samples):
-        samples = tuple(samples[position * len(samples) // limit] for position in range(limit))
-    return Dataset(folder, samples)
+    return Dataset(folder, tuple(spread(samples, limit)))
 
 
-def _listed(folder: Path) -> list[str]:
+def read_images(place: Path, limit: int) -> Iterator[bytes]:
+    """Encoded images, at most `limit` of them, spread evenly over their names.
+
+    Args:
+        place: a folder of images, a zip archive of them, or a data folder as the module has it.
+        limit: the most.
+
+    Raises:
+        ConfigError: there is none, or one is unreadable or too large.
+    """
+    is_data = (place / "images").is_dir() or (place / "images.zip").is_file()
+    with _opened(place) if is_data else _opened_at(place) as images:
+        names = _listed(images)
+        if not names:
+            raise ConfigError(f"{place} holds no images.")
+        for name in spread(names, limit):
+            yield images.read(Sample(name, UNLABELLED, "", 0), place / LABELS_NAME)
+
+
+def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
+    """At most `limit`, evenly spread; all where that is None."""
+    if limit is None or limit >= len(all_of_them):
+        return all_of_them
+    return [all_of_them[position * len(all_of_them) // limit] for position in range(limit)]
+
+
+def _listed(images: _Images) -> list[str]:
     """All images that lie there, as labels.csv would name them; names that start with a dot are passed over."""
-    with _opened(folder) as images:
-        if images.archive is not None:
-            found = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
-        else:
-            found = [
-                PurePosixPath(*path.relative_to(images.folder).parts)
-                for path in images.folder.rglob("*")
-                if path.is_file()
-            ]
+    if images.archive is not None:
+        found = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
+    else:
+        found = [
+            PurePosixPath(*path.relative_to(images.folder).parts) for path in images.folder.rglob("*") if path.is_file()
+        ]
     return sorted(str(path) for path in found if not any(part.startswith(".") for part in path.parts))
 
 
@@ -175,14 +200,21 @@ class _Images:
 @contextmanager
 def _opened(folder: Path) -> Iterator[_Images]:
     images, archive = folder / "images", folder / "images.zip"
-    if images.is_dir():
-        yield _Images(images, None)
+    if not images.is_dir() and not archive.exists():
+        raise ConfigError(f"{folder} has neither images/ nor images.zip.")
+    with _opened_at(images if images.is_dir() else archive) as found:
+        yield found
+
+
+@contextmanager
+def _opened_at(place: Path) -> Iterator[_Images]:
+    """A folder of images, or an archive of them."""
+    if place.is_dir():
+        yield _Images(place, None)
         return
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(zipfile.ZipFile(archive))
-        except FileNotFoundError as error:
-            raise ConfigError(f"{folder} has neither images/ nor images.zip.") from error
+            opened = stack.enter_context(zipfile.ZipFile(place))
         except (OSError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{archive} cannot be read as a zip archive: {error}.") from error
-        yield _Images(archive, opened)
+            raise ConfigError(f"{place} cannot be read as a zip archive: {error}.") from error
+        yield _Images(place, opened)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.workbench.dataset import read_images
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
@@ -35,14 +37,27 @@ def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions)
 
     Args:
         bundle: whose edge variants answer.
-        files: encoded images where the bundle takes BYTES, one row each; else `.npy` files of rows, as a request has
-            them.
+        files: where the bundle takes BYTES encoded images, one row each, or folders or zip archives of them, of each of
+            which as many are taken as a device reads, spread evenly; else `.npy` files of rows, as a request has them.
         options: for the runs.
 
     Raises:
         ConfigError: a file is none of these, or a device would not read so much.
     """
-    inputs = read_inputs(files, bundle.manifest.input)
+    return answered_golden(bundle, read_inputs(files, bundle.manifest.input), options)
+
+
+def answered_golden(
+    bundle: Bundle, inputs: GoldenAnswers, options: RuntimeOptions, tolerance: float | None = None
+) -> Golden:
+    """The same for inputs that were read before, whatever was answered then.
+
+    Args:
+        bundle: whose edge variants answer.
+        inputs: of this bundle, or of the one that it was made of.
+        options: for the runs.
+        tolerance: see `Golden`; None for the usual one.
+    """
     asked = tensor_of(inputs, bundle.manifest.input)
     outputs = {}
     for model in bundle.manifest.edge:
@@ -59,13 +74,14 @@ def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions)
             "inputs."
         )
     (bundle.path / GOLDEN_NAME).write_bytes(content)
-    return Golden(Artefact(GOLDEN_NAME, hashlib.sha256(content).hexdigest(), len(content)))
+    golden = Golden(Artefact(GOLDEN_NAME, hashlib.sha256(content).hexdigest(), len(content)))
+    return golden if tolerance is None else msgspec.structs.replace(golden, tolerance=tolerance)
 
 
 def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
     """The inputs, of which nobody has said anything yet; raises ConfigError as `write_golden` does."""
     if spec.datatype == "BYTES":
-        found = GoldenAnswers(tuple(_bytes_of(file) for file in files), {})
+        found = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
     else:
         arrays = [_rows_of(file, spec) for file in files]
         shapes = {array.shape[1:] for array in arrays}
@@ -75,6 +91,23 @@ def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
     if not 0 < len(found.inputs) <= ROWS_LIMIT:
         raise ConfigError(f"There are {len(found.inputs)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
     return found
+
+
+def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, as long as they are no more than a device reads."""
+    left_bytes = LIMIT_BYTES
+    for image in images:
+        left_bytes -= len(image)
+        if left_bytes < 0:
+            raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
+        yield image
+
+
+def _images_of(file: Path) -> Iterator[bytes]:
+    if file.is_dir() or zipfile.is_zipfile(file):
+        yield from read_images(file, ROWS_LIMIT)
+    else:
+        yield _bytes_of(file)
 
 
 def _bytes_of(file: Path) -> bytes:

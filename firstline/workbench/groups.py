@@ -7,6 +7,7 @@ from pathlib import Path
 
 from firstline.workbench.dataset import Dataset
 from firstline_core.errors import ConfigError
+from firstline_core.quantities import counted
 
 
 def read_groups(file: Path, dataset: Dataset) -> list[str]:
@@ -39,6 +40,7 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
     absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
     if absent:
         raise ConfigError(
-            f"{file} names no group for '{absent[0]}' and {len(absent) - 1} other images of {dataset.folder}."
+            f"{file} names no group for '{absent[0]}' and {counted(len(absent) - 1, 'other image')} of "
+            f"{dataset.folder}."
         )
     return [group_of[sample.file] for sample in dataset.samples]

@@ -55,7 +55,7 @@ def accuracy(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
         axes.set_xlim(-0.02, 1.02)
         axes.legend(loc="lower right")
 
-    return _png(draw, theme)
+    return rendered(draw, theme)
 
 
 def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
@@ -81,7 +81,7 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper right")
 
-    return _png(draw, theme)
+    return rendered(draw, theme)
 
 
 def reliability(sheet: Sheet, theme: Theme) -> bytes:
@@ -116,7 +116,7 @@ def reliability(sheet: Sheet, theme: Theme) -> bytes:
         upper.set_title(f"expected calibration error {100 * sheet.reliability.error:.1f} %", loc="left")
         figure.legend(loc="outside upper left", ncols=2)
 
-    return _png(draw, theme)
+    return rendered(draw, theme)
 
 
 def scores(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
@@ -142,7 +142,7 @@ def scores(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
             axes.legend(loc="upper left")
         axes.set_xlabel(f"score of the edge answer ({sheet.score})")
 
-    return _png(draw, theme)
+    return rendered(draw, theme)
 
 
 _FORMATTER = FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}")
@@ -179,7 +179,8 @@ def _point(axes: Axes, across: Share, up: Share, theme: Theme, label: str) -> No
     )
 
 
-def _png(draw: Callable[[Figure], None], theme: Theme) -> bytes:
+def rendered(draw: Callable[[Figure], None], theme: Theme, kind: str = "png") -> bytes:
+    """The file of a figure, "png" or "svg": the same bytes for the same figure."""
     style: Any = {
         "font.size": 10,
         "text.color": theme.ink,
@@ -200,6 +201,8 @@ def _png(draw: Callable[[Figure], None], theme: Theme) -> bytes:
         "legend.facecolor": theme.paper,
         "legend.edgecolor": "none",
         "legend.framealpha": 0.85,
+        # Else every SVG has other names within.
+        "svg.hashsalt": "firstline",
         "xtick.color": theme.ink,
         "ytick.color": theme.ink,
     }
@@ -207,5 +210,5 @@ def _png(draw: Callable[[Figure], None], theme: Theme) -> bytes:
         figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH)
         draw(figure)
         file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
+        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return file.getvalue()

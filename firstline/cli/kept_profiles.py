@@ -1,0 +1,116 @@
+"""`firstline model profile`: what models cost on machines, kept by a gateway; `firstline profile` measures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
+from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
+from firstline.cli.when import date
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.profile.reading import read_profile
+from firstline_core.profile.words import profile_lines
+from firstline_core.quantities import counted
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Keep what models cost on machines, list and show it."
+)
+
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
+MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A device, or another machine's name.")]
+
+
+@app.command()
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `firstline profile` wrote it.")],
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have the gateway keep a profile, in the place of the one before of that bundle, version and machine."""
+    try:
+        profile = read_profile(file)
+    except ProtocolError as error:
+        raise ConfigError(error.message) from error
+    if profile is None:
+        raise ConfigError(f"{file} is not there; `firstline profile BUNDLE` measures, and says what it has written.")
+    with fleet_at(gateway, key_file, ca) as fleet:
+        kept = fleet.profiles.put(profile)
+    if output is Output.JSON:
+        print_json(kept)
+    else:
+        points = counted(kept.points, "point")
+        typer.echo(f"{kept.bundle} version {kept.version} on {kept.machine}: {points}, {size(kept.size_bytes)}.")
+
+
+@app.command("ls")
+def list_profiles(
+    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="One bundle's alone.")] = "",
+    *,
+    machine: Annotated[str, typer.Option(help="Only of this device or machine.")] = "",
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the profiles that the gateway keeps."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = list(fleet.profiles.all(bundle, machine))
+    if output is Output.JSON:
+        print_json(found)
+        return
+    made = table("bundle", ">version", "machine", "board", ">points", "measured", "by", "fingerprint")
+    for one in found:
+        points = f"{one.points}{f' ({one.refused} refused)' if one.refused else ''}"
+        measured = date(one.made_s) if one.made_s else "-"
+        made.add_row(
+            one.bundle, str(one.version), one.machine, one.board, points, measured, one.by, one.fingerprint[:12]
+        )
+    print_table(made)
+
+
+@app.command()
+def show(
+    bundle: BundleArgument,
+    version: VersionArgument,
+    machine: MachineArgument,
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print a profile, as it was measured."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        found = fleet.profiles.get(bundle, version, machine)
+    if output is Output.JSON:
+        print_json(found)
+        return
+    for line in profile_lines(found):
+        typer.echo(line)
+
+
+@app.command("rm")
+def remove(
+    bundle: BundleArgument,
+    version: VersionArgument,
+    machine: MachineArgument,
+    *,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have the gateway forget a profile."""
+    with fleet_at(gateway, key_file, ca) as fleet:
+        fleet.profiles.remove(bundle, version, machine)
+    if output is Output.JSON:
+        print_json({"removed": {"bundle": bundle, "version": version, "machine": machine}})
+    else:
+        typer.echo(f"The profile of {bundle} version {version} on {machine} is forgotten.")

@@ -1,0 +1,176 @@
+"""`firstline profile`: what a bundle's models cost on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.output import Output, OutputOption, progress
+from firstline.cli.paths import require_bundle
+from firstline.cli.profile_on import bundle_named, cancel_on, profile_on, refuse_said
+from firstline.cli.rollout_options import Where
+from firstline.workbench.pareto import check_picture, draw_profiles
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.fleet.profiles import ProfileAsked
+from firstline_core.names import Name
+from firstline_core.profile.front import accuracies
+from firstline_core.profile.measure import (
+    QUICK_BATCHES,
+    QUICK_S,
+    TOTAL_S,
+    Wanted,
+    machine_name,
+    measure_profile,
+    profile_path,
+)
+from firstline_core.profile.profile import Profile, encode
+from firstline_core.profile.reading import read_profile
+from firstline_core.profile.words import profile_lines
+from firstline_core.runtime.select import CPU
+
+
+def profile_command(
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False),
+    ],
+    *,
+    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = "",
+    batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = "",
+    providers: Annotated[str, typer.Option(metavar="NAME,...", help="ONNX Runtime's, each by itself.")] = CPU,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
+    ] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Measure again what is known already.")] = False,
+    joules_per_core_second: Annotated[
+        float, typer.Option(min=0, help="Stated cost, for energy that nothing measures; 0: none.")
+    ] = 0.0,
+    throttled: Annotated[
+        float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
+    ] = 0.0,
+    sustained: Annotated[
+        float,
+        typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles."),
+    ] = 0.0,
+    draw: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw latency and energy against accuracy: .svg or .png; needs matplotlib."),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PROFILE", help="Draw another machine's profile of it too; may be repeated."),
+    ] = None,
+    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = "",
+    on: Annotated[str, typer.Option(metavar="DEVICE", help="A device of the fleet measures, beside its work.")] = "",
+    version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the one that answers there.")] = 0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: until the device has measured.")] = True,
+    cancel: Annotated[bool, typer.Option("--cancel", help="With --on: the device is to measure no more.")] = False,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Measure what each model of the bundle costs, here or --on a device: latency, throughput, memory, energy.
+
+    Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
+    profiles/ beside the bundle at once: started again, it goes on where it was ended.
+    """
+    if on:
+        own: dict[str, object] = {
+            "--alone": alone,
+            "--variant": variant,
+            "--machine": machine,
+            "--providers": providers != CPU,
+        }
+        own |= {"--joules-per-core-second": joules_per_core_second, "--throttled": throttled, "--sustained": sustained}
+        refuse_said(own | {"--draw": draw, "--beside": beside})
+        where, (name, found_version) = Where(gateway, key_file, ca), bundle_named(bundle)
+        if cancel:
+            cancel_on(on, name, where, output)
+            return
+        counts = _numbers(threads, "--threads", 0), _numbers(batches, "--batches", 1)
+        asked = ProfileAsked(name, version or found_version, quick, *counts, anew)
+        profile_on(on, asked, where, output, wait=wait)
+        return
+    if cancel or version or not wait:
+        raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
+    opened = open_bundle(require_bundle(bundle))
+    if draw is not None:
+        check_picture(draw)  # before the models run for a minute
+    elif beside:
+        raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
+    others = [_other(path) for path in beside or ()]
+    wanted = Wanted(
+        threads=_numbers(threads, "--threads", 0),
+        batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
+        providers=_providers(providers),
+        variants=tuple(variant or ()),
+        total_s=QUICK_S if quick else TOTAL_S,
+        alone=alone,
+        anew=anew,
+        joules_per_core_s=joules_per_core_second,
+        throttled_share=throttled,
+        sustained_s=60 * sustained,
+    )
+    name = _named(machine) if machine else machine_name()
+    path = profile_path(bundle.resolve().parent, opened.manifest.name, name)
+    with progress("Profiling") as told:
+        found = measure_profile(
+            opened, path, wanted, machine=name, progress=lambda done, total, what: told(done, total)
+        )
+    accuracy = accuracies(opened.manifest)
+    if draw is not None:
+        draw_profiles([found, *others], accuracy, draw)
+    if output is Output.JSON:
+        typer.echo(encode(found).decode())
+    else:
+        for line in profile_lines(found, accuracy):
+            typer.echo(line)
+        typer.echo(f"Written: {path}")
+        if draw is not None:
+            typer.echo(f"Drawn: {draw}")
+    if not found.points:
+        raise typer.Exit(1)
+
+
+def _other(path: Path) -> Profile:
+    try:
+        found = read_profile(path)
+    except ProtocolError as error:
+        raise ConfigError(error.message) from error
+    if found is None:
+        raise ConfigError(f"--beside {path}: there is no such file.")
+    return found
+
+
+def _named(machine: str) -> str:
+    try:
+        return msgspec.convert(machine, Name)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"--machine {machine[:80]!r} is no name: take letters, digits, '.', '_' and '-', at most 64."
+        ) from error
+
+
+def _providers(said: str) -> tuple[str, ...]:
+    found = tuple(filter(None, said.split(",")))
+    if not found:
+        raise ConfigError("--providers names none; leave it out for the processor alone.")
+    return found
+
+
+def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
+    try:
+        found = tuple(int(one) for one in text.split(",") if one.strip())
+    except ValueError:
+        raise ConfigError(f"{option} {text} is no list of numbers, such as 1,2.") from None
+    if any(not least <= one <= 1024 for one in found):
+        raise ConfigError(f"{option} {text}: each number is from {least} to 1024.")
+    return found

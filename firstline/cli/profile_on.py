@@ -1,0 +1,146 @@
+"""`firstline profile BUNDLE --on DEVICE`: a device of the fleet is asked to measure, and followed until it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import typer
+
+from firstline.cli.fleet_options import fleet_at
+from firstline.cli.output import Output, print_json, progress
+from firstline.cli.rollout_options import Where
+from firstline.profiles import Profiles
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import declared
+from firstline_core.errors import CapacityError, ConfigError, LinkError
+from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
+from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.profile.words import profile_lines
+
+_LOOK_S = 1.0
+_EXIT_INTERRUPTED = 130
+_LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
+
+
+def bundle_named(bundle: Path) -> tuple[str, int]:
+    """Name and version of the bundle in a folder; of what is no folder the text is the name, and the version 0.
+
+    Raises:
+        ConfigError: the folder's manifest cannot be read.
+    """
+    if not bundle.is_dir():
+        return str(bundle), 0
+    found = declared(bundle)
+    if found is None:
+        raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
+    return found
+
+
+def refuse_said(options: Mapping[str, object]) -> None:
+    """What is said of a machine that measures here says nothing to a device.
+
+    Raises:
+        ConfigError: one of the options is said.
+    """
+    for option, said in options.items():
+        if said:
+            raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
+
+
+def profile_on(device: str, asked: ProfileAsked, where: Where, output: Output, *, wait: bool) -> None:
+    """Asks, follows, prints."""
+    with fleet_at(*where) as fleet:
+        found = fleet.profiles.ask(device, asked)
+        if not wait:
+            _print_request(found, output)
+            return
+        try:
+            found = _followed(fleet.profiles, found)
+        except KeyboardInterrupt:
+            typer.echo(f"The request stands. {_again(found)}", err=True)
+            raise typer.Exit(_EXIT_INTERRUPTED) from None
+        if found.state is not ProfilingState.DONE:
+            typer.echo(f"{device}: {found.message}", err=True)
+            raise typer.Exit(1)
+        profile = fleet.profiles.get(asked.bundle, found.version, device)
+    if output is Output.JSON:
+        print_json(profile)
+        return
+    for line in profile_lines(profile):
+        typer.echo(line)
+    typer.echo(f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}")
+
+
+def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
+    """Takes the request back."""
+    with fleet_at(*where) as fleet:
+        fleet.profiles.cancel(device, bundle)
+    if output is Output.JSON:
+        print_json({"cancelled": {"device": device, "bundle": bundle}})
+    else:
+        typer.echo(f"{device} is no longer asked for a profile of {bundle}; points that it has measured stay there.")
+
+
+def _followed(profiles: Profiles, found: ProfileRequest) -> ProfileRequest:
+    """Tells how it goes until it ends. A gateway that is away for a while does not end it."""
+    said = _saying()
+    with progress(f"Profiling on {found.device}") as bar:
+        while found.state in _LIVE:
+            if found.total:
+                bar(found.done, found.total)
+            said(_sentence(found))
+            time.sleep(_LOOK_S)
+            try:
+                found = profiles.request(found)
+            except (LinkError, CapacityError) as error:
+                said(f"{error.message} It is asked again.")
+    return found
+
+
+def _sentence(found: ProfileRequest) -> str:
+    if found.message:
+        return found.message
+    if found.state is ProfilingState.MEASURING:
+        return f"{found.device} measures {found.asked.bundle}."
+    if found.state is ProfilingState.UPLOADING:
+        return f"{found.device} has measured, and sends the profile."
+    return f"{found.device} does others first."
+
+
+def _saying() -> Callable[[str], None]:
+    """Says each sentence once."""
+    last = ""
+
+    def said(sentence: str) -> None:
+        nonlocal last
+        if sentence != last:
+            typer.echo(sentence, err=True)
+            last = sentence
+
+    return said
+
+
+def _print_request(found: ProfileRequest, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        typer.echo(f"{found.device} is asked for a profile of {found.asked.bundle}: {found.state}. {_again(found)}")
+
+
+def _again(found: ProfileRequest) -> str:
+    command = f"firstline profile {found.asked.bundle} --on {found.device}"
+    return f"`{_with_options(command, found)}` follows it, `{command} --cancel` takes it back."
+
+
+def _with_options(command: str, found: ProfileRequest) -> str:
+    asked = found.asked
+    said = [command]
+    if asked.version:
+        said.append(f"--version {asked.version}")
+    for option, numbers in (("--threads", asked.threads), ("--batches", asked.batches)):
+        if numbers:
+            said.append(f"{option} {','.join(map(str, numbers))}")
+    said += [option for option, on in (("--quick", asked.quick), ("--anew", asked.anew)) if on]
+    return " ".join(said)

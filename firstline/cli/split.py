@@ -1,0 +1,120 @@
+"""`firstline split`: what cutting a bundle's full model in two would cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.output import Output, OutputOption, print_table, progress, size, table
+from firstline.cli.paths import BundleArgument, require_bundle
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.placing import in_place
+from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.planning.split import Splits, Stretch, Surroundings, encode, stretches, ways
+from firstline_core.runtime.select import RuntimeOptions
+
+DOCUMENT = "split.json"
+_MBIT = 1e6 / 8
+
+
+def split_command(
+    bundle: BundleArgument,
+    *,
+    data: Annotated[Path, typer.Option(help="Folder of images; labels.csv where accuracy is to be told too.")],
+    at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
+    limit: Annotated[int, typer.Option(min=1, help="Take this many images, spread evenly.")] = 200,
+    threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Of the link.")] = 20.0,
+    device_slowdown: Annotated[float, typer.Option(min=0.001, help="Device's time over this machine's.")] = 1.0,
+    gateway_slowdown: Annotated[float, typer.Option(min=0.001, help="Gateway's time over this machine's.")] = 1.0,
+    most_disagreement: Annotated[float, typer.Option(min=0, max=1, help="That a checkpoint may cause.")] = 0.0,
+    out: Annotated[
+        Path | None, typer.Option(help=f"New folder for {DOCUMENT}, and for the halves at each cut.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Cut the full model in two, and measure it: head, checkpoint, tail, and from which bandwidth on that wins.
+
+    The head would run on the device, the checkpoint (the one tensor that crosses the cut, quantised and compressed)
+    travel, and the tail answer in the cloud. Times are this machine's. Beside it stand the whole model on the device,
+    and sending the encoded image. Firstline measures splits and plans with them; it does not run them.
+    """
+    opened = open_bundle(require_bundle(bundle))
+    dataset = open_dataset(data, limit, labelled=False)
+    if out is not None and (out.exists() or out.is_symlink()):
+        raise ConfigError(f"{out} exists; name a new folder with --out.")
+    options = RuntimeOptions(threads=threads)
+    with progress("Splitting") as told:
+        found = measure_splits(opened, dataset, at=at, options=options, progress=told)
+    if out is not None:
+        _write(found, opened, out, options)
+    if output is Output.JSON:
+        typer.echo(encode(found), nl=False)
+        return
+    around = Surroundings(round_trip, device_slowdown, gateway_slowdown, most_disagreement)
+    _print_text(found, around)
+    if out is not None:
+        typer.echo(f"Written: {out}")
+
+
+def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) -> None:
+    with in_place(out) as staged:
+        (staged / DOCUMENT).write_bytes(encode(found))
+        for number, cut in enumerate(found.cuts):
+            with halves(bundle, cut.tensor, options) as made:
+                (staged / f"head-{number}.{made.runtime}").write_bytes(made.head_file)
+                (staged / f"tail-{number}.{made.runtime}").write_bytes(made.tail_file)
+
+
+def _print_text(found: Splits, around: Surroundings) -> None:
+    typer.echo(
+        f"{found.bundle} version {found.version}, full model '{found.model}' ({found.runtime}, threads: "
+        f"{found.threads}) on {found.rows} images: {found.prepare_ms:.3g} ms to prepare one, {found.model_ms:.3g} ms "
+        f"to run the model, {size(round(found.input_bytes))} an image. One tensor alone crosses at {found.points} "
+        f"places; measured: {len(found.cuts)}."
+    )
+    made = table("cut at", "shape", ">head ms", ">tail ms", "form", ">sent", ">pack ms", ">disagree", ">accuracy lost")
+    for cut in found.cuts:
+        for form in cut.forms:
+            first = form is cut.forms[0]
+            made.add_row(
+                cut.tensor if first else "",
+                "x".join(map(str, cut.shape)) if first else "",
+                f"{cut.head_ms:.3f}" if first else "",
+                f"{cut.tail_ms:.3f}" if first else "",
+                form.name,
+                size(round(form.sent_bytes)),
+                f"{form.pack_ms + form.unpack_ms:.3f}",
+                f"{100 * form.disagreement:.2f} %",
+                "-" if form.accuracy_loss is None else f"{100 * form.accuracy_loss:.2f} %",
+            )
+    print_table(made)
+    typer.echo(
+        f"With {around.round_trip_ms:g} ms there and back, a device {around.device_slowdown:g} and a gateway "
+        f"{around.gateway_slowdown:g} times as slow as this machine, and at most {100 * around.most_disagreement:g} % "
+        "disagreement by a checkpoint:"
+    )
+    for stretch in stretches(ways(found, around)):
+        typer.echo(f"  {_between(stretch)}: {described(stretch)}")
+
+
+def described(stretch: Stretch) -> str:
+    """A way in words."""
+    way = stretch.way
+    if way.kind == "device":
+        return "the whole model on the device"
+    if way.kind == "input":
+        return "the encoded image is sent"
+    return f"split at {way.tensor}, {way.form}, {size(round(way.sent_bytes))}"
+
+
+def _between(stretch: Stretch) -> str:
+    low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
+    if low <= 0:
+        return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
+    return f"from {low:.3g} Mbit/s on" if math.isinf(high) else f"from {low:.3g} to {high:.3g} Mbit/s"

@@ -1,0 +1,54 @@
+"""How often anybody may try a password: so and so often a minute from one address, and from all together.
+
+Whoever has tried too often is not answered, with the right password neither: else guessing would go on. Addresses that
+have shown the right one are not held to what all others try together, so that nobody locks them out from elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+_WINDOW_S = 60.0
+_KNOWN = 1024  # addresses
+
+PER_ADDRESS = 10
+IN_ALL = 100
+
+
+class Attempts:
+    """Wrong passwords of the present minute; no more addresses are kept than may try.
+
+    Args:
+        now_s: monotonic time.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._until_s = 0.0
+        self._wrong: Counter[str] = Counter()
+        self._known: dict[str, None] = {}
+
+    def wait_s(self, address: str) -> float:
+        """How long an address has to wait before it may try again; 0 where it may."""
+        left_s = self._until_s - self._now_s()
+        if left_s <= 0:
+            self._wrong.clear()
+            return 0.0
+        spent = self._wrong[address] >= PER_ADDRESS
+        crowded = self._wrong.total() >= IN_ALL and address not in self._known
+        return left_s if spent or crowded else 0.0
+
+    def wrong(self, address: str) -> None:
+        """It has shown a wrong one."""
+        if not self._wrong:
+            self._until_s = self._now_s() + _WINDOW_S
+        self._wrong[address] += 1
+
+    def right(self, address: str) -> None:
+        """It has shown the right one."""
+        self._known.pop(address, None)
+        self._known[address] = None
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]

@@ -1,0 +1,207 @@
+"""From a bundle and labelled images to candidates: made on one part, judged on another, certified on the third."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+from msgspec import Struct
+
+from firstline.workbench.certify import Certification
+from firstline.workbench.compress.judge import Figures, judge
+from firstline.workbench.compress.making import Candidate, Make, Told, Work, made_of
+from firstline.workbench.compress.parts import parted
+from firstline.workbench.compress.student import Lesson
+from firstline.workbench.compress.target import Target, measured_costs, read_costs, target_of
+from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved
+from firstline.workbench.dataset import Dataset
+from firstline_core.bundle.certificate import Contract, valid_certificate
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.hardware.tree import Tree
+from firstline_core.profile.profile import Profile
+from firstline_core.runtime.select import RuntimeOptions
+
+
+class Promise(Struct, frozen=True):
+    """What is certified of every model."""
+
+    epsilon: float
+    delta: float
+    contract: Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What was found.
+
+    Attributes:
+        source: what the candidates were made of.
+        target: the machine that latency and energy are of; None for this one, as the options say.
+        there: figures of all models of the bundle, the source among them.
+        certifications: by id, of the candidates.
+        rows: images of each part: make, judge, certify.
+        certified_accuracy: of every model, by id, on the rows that certify, which chose nothing.
+        waited_share: of a measurement, in which other work had its core: the most; 0 where nobody counted.
+    """
+
+    source: Model
+    target: Target | None
+    promise: Promise
+    max_loss: float
+    there: tuple[Figures, ...]
+    candidates: tuple[Candidate, ...]
+    certifications: dict[str, Certification]
+    rows: tuple[int, int, int]
+    certified_accuracy: dict[str, float]
+    waited_share: float
+
+
+def source_of(manifest: Manifest, wanted: str = "") -> Model:
+    """The model to compress: the one named, else the first edge variant in FP32, else such a full model.
+
+    Raises:
+        ConfigError: no such model, or none that these techniques take.
+    """
+    known = {model.id: model for model in manifest.models}
+    if wanted and wanted not in known:
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {', '.join(known)}.")
+    fit = [model for model in manifest.models if model.precision == "fp32"]
+    if wanted and known[wanted] not in fit:
+        raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")
+    if not fit:
+        raise ConfigError(f"Bundle '{manifest.name}' has no model in fp32; nothing here can be compressed.")
+    return known[wanted] if wanted else fit[0]
+
+
+def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -> Promise:
+    """What the first certified variant promises of its kept answers; 5 % at 95 % where none does, or what is named."""
+    carried = [model.certificate for model in manifest.edge if model.certificate is not None]
+    plain = next((one for one in carried if one.contract != "stream" and not one.by), None)
+    return Promise(
+        epsilon if epsilon is not None else plain.epsilon if plain else 0.05,
+        delta if delta is not None else plain.delta if plain else 0.05,
+        plain.contract if plain else "disagreement",
+    )
+
+
+def compress(
+    bundle: Bundle,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    source: Model,
+    promise: Promise,
+    max_loss: float = 0.02,
+    lesson: Lesson | None = None,
+    profile: Profile | None = None,
+    others: Mapping[str, Make] = MappingProxyType({}),
+    seed: int = 0,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    told: Told = lambda words: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Compression:
+    """Makes, measures, certifies and judges a candidate by each technique.
+
+    Args:
+        bundle: with edge and full model.
+        dataset: labelled images, drawn from what will be asked, that no model was trained on.
+        folder: empty; becomes a copy of the bundle's files with the candidates' beside them.
+        source: one of its models, see `source_of`.
+        promise: see `promise_of`.
+        max_loss: share of accuracy that may be lost.
+        lesson: how a pruned student is taught; None for no student.
+        profile: of the machine that they are for, see `target.py`; None for this one, as the options say.
+        others: techniques beside ours, by name.
+        seed: of the parts.
+        options: how all of them run, but for what a profile says.
+        told: what is being done.
+        progress: how much of it.
+
+    Raises:
+        ConfigError: the bundle has not both tiers; data that does not fit or is too little; a profile that does not
+            know the bundle's models.
+    """
+    manifest = bundle.manifest
+    if manifest.full is None or not manifest.edge:
+        raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
+    dataset.check_labels(manifest.labels)
+    target = target_of(profile, manifest, Tree()) if profile is not None else None
+    parts = parted(dataset, seed)
+    for artefact in manifest.artefacts:
+        (folder / artefact.file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.file(artefact), folder / artefact.file)
+    with_all = Bundle(folder, manifest)
+    made = made_of(Work(with_all, source, options, told, progress), parts, lesson, others)
+    models = [*manifest.models, *(one.model for one in made if one.model is not None)]
+    told("Timing")
+    if profile is None or target is None:
+        costs = in_turns(with_all, models, parts.judge, options)
+    elif target.here:
+        costs = measured_costs(_whole(with_all, models), models, profile, progress=progress)
+    else:
+        costs = read_costs(models, profile)
+    if lost := [model.id for model in manifest.models if model.id in costs.unknown]:
+        raise ConfigError(f"'{lost[0]}' cannot be measured here: {costs.unknown[lost[0]]}.")
+    models = [model for model in models if model.id in costs.known]
+    told("Judging")
+    judged = gathered(with_all, models, parts.judge, options, progress)
+    told("Certifying")
+    rows = gathered(with_all, models, parts.certify, options, progress)
+    proofs = {
+        model.id: proved(
+            with_all, rows[model.id], epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract
+        )
+        for model in models
+        if model.id != manifest.full.id
+    }
+    figures = {
+        model.id: Figures(
+            id=model.id,
+            accuracy=accuracy(judged[model.id]),
+            latency_ms=costs.known[model.id].latency_ms,
+            size_bytes=model.artefact.size_bytes,
+            kept=proofs[model.id].proof.kept if model.id in proofs else None,
+            energy_mj=costs.known[model.id].energy_mj,
+            ran=costs.known[model.id].ran,
+        )
+        for model in models
+    }
+    there = tuple(figures[model.id] for model in manifest.models)
+    promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
+    candidates = []
+    for one in made:
+        if one.model is not None and one.model.id in costs.unknown:
+            one = msgspec.structs.replace(one, failed=costs.unknown[one.model.id])  # noqa: PLW2901
+        elif one.model is not None:
+            mine = figures[one.model.id]
+            verdict = judge(mine, figures[source.id], there, max_loss, promised=promised)
+            one = msgspec.structs.replace(one, figures=mine, verdict=verdict)  # noqa: PLW2901
+        candidates.append(one)
+    ids = {one.model.id for one in made if one.model is not None}
+    return Compression(
+        source,
+        target,
+        promise,
+        max_loss,
+        there,
+        tuple(candidates),
+        {name: proof for name, proof in proofs.items() if name in ids},
+        (len(parts.make), len(parts.judge), len(parts.certify)),
+        {name: accuracy(evidence) for name, evidence in rows.items()},
+        max(cost.waited_share for cost in costs.known.values()),
+    )
+
+
+def _whole(bundle: Bundle, models: Sequence[Model]) -> Bundle:
+    """The bundle with the candidates among its edge variants, as a process of its own finds it."""
+    full = bundle.manifest.full
+    edge = tuple(model for model in models if full is None or model.id != full.id)
+    manifest = msgspec.structs.replace(bundle.manifest, edge=edge)
+    (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return Bundle(bundle.path, manifest)

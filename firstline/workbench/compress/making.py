@@ -1,0 +1,193 @@
+"""Candidates: each technique applied to one model, with what a person needs to do it again."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from firstline.workbench.compress import techniques, tflite_techniques
+from firstline.workbench.compress.judge import Figures, Verdict
+from firstline.workbench.compress.parts import Parts
+from firstline.workbench.compress.sensitivity import excluded
+from firstline.workbench.compress.student import Lesson, start_of, student
+from firstline.workbench.compress.trial import rows_of
+from firstline.workbench.precision import precision_of
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.provenance import Provenance
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array
+
+CALIBRATION_ROWS = 400
+SENSITIVITY_ROWS = 300
+_PRECISIONS = {"fp16": "fp16"}
+_READY = "ready.onnx"
+_LIBRARIES = {"onnx": techniques.libraries, "tflite": tflite_techniques.libraries}
+
+Make = Callable[[Path, Array, Path], None]
+"""Writes a file (last) of a model's (first); rows as the model takes them may calibrate it."""
+
+Told = Callable[[str], None]
+"""Told in a few words what is being done."""
+
+
+class Candidate(Struct, frozen=True):
+    """A model that was made, or could not be made or measured: then `failed` says why, and there are no figures."""
+
+    model: Model | None
+    technique: str
+    figures: Figures | None = None
+    verdict: Verdict | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every technique is given: whose files lie where, and whom to tell."""
+
+    bundle: Bundle
+    source: Model
+    options: RuntimeOptions
+    told: Told
+    progress: Callable[[int, int], None]
+
+
+def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
+    """Their files lie in the bundle's folder.
+
+    Raises:
+        ConfigError: a model that a quantiser cannot read, or of which no student can be cut.
+    """
+    if lesson is not None and work.source.runtime != "onnx":
+        raise ConfigError(f"A student is cut from an ONNX model; '{work.source.id}' is {work.source.runtime}.")
+    work.told("Reading images")
+    with closing(load_model(work.bundle, work.source, work.options)) as loaded:
+        limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
+        rows = rows_of(loaded, parts.make, work.bundle.manifest.input.name, limit)
+    file = work.bundle.file(work.source.artefact)
+    with _scratch(work.bundle.path) as scratch:
+        of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
+        made = of_runtime(work, file, scratch, rows)
+        if lesson is not None:
+            made += _students(work, scratch, rows, lesson)
+        return made + [_plain(work, technique, make, file, rows) for technique, make in others.items()]
+
+
+def _of_onnx(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candidate]:
+    ready = scratch / _READY
+    nodes = techniques.prepared(file, ready)
+    made = [_static(work, "static-int8", ready, nodes, rows)]
+    for technique, make in techniques.PLAIN.items():
+        work.told(technique)
+        made.append(_candidate(work, technique, {}, partial(make, ready)))
+    return made
+
+
+def _of_tflite(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candidate]:
+    ready = scratch / "ready.tflite"
+    tflite_techniques.prepared(file, ready)
+    return [_plain(work, technique, make, ready, rows) for technique, make in tflite_techniques.TECHNIQUES.items()]
+
+
+def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Candidate]:
+    work.told("Training a student")
+    whole, ready = scratch / "student.onnx", scratch / "ready-student.onnx"
+    start = None
+    if lesson.start:
+        start = scratch / "ready-start.onnx"
+        model = start_of(work.bundle.manifest, work.source, lesson.start)
+        techniques.prepared(work.bundle.file(model.artefact), start)
+    told = student(scratch / _READY, whole, rows, lesson, options=work.options, start=start, progress=work.progress)
+    made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
+    nodes = techniques.prepared(whole, ready)
+    return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
+
+
+def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> Candidate:
+    work.told(technique)
+    calibration = rows[: _calibration_rows(rows)]
+    parameters = {"calibration_rows": str(len(calibration))}
+    return _candidate(work, technique, parameters, partial(make, file, calibration))
+
+
+def _static(
+    work: Work, technique: str, ready: Path, nodes: list[str], rows: Array, *known: dict[str, str]
+) -> Candidate:
+    """Calibrated on other rows than sensitivity is measured on."""
+    work.told(f"{technique}: sensitivity")
+    cut = _calibration_rows(rows)
+    calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
+    try:
+        left_out = excluded(ready, nodes, calibration, others, ready.parent, progress=work.progress)
+    except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
+        return Candidate(None, technique, failed=_one_line(error))
+    parameters = {
+        "calibration_rows": str(len(calibration)),
+        "sensitivity_rows": str(len(others)),
+        "operators": str(len(nodes)),
+        "excluded": ", ".join(left_out) or "none",
+    }
+    for more in known:
+        parameters |= more
+    make = partial(techniques.static_int8, ready, rows=calibration, exclude=left_out)
+    return _candidate(work, technique, parameters, make)
+
+
+def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Callable[[Path], object]) -> Candidate:
+    """Makes the file and loads it once, whatever the quantiser or the runtime may say to it."""
+    bundle, source = work.bundle, work.source
+    known = {model.id for model in bundle.manifest.models}
+    name = f"{source.id}-{technique}"
+    name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, len(known) + 3))) if one not in known)
+    file = bundle.path / f"{name}.{source.runtime}"
+    try:
+        make(file)
+        content = file.read_bytes()
+        model = msgspec.structs.replace(
+            source,
+            id=name,
+            artefact=Artefact(file.name, hashlib.sha256(content).hexdigest(), len(content)),
+            precision=_PRECISIONS.get(technique) or precision_of(file, source.runtime),
+            measured={},
+            certificate=None,
+            provenance=Provenance(
+                technique=technique,
+                source=source.id,
+                source_digest=source.digest,
+                parameters=parameters,
+                libraries=_LIBRARIES[source.runtime](),
+            ),
+        )
+        load_model(bundle, model, RuntimeOptions()).close()
+    except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
+        return Candidate(None, technique, failed=_one_line(error))
+    return Candidate(model, technique)
+
+
+def _calibration_rows(rows: Array) -> int:
+    return min(CALIBRATION_ROWS, len(rows) * CALIBRATION_ROWS // (CALIBRATION_ROWS + SENSITIVITY_ROWS))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    made = folder / ".scratch"
+    made.mkdir()
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""A student: the source with fewer blocks and channels, or a smaller model that is there; mended, and taught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from firstline.workbench.compress.distilling import distil
+from firstline.workbench.compress.inside import opened
+from firstline.workbench.compress.pruning import prune
+from firstline.workbench.compress.reconstruction import reconstruct
+from firstline.workbench.compress.shortening import blocks, shorten
+from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array
+
+RECONSTRUCTION_ROWS = 256
+SHORTENING_ROWS = 64
+DEPTH = 0.4
+STARTED_RATE = 5e-4  # of one that knows its task already
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """How a student is cut and taught.
+
+    Attributes:
+        keep: share of the channels inside the blocks.
+        depth: share of the residual blocks.
+        start: id of the model that it starts as; empty for the source. Such a one is not cut, but for what is named.
+        epochs: of distillation; 0 leaves it at the reconstruction, which needs no PyTorch.
+        threads: that training may use.
+        rate: of learning.
+    """
+
+    keep: float = 1.0
+    depth: float = 1.0
+    start: str = ""
+    epochs: int = 30
+    threads: int = 1
+    rate: float = 1e-3
+
+
+def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
+    """The model that a student starts as: the one named, which must take and give what the source does.
+
+    Raises:
+        ConfigError: no such model, or one of another kind.
+    """
+    if not wanted:
+        return source
+    known = {model.id: model for model in manifest.models}
+    if wanted not in known:
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {', '.join(known)}.")
+    start = known[wanted]
+    if (start.runtime, start.precision) != ("onnx", "fp32"):
+        raise ConfigError(f"'{wanted}' is {start.precision} of {start.runtime}; a student starts as ONNX in fp32.")
+    if (start.preprocess, start.postprocess) != (source.preprocess, source.postprocess):
+        raise ConfigError(f"'{wanted}' is fed or read otherwise than '{source.id}', which is to teach it.")
+    return start
+
+
+def student(
+    source: Path,
+    out: Path,
+    rows: Array,
+    lesson: Lesson,
+    *,
+    options: RuntimeOptions,
+    start: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, str]:
+    """Writes the student's file.
+
+    Args:
+        source: the model that teaches, which gives logits.
+        out: the file.
+        rows: (n, ...) images as the model takes them, without labels.
+        lesson: how.
+        options: how the teacher runs.
+        start: what the student is cut from, where that is not the source.
+        progress: how much of each step is done.
+
+    Returns:
+        What a person needs to do it again.
+
+    Raises:
+        ConfigError: a model that cannot be cut or trained here, or nothing to do.
+    """
+    import onnx
+
+    teacher, whole = onnx.load(source), onnx.load(start or source)
+    if start is None and lesson.keep == lesson.depth == 1:
+        raise ConfigError("A student of all channels and blocks is the model itself; keep less of one.")
+    cut, told = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)
+    told |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
+    if lesson.epochs:
+        hints = [] if start is not None else _ends(cut)
+        cut = _taught(cut, teacher, hints, rows, lesson=lesson, options=options, progress=progress)
+        told |= {"rate": f"{lesson.rate:g}", "torch": version("torch")}
+    onnx.save(cut, out)
+    return told
+
+
+def _cut(whole: Any, rows: Array, lesson: Lesson, progress: Callable[[int, int], None]) -> tuple[Any, dict[str, str]]:
+    """The mended model, and what was taken away."""
+    told = {"start": lesson.start} if lesson.start else {}
+    cut = whole
+    if lesson.depth < 1:
+        cut, gone = shorten(cut, lesson.depth, rows[:SHORTENING_ROWS], progress=progress)
+        told |= {"depth": f"{lesson.depth:g}", "dropped_blocks": str(len(gone))}
+    if lesson.keep < 1:
+        cut, pairs = prune(cut, lesson.keep)
+        told |= {"keep": f"{lesson.keep:g}", "pruned_pairs": str(pairs)}
+    return (reconstruct(cut, whole, rows, progress=progress) if cut is not whole else whole), told
+
+
+def _taught(
+    cut: Any,
+    teacher: Any,
+    hints: list[str],
+    rows: Array,
+    *,
+    lesson: Lesson,
+    options: RuntimeOptions,
+    progress: Callable[[int, int], None],
+) -> Any:
+    import onnx
+
+    wanted = [teacher.graph.output[0].name, *hints]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "teacher.onnx"
+        onnx.save(opened(teacher, wanted), file)
+        with closing(OnnxRuntime(file, providers=options.providers, threads=options.threads)) as runtime:
+            name = runtime.inputs[0].name
+
+            def teach(seen: Array) -> list[Array]:
+                told = runtime.run({name: seen})
+                return [told[one] for one in wanted]
+
+            return distil(
+                cut,
+                teach,
+                rows,
+                hints=hints,
+                epochs=lesson.epochs,
+                rate=lesson.rate,
+                threads=lesson.threads,
+                progress=progress,
+            )
+
+
+def _ends(cut: Any) -> list[str]:
+    """The sums behind which a row of blocks ends: as many as there are shapes, and there in the whole model too."""
+    found = blocks(cut.graph)
+    read = {block.shortcut for block in found}
+    return [block.sum for block in found if (block.after or block.sum) not in read]

@@ -1,0 +1,166 @@
+"""Other number formats for an ONNX model, by ONNX Runtime's own quantiser. The only file that talks to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import ConfigError
+from firstline_core.types import Array
+
+QUANTISED = ("Conv", "Gemm", "MatMul")
+"""Operators whose weights are quantised, and that can be left out."""
+
+
+def prepared(source: Path, out: Path) -> list[str]:
+    """Readies a model: shapes inferred, constants folded, and every node with a name, by which it can be left out.
+
+    Returns:
+        The names of the nodes that a quantiser takes.
+
+    Raises:
+        ConfigError: onnx is not installed, or the quantiser cannot read the model.
+    """
+    if find_spec("onnx") is None:
+        raise ConfigError("Models are compressed with onnx: pip install 'firstline[compress]'.")
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    try:
+        quant_pre_process(str(source), str(out), skip_symbolic_shape=True)
+        model = onnx.load(out)
+    except Exception as error:
+        raise ConfigError(f"{source.name} cannot be made ready for quantising: {error}") from error
+    for position, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{position}"
+    onnx.save(model, out)
+    return [node.name for node in model.graph.node if node.op_type in QUANTISED]
+
+
+def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+    """Weights int8 by channel, activations uint8 by the ranges seen on `rows`, as QDQ nodes.
+
+    Args:
+        source: of `prepared`.
+        out: the file to write.
+        rows: (n, ...) as the model takes them; they calibrate.
+        exclude: nodes that stay in FP32.
+        only: nodes that alone are quantised; empty for all.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+    class Rows(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
+        def __init__(self) -> None:
+            self.left: Iterator[dict[str, Array]] = ({_input(source): rows[i : i + 1]} for i in range(len(rows)))
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.left, None)
+
+    with _quietly():
+        quantize_static(
+            str(source),
+            str(out),
+            Rows(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=list(exclude),
+            nodes_to_quantize=list(only),
+        )
+
+
+def dynamic_int8(source: Path, out: Path) -> None:
+    """Weights int8; the ranges of the activations are found anew in every run."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quietly():
+        quantize_dynamic(str(source), str(out), weight_type=QuantType.QUInt8)
+
+
+def fp16(source: Path, out: Path) -> None:
+    """Weights and activations in FP16; what goes in and comes out stays FP32."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with _quietly():
+        onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), out)
+
+
+def int8_weights(source: Path, out: Path) -> None:
+    """Weights int8 by channel, symmetric, turned back into FP32 when they are used; activations as they were.
+
+    Raises:
+        ConfigError: an opset before 13 has no scales by channel.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(source)
+    if next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")) < 13:
+        raise ConfigError(f"{source.name} is of an opset before 13, which has no scales by channel.")
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    turned: dict[str, Any] = {}
+    for node in model.graph.node:
+        if node.op_type not in QUANTISED or node.input[1] not in constants or node.input[1] in turned:
+            continue
+        name = node.input[1]
+        weights = numpy_helper.to_array(constants[name])
+        by_column = node.op_type == "MatMul" or (
+            node.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in node.attribute)
+        )
+        axis = weights.ndim - 1 if by_column else 0
+        others = tuple(at for at in range(weights.ndim) if at != axis)
+        scales = np.maximum(np.abs(weights).max(axis=others), 1e-12) / 127
+        shaped = scales.reshape([-1 if at == axis else 1 for at in range(weights.ndim)])
+        stored = np.clip(np.rint(weights / shaped), -127, 127).astype(np.int8)
+        constants[name].CopyFrom(numpy_helper.from_array(stored, f"{name}_int8"))
+        model.graph.initializer.append(numpy_helper.from_array(scales.astype(np.float32), f"{name}_scale"))
+        turned[name] = helper.make_node(
+            "DequantizeLinear", [f"{name}_int8", f"{name}_scale"], [name], name=f"{name}_turned_back", axis=axis
+        )
+    nodes = [*turned.values(), *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    del model.graph.value_info[:]
+    onnx.save(model, out)
+
+
+PLAIN: dict[str, Callable[[Path, Path], None]] = {
+    "dynamic-int8": dynamic_int8,
+    "fp16": fp16,
+    "int8-weights": int8_weights,
+}
+"""Those that need no data."""
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what makes the files."""
+    return {name: version(name) for name in ("onnx", "onnxruntime")}
+
+
+def _input(source: Path) -> str:
+    import onnx
+
+    graph = onnx.load(source, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return next(str(given.name) for given in graph.input if given.name not in constants)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The quantiser advises on the root logger, of what `prepared` has done already."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,154 @@
+"""Other number formats for a TFLite model, by `ai-edge-quantizer`. The only file that talks to it.
+
+Operators are quantised whole kinds at a time; none is left out for its sensitivity, as `sensitivity.py` does in ONNX.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import ConfigError
+from firstline_core.types import Array
+
+_SIGNATURE = "serving_default"
+_BUFFER_ALIGNMENT_BYTES = 16
+"""What the schema asks for (`force_align: 16` on Buffer.data), and what the generated writer leaves out."""
+
+
+def prepared(source: Path, out: Path) -> None:
+    """Readies a model: the quantiser calibrates by signatures, which files of older converters have none of.
+
+    Raises:
+        ConfigError: the quantiser is not installed, or cannot read the model.
+    """
+    if find_spec("ai_edge_quantizer") is None:
+        raise ConfigError("TFLite models are compressed with ai-edge-quantizer: pip install 'firstline[compress]'.")
+    from ai_edge_quantizer.utils.tfl_flatbuffer_utils import read_model
+
+    try:
+        model = read_model(source)
+        if not model.signatureDefs:
+            model.signatureDefs = [_signature(model)]
+            out.write_bytes(_written(model))
+        else:
+            out.write_bytes(source.read_bytes())
+    except Exception as error:
+        raise ConfigError(f"{source.name} cannot be made ready for quantising: {error}") from error
+
+
+def static_int8(source: Path, rows: Array, out: Path) -> None:
+    """Weights int8 by channel, activations int8 by the least and largest values that were seen.
+
+    The quantiser's own default, a moving average of ranges, clips what is surest, which is what routes.
+
+    Args:
+        source: of `prepared`.
+        rows: (n, ...) as the model takes them; they calibrate.
+        out: the file to write.
+    """
+    from ai_edge_quantizer import recipe
+    from ai_edge_quantizer.calibrator import Calibrator
+    from ai_edge_quantizer.recipe_manager import RecipeManager
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
+
+    wanted, manager, content = recipe.static_wi8_ai8(), RecipeManager(), source.read_bytes()
+    manager.load_quantization_recipe(wanted)
+    with _quietly():
+        calibrator = Calibrator(content, num_threads=1, qsv_update_func=min_max_update)
+        name, given = _takes(source)
+        calibrator.calibrate({name: [{given: row} for row in rows[:, np.newaxis]]}, manager)
+        _quantised(content, wanted, out, calibrator.get_model_qsvs())
+
+
+def dynamic_int8(source: Path, _rows: Array, out: Path) -> None:
+    """Weights int8 by channel; the ranges of the activations are found anew in every run."""
+    from ai_edge_quantizer import recipe
+
+    _quantised(source.read_bytes(), recipe.dynamic_wi8_afp32(), out)
+
+
+def int8_weights(source: Path, _rows: Array, out: Path) -> None:
+    """Weights int8 by channel, turned back into FP32 when they are used; activations as they were."""
+    from ai_edge_quantizer import recipe
+
+    _quantised(source.read_bytes(), recipe.weight_only_wi8_afp32(), out)
+
+
+TECHNIQUES: dict[str, Callable[[Path, Array, Path], None]] = {
+    "static-int8": static_int8,
+    "dynamic-int8": dynamic_int8,
+    "int8-weights": int8_weights,
+}
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what makes the files."""
+    return {name: version(name) for name in ("ai-edge-quantizer", "ai-edge-litert")}
+
+
+def _quantised(content: bytes, wanted: Any, out: Path, seen: Any = None) -> None:
+    from ai_edge_quantizer.quantizer import Quantizer
+
+    with _quietly():
+        found = Quantizer(content, wanted).quantize(seen, enable_progress_bar=False, enable_progress_report=False)
+    out.write_bytes(bytes(found.quantized_model))
+
+
+def _takes(source: Path) -> tuple[str, str]:
+    """Names of the first signature, and of its first input."""
+    from ai_edge_quantizer.utils.tfl_flatbuffer_utils import read_model
+
+    signature = read_model(source).signatureDefs[0]
+    return _text(signature.signatureKey), _text(signature.inputs[0].name)
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode()
+
+
+def _signature(model: Any) -> Any:
+    """All inputs and outputs of the first graph, by the names of their tensors."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    graph, made = model.subgraphs[0], schema.SignatureDefT()
+    made.signatureKey, made.subgraphIndex = _SIGNATURE, 0
+
+    def named(indices: Any) -> list[Any]:
+        found = []
+        for index in indices:
+            one = schema.TensorMapT()
+            one.name, one.tensorIndex = graph.tensors[index].name, int(index)
+            found.append(one)
+        return found
+
+    made.inputs, made.outputs = named(graph.inputs), named(graph.outputs)
+    return made
+
+
+def _written(model: Any) -> bytes:
+    import flatbuffers
+
+    class Aligned(flatbuffers.Builder):  # type: ignore[misc]  # the package has no types
+        def StartVector(self, elemSize: int, numElems: int, alignment: int) -> int:  # noqa: N802, N803
+            return int(super().StartVector(elemSize, numElems, max(alignment, _BUFFER_ALIGNMENT_BYTES)))
+
+    builder = Aligned()
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """It draws a bar of its own, and warns of keeping all tensors, as calibration does, as something for debugging."""
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

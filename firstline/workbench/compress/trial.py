@@ -1,0 +1,138 @@
+"""Candidates beside what is there: what each says of the same images, what that certifies, and how long each takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline.workbench.certify import Certification, certify_bundle
+from firstline.workbench.compress.target import Cost, Costs
+from firstline.workbench.dataset import Dataset
+from firstline.workbench.evidence import Evidence
+from firstline.workbench.observe import observe
+from firstline_core.bundle.certificate import Contract
+from firstline_core.bundle.loading import load_model, load_scorer
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.store import Bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, Tensor
+
+ROUNDS = 300
+SECONDS = 20.0
+LEAST_ROUNDS = 15
+WARM_RUNS = 5
+WARM_S = 0.001
+
+
+def rows_of(model: LoadedModel, dataset: Dataset, input_name: str, limit: int | None = None) -> Array:
+    """(n, ...) the images as the model takes them, the first `limit` of an even spread."""
+    samples = len(dataset) if limit is None else min(limit, len(dataset))
+    wanted = {position * len(dataset) // samples for position in range(samples)}
+    prepared = []
+    for position, (encoded, _) in enumerate(dataset.read()):
+        if position in wanted:
+            element = np.empty(1, object)
+            element[0] = encoded
+            prepared.append(model.prepare(Tensor(input_name, element)))
+    return np.concatenate(prepared)
+
+
+def gathered(
+    bundle: Bundle,
+    models: Sequence[Model],
+    dataset: Dataset,
+    options: RuntimeOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Evidence]:
+    """Evidence of every model, by its id, in one pass over the images; the full model is what they are compared with.
+
+    Args:
+        bundle: with a full model; holds the files of all of `models`.
+        models: the full model may be one of them.
+        dataset: labelled images.
+        options: how they run.
+        progress: told how many images are done, of how many.
+    """
+    manifest, full = bundle.manifest, bundle.manifest.full
+    assert full is not None  # noqa: S101 (the caller's to check)
+    score = load_scorer(bundle, options)
+    run = [*(model for model in models if model.id != full.id), full]
+    count, classes = len(dataset), len(manifest.labels)
+    said = np.empty((len(run), count, classes), np.float32)
+    logits, scores = np.empty_like(said), np.empty((len(run), count), np.float64)
+    truth = np.empty(count, np.int64)
+    with ExitStack() as stack:
+        loaded = []
+        for model in run:
+            loaded.append(load_model(bundle, model, options))
+            stack.callback(loaded[-1].close)
+        for i, seen in enumerate(observe(loaded, manifest.input, dataset)):
+            truth[i] = seen.label
+            for at, (answer, shown) in enumerate(zip(seen.answers, seen.logits, strict=True)):
+                said[at, i] = answer[0]
+                if shown is not None:
+                    logits[at, i] = shown[0]
+                scores[at, i] = score(answer, shown)[0]
+            progress(i + 1, count)
+    labels: NDArray[np.int64] = said[-1].argmax(axis=1)
+    return {
+        model.id: Evidence(model, said[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
+        for at, model in enumerate(run)
+    }
+
+
+def accuracy(evidence: Evidence) -> float:
+    return float((evidence.edge == evidence.truth).mean())
+
+
+def proved(bundle: Bundle, evidence: Evidence, *, epsilon: float, delta: float, contract: Contract) -> Certification:
+    """What all rows prove of one variant, by the bundle's own score: nothing of them decides anything."""
+    return certify_bundle(
+        bundle, evidence, epsilon=epsilon, delta=delta, contract=contract, score="bundle", select_fraction=0.0
+    )
+
+
+def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
+    """The median of one row through each model, its processing left out, which is the same for all made of one.
+
+    In turns, in one process, so that whatever else the machine does meets all of them alike; each warm, because a
+    model of some microseconds takes up to twice as long where another runtime's code has filled the caches.
+
+    Args:
+        bundle: holds the files.
+        models: by id, each once.
+        dataset: of which a few images are taken.
+        options: how they run.
+    """
+    with ExitStack() as stack:
+        ready: list[tuple[str, LoadedModel, Array]] = []
+        for model in models:
+            loaded = load_model(bundle, model, options)
+            stack.callback(loaded.close)
+            ready.append((model.id, loaded, rows_of(loaded, dataset, bundle.manifest.input.name, 1)))
+        taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
+        start_s = time.perf_counter()
+        for done in range(ROUNDS):
+            if done >= LEAST_ROUNDS and time.perf_counter() - start_s > SECONDS:
+                break
+            for name, loaded, rows in ready:
+                feed = {loaded.input.name: rows}
+                _warmed(loaded, feed)
+                began_s = time.perf_counter()
+                loaded.runtime.run(feed)
+                taken[name].append(time.perf_counter() - began_s)
+    return Costs({name: Cost(float(np.median(seconds)) * 1000) for name, seconds in taken.items()})
+
+
+def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
+    """A few runs: one where that takes a millisecond, to which caches are nothing."""
+    began_s = time.perf_counter()
+    for _ in range(WARM_RUNS):
+        loaded.runtime.run(feed)
+        if time.perf_counter() - began_s > WARM_S:
+            break

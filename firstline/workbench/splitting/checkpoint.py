@@ -1,0 +1,105 @@
+"""A checkpoint in bytes: the tensor that crosses a cut, in fewer bits, and compressed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline_core.errors import ProtocolError
+from firstline_core.planning.split import FormName
+from firstline_core.types import Array
+
+_STEPS = 255
+_LEVEL = 1
+_HALF_MOST = float(np.finfo(np.float16).max)
+_EACH_BYTES = {"fp32": 4, "fp16": 2, "int8": 1, "native": 1}
+_SCALE_BYTES = 8  # the least value and the step, FP32 each
+
+
+class Checkpoint(NamedTuple):
+    """How one tensor is written down. Head and tail have to agree on it.
+
+    Attributes:
+        form: see `FormName`.
+        shape: of the tensor, with its one row.
+        channel: axis of an image's channels, each of which gets a scale of its own; None for one scale.
+        known: for "native": the least and the largest value that the tail's quantised input can store, in 8 bits.
+    """
+
+    form: FormName
+    shape: tuple[int, ...]
+    channel: int | None = None
+    known: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def raw_bytes(self) -> int:
+        """What the numbers take before they are compressed."""
+        scales = math.prod(self._scales) if self.form == "int8" else 0
+        return math.prod(self.shape) * _EACH_BYTES[self.form] + scales * _SCALE_BYTES
+
+    def pack(self, values: Array) -> bytes:
+        """The bytes that travel, of an FP32 tensor."""
+        return zlib.compress(b"".join(self._parts(np.ascontiguousarray(values, np.float32))), _LEVEL)
+
+    def unpack(self, content: bytes) -> Array:
+        """The tensor again, FP32.
+
+        Raises:
+            ProtocolError: other bytes than such a tensor has.
+        """
+        raw = self._inflated(content)
+        if self.form == "fp32":
+            return np.frombuffer(raw, np.float32).reshape(self.shape)
+        if self.form == "fp16":
+            return np.frombuffer(raw, np.float16).astype(np.float32).reshape(self.shape)
+        count = math.prod(self.shape)
+        codes = np.frombuffer(raw, np.uint8, count).astype(np.float32).reshape(self.shape)
+        if self.form == "native":
+            low, step = self._native
+        else:
+            low, step = np.frombuffer(raw, np.float32, offset=count).reshape(2, *self._scales)
+        codes *= step
+        codes += low
+        return codes
+
+    @property
+    def _scales(self) -> tuple[int, ...]:
+        return tuple(size if axis == self.channel else 1 for axis, size in enumerate(self.shape))
+
+    @property
+    def _native(self) -> tuple[np.float32, np.float32]:
+        low, high = self.known
+        return np.float32(low), np.float32((high - low) / _STEPS)
+
+    def _parts(self, values: NDArray[np.float32]) -> list[bytes]:
+        if self.form == "fp32":
+            return [values.tobytes()]
+        if self.form == "fp16":
+            return [np.clip(values, -_HALF_MOST, _HALF_MOST).astype(np.float16).tobytes()]
+        if self.form == "native":
+            return [_codes(values, *self._native).tobytes()]
+        others = tuple(axis for axis in range(values.ndim) if axis != self.channel)
+        low = values.min(axis=others, keepdims=True)
+        step = (values.max(axis=others, keepdims=True) - low) / np.float32(_STEPS)
+        return [_codes(values, low, step).tobytes(), low.tobytes(), step.tobytes()]
+
+    def _inflated(self, content: bytes) -> bytes:
+        inflater = zlib.decompressobj()
+        try:
+            raw = inflater.decompress(content, self.raw_bytes + 1)
+        except zlib.error as error:
+            raise ProtocolError(f"The checkpoint does not decompress: {error}.") from error
+        if len(raw) != self.raw_bytes or not inflater.eof:
+            raise ProtocolError(
+                f"The checkpoint has not the {self.raw_bytes} bytes that {list(self.shape)} takes as {self.form}."
+            )
+        return raw
+
+
+def _codes(values: Array, low: Array | np.float32, step: Array | np.float32) -> NDArray[np.uint8]:
+    scaled = (values - low) / np.where(step > 0, step, np.float32(1))
+    return np.clip(np.rint(scaled), 0, _STEPS).astype(np.uint8)

@@ -1,0 +1,299 @@
+"""Cuts a bundle's full model and measures what that costs, on this machine and on given data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, ParamSpec, TypeVar
+
+import numpy as np
+
+from firstline.workbench.dataset import UNLABELLED, Dataset
+from firstline.workbench.measure import Progress
+from firstline.workbench.splitting import onnx_graph, tflite_graph
+from firstline.workbench.splitting.checkpoint import Checkpoint
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.pipeline import LoadedModel, Probabilities
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
+from firstline_core.planning.split import Cut, Form, FormName, Splits
+from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
+from firstline_core.types import Array, Tensor
+
+AUTO = "auto"
+_NARROWER = 0.9
+_MOST = 6
+_SCALED = 16
+_FLOATS: tuple[FormName, ...] = ("fp32", "fp16", "int8")
+_QUANTISED: tuple[FormName, ...] = ("native",)
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A model cut at one tensor, both halves loaded.
+
+    Attributes:
+        head_file, tail_file: the models as files.
+    """
+
+    tensor: str
+    head: Runtime
+    tail: Runtime
+    head_file: bytes
+    tail_file: bytes
+    runtime: Literal["onnx", "tflite"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor, of one row."""
+        return (1, *self.tail.inputs[0].shape[1:])
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All forms in which the tensor can travel."""
+        shape, known = self.shape, self.tail.ranges.get(self.tail.inputs[0].name)
+        channel = 1 if self.runtime == "onnx" else len(shape) - 1
+        if known is not None:
+            return [Checkpoint(form, shape, known=known) for form in _QUANTISED]
+        # A scale takes eight bytes, so that a channel of a few numbers gets none of its own.
+        wide = len(shape) == 4 and math.prod(shape) >= _SCALED * shape[channel]
+        return [Checkpoint(form, shape, channel if wide else None) for form in _FLOATS]
+
+    def begin(self, rows: Array) -> Array:
+        """The tensor, of the whole model's input."""
+        return self.head.run({self.head.inputs[0].name: rows})[self.head.outputs[0].name]
+
+    def finish(self, tensor: Array, whole: LoadedModel) -> Probabilities:
+        """What the whole model says, of the tensor."""
+        found = self.tail.run({self.tail.inputs[0].name: tensor})[whole.output_name]
+        return whole.finish(found, len(tensor))
+
+
+@dataclass(slots=True)
+class _Whole:
+    """What the whole model did, row by row."""
+
+    prepare_s: list[float] = field(default_factory=list)
+    model_s: list[float] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one form of one cut's checkpoint did, row by row."""
+
+    checkpoint: Checkpoint
+    sent_bytes: list[int] = field(default_factory=list)
+    pack_s: list[float] = field(default_factory=list)
+    unpack_s: list[float] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """What one cut did."""
+
+    halves: Halves
+    forms: list[_Seen]
+    head_s: list[float] = field(default_factory=list)
+    tail_s: list[float] = field(default_factory=list)
+
+
+def measure_splits(
+    bundle: Bundle,
+    dataset: Dataset,
+    *,
+    at: str = AUTO,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+) -> Splits:
+    """Measures the whole model and its cuts, row by row, each in turn: what slows the machine down slows all of them.
+
+    Args:
+        bundle: with a full model that takes encoded images.
+        dataset: images; labels may be absent.
+        at: the tensor to cut at; "auto" takes those that are narrower than all before them by a tenth, for an earlier
+            cut that sends no more leaves more to the faster side.
+        options: how the models run.
+        progress: told how many rows are done, of how many.
+
+    Raises:
+        ConfigError: no full model, a model that cannot be cut there, or data that does not fit.
+        ModelLoadError: the model, or a half of it, does not load here.
+    """
+    model = full_of(bundle)
+    with ExitStack() as stack:
+        whole = load_model(bundle, model, options)
+        stack.callback(whole.close)
+        images = [(_tensor(bundle, encoded), len(encoded), label) for encoded, label in dataset.read()]
+        tensors, found = chosen(bundle, whole, images[0][0], at, options)
+        made = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
+        cuts = [_Cut(one, [_Seen(checkpoint) for checkpoint in one.checkpoints()]) for one in made]
+        _pass(whole, cuts, images[0][0], _Whole())  # the first run pays for what is done lazily
+        cuts = [_Cut(cut.halves, [_Seen(form.checkpoint) for form in cut.forms]) for cut in cuts]
+        seen = _Whole()
+        for done, (tensor, _, _) in enumerate(images, 1):
+            _pass(whole, cuts, tensor, seen)
+            progress(done, len(images))
+    labels = [label for _, _, label in images]
+    return Splits(
+        bundle=bundle.manifest.name,
+        version=bundle.manifest.version,
+        model=model.id,
+        model_digest=model.digest,
+        runtime=whole.runtime.provider,
+        threads=options.threads,
+        prepare_ms=_median_ms(seen.prepare_s),
+        model_ms=_median_ms(seen.model_s),
+        input_bytes=float(np.mean([size for _, size, _ in images])),
+        rows=len(images),
+        points=found,
+        cuts=tuple(_summed(cut, seen.said, labels) for cut in cuts),
+    )
+
+
+def full_of(bundle: Bundle) -> Model:
+    """The model to cut.
+
+    Raises:
+        ConfigError: there is none, or the bundle takes no encoded images.
+    """
+    manifest = bundle.manifest
+    if manifest.full is None:
+        raise ConfigError(f"Bundle '{manifest.name}' has no full model to cut.")
+    if manifest.input.datatype != "BYTES":
+        raise ConfigError(f"The bundle's input '{manifest.input.name}' is {manifest.input.datatype}; data are images.")
+    return manifest.full
+
+
+@contextmanager
+def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Halves]:
+    """Both halves of the full model, until the end of the block.
+
+    Raises:
+        ConfigError: the model cannot be cut there.
+        ModelLoadError: a half does not load here.
+    """
+    model = full_of(bundle)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="firstline-split-")))
+        files = _cut(bundle, model, tensor, options)
+        loaded: list[Runtime] = []
+        for name, content in zip(("head", "tail"), files, strict=True):
+            path = folder / f"{name}.{model.runtime}"
+            path.write_bytes(content)
+            loaded.append(load_runtime(path, model.runtime, options))
+            stack.callback(loaded[-1].close)
+        yield Halves(tensor, loaded[0], loaded[1], *files, model.runtime)
+
+
+def chosen(
+    bundle: Bundle, whole: LoadedModel, tensor: Tensor, at: str, options: RuntimeOptions
+) -> tuple[list[str], int]:
+    """The tensors to cut at, and how many there are.
+
+    Raises:
+        ConfigError: the model has no such tensor, or none at all.
+    """
+    content = bundle.file(whole.model.artefact).read_bytes()
+    if whole.model.runtime == "onnx":
+        points = onnx_graph.points(content, whole.input.name, whole.output_name)
+    else:
+        points = tflite_graph.points(content)
+    if not points:
+        raise ConfigError(f"Model '{whole.model.id}' has no place at which one tensor alone crosses.")
+    if at != AUTO:
+        if at not in points:
+            raise ConfigError(f"Model '{whole.model.id}' cannot be cut at '{at}', but at: {', '.join(points)}.")
+        return [at], len(points)
+    rows = whole.prepare(tensor)
+    sizes = {}
+    for point in points:
+        with halves(bundle, point, options) as made:
+            value = made.begin(rows)
+            sizes[point] = min(len(one.pack(value)) for one in made.checkpoints())
+    return narrowest(sizes), len(points)
+
+
+def narrowest(sizes: dict[str, int]) -> list[str]:
+    """Those that are smaller than all before them by a tenth; where they are many, the last ones."""
+    kept: list[str] = []
+    for tensor, size_bytes in sizes.items():
+        if not kept or size_bytes < _NARROWER * sizes[kept[-1]]:
+            kept.append(tensor)
+    return kept[-_MOST:]
+
+
+def _cut(bundle: Bundle, model: Model, tensor: str, options: RuntimeOptions) -> tuple[bytes, bytes]:
+    content = bundle.file(model.artefact).read_bytes()
+    if model.runtime == "tflite":
+        return tflite_graph.cut(content, tensor)
+    whole = load_runtime(bundle.file(model.artefact), model.runtime, options)
+    try:
+        source, target = model.input or whole.inputs[0].name, model.output or whole.outputs[0].name
+    finally:
+        whole.close()
+    return onnx_graph.cut(content, tensor, source, target)
+
+
+def _pass(whole: LoadedModel, cuts: Sequence[_Cut], tensor: Tensor, seen: _Whole) -> None:
+    rows = _timed(seen.prepare_s, whole.prepare, tensor)
+    seen.said.append(int(_timed(seen.model_s, whole.run, rows).argmax()))
+    for cut in cuts:
+        crossing = _timed(cut.head_s, cut.halves.begin, rows)
+        for form in cut.forms:
+            packed = _timed(form.pack_s, form.checkpoint.pack, crossing)
+            again = _timed(form.unpack_s, form.checkpoint.unpack, packed)
+            answer = _timed(cut.tail_s, cut.halves.finish, again, whole)
+            form.sent_bytes.append(len(packed))
+            form.said.append(int(answer.argmax()))
+
+
+def _timed(seconds: list[float], call: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+    began_s = time.perf_counter()
+    found = call(*given, **named)
+    seconds.append(time.perf_counter() - began_s)
+    return found
+
+
+def _summed(cut: _Cut, said: Sequence[int], labels: Sequence[int]) -> Cut:
+    return Cut(
+        cut.halves.tensor,
+        cut.halves.shape,
+        _median_ms(cut.head_s),
+        _median_ms(cut.tail_s),
+        tuple(_form(seen, said, labels) for seen in cut.forms),
+    )
+
+
+def _form(seen: _Seen, said: Sequence[int], labels: Sequence[int]) -> Form:
+    through, whole, truth = np.array(seen.said), np.array(said), np.array(labels)
+    labelled = bool((truth != UNLABELLED).all())
+    return Form(
+        seen.checkpoint.form,
+        seen.checkpoint.raw_bytes,
+        float(np.mean(seen.sent_bytes)),
+        _median_ms(seen.pack_s),
+        _median_ms(seen.unpack_s),
+        float((through != whole).mean()),
+        float(((whole == truth).astype(int) - (through == truth)).mean()) if labelled else None,
+    )
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    return round(1000 * float(np.median(seconds)), 5)
+
+
+def _tensor(bundle: Bundle, encoded: bytes) -> Tensor:
+    element = np.empty(1, object)
+    element[0] = encoded
+    return Tensor(bundle.manifest.input.name, element)
