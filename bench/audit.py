@@ -14,7 +14,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-LOCKS = ("edge", "tflite", "gateway", "demo", "dev", "clients", "ray", "loadgen", "perf-analyzer", "installer", "build")
+LOCKS = (
+    "edge",
+    "tflite",
+    "gateway",
+    "console",
+    "demo",
+    "dev",
+    "clients",
+    "ray",
+    "train",
+    "loadgen",
+    "olive",
+    "perf-analyzer",
+    "installer",
+    "build",
+)
 
 
 class Verdict(NamedTuple):

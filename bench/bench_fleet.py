@@ -1,25 +1,30 @@
-"""`make bench-fleet`: false aborts, bad models found, and a thousand devices under the real engine and store."""
+"""`make bench-fleet`: false aborts, bad models found, a thousand simulated devices, and twenty agent processes."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from pathlib import Path
 
-from fleet.run import keep, measure
+from fleet.run import PARTS, Effort, keep, measure
+from page import refill
 
-PARTS = ("same", "worse", "devices")
+PAGE = Path(__file__).parent.parent / "docs" / "fleet.md"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=1000, help="of the same model, and of a worse one")
-    parser.add_argument("--devices", type=int, default=1000, help="under the engine")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--devices", type=int, default=1000, help="simulated, under the engine")
+    parser.add_argument("--agents", type=int, default=20, help="processes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that judge and simulate at once")
+    parser.add_argument("--only", choices=PARTS, action="append", help="parts that are left out keep their figures")
     options = parser.parse_args()
-    found = measure(options.rollouts, options.devices, options.processes, frozenset(options.only or PARTS))
-    sys.exit(keep(found))
+    effort = Effort(options.rollouts, options.devices, options.agents, options.processes)
+    code = keep(measure(effort, frozenset(options.only or PARTS)))
+    refill(PAGE)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

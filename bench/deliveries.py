@@ -24,8 +24,9 @@ from figures import Figure, report
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry import logs
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 _DIGITS = Path(__file__).parents[1] / "models" / "digits" / "bundle"
 _REQUESTS = 300

@@ -25,7 +25,7 @@ def main() -> int:
     """Measures, and writes what comes of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=[1000, 10_000], help="of each crowd")
-    parser.add_argument("--queue", type=int, default=1000, help="words that the broker keeps for a slow gateway")
+    parser.add_argument("--queue", type=int, default=20_000, help="words that the broker keeps for a slow gateway")
     wanted = parser.parse_args()
     described, path = machine.described(), RESULTS / "heartbeats.json"
     before = [table.Run(**run) for run in json.loads(path.read_text())["runs"]] if path.exists() else []

@@ -29,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstline_core.telemetry import logs
 from firstline_gateway import server
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 _WARM_UP = 2000
 

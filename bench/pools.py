@@ -124,9 +124,7 @@ def collect(
         if change is not None:
             dataset = _Changed(dataset.folder, dataset.samples, change)
         unfinished = kept.with_suffix(f".{os.getpid()}.npz")
-        np.savez_compressed(
-            unfinished, **_observe(_bundle(pair, data, cache / f"{pair.recipe}-{digest}"), pair, dataset)
-        )
+        np.savez_compressed(unfinished, **_observe(bundle_of(pair, data, cache), pair, dataset))
         unfinished.replace(kept)
     with np.load(kept) as found:
         return Pool(pair.name, found["edge"], found["full"], found["labels"], found["size_bytes"])
@@ -146,9 +144,11 @@ def _digest(pair: Pair) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
-def _bundle(pair: Pair, data: Path, folder: Path) -> Bundle:
+def bundle_of(pair: Pair, data: Path = DATA, cache: Path = CACHE) -> Bundle:
+    """The pair's bundle; made in the cache where it is of third-party models."""
     if not pair.images:
         return open_bundle(_MODELS / pair.recipe / "bundle")
+    folder = cache / f"{pair.recipe}-{_digest(pair)}"
     if not folder.is_dir():
         create_bundle(read_recipe(_MODELS / pair.recipe / "recipe.toml", data / pair.recipe), folder)
     return open_bundle(folder)

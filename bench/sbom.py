@@ -1,6 +1,6 @@
-"""Writes what a device, a gateway and a workbench install as CycloneDX software bills of materials, from the locks.
+"""Writes what device, gateway, console and workbench install as CycloneDX software bills of materials, from the locks.
 
-    python bench/sbom.py [FOLDER]        FOLDER/firstline-{edge,gateway,workbench}.cdx.json; default: dist
+    python bench/sbom.py [FOLDER]        FOLDER/firstline-{edge,gateway,console,workbench}.cdx.json; default: dist
 
 Each is valid by CycloneDX's schema, names every package with version, purl and the hashes that the lock allows, and is
 the same for the same lock. Packages that other platforms need are in it, as they are in the lock.
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).parents[1]
-LOCKS = {"edge": "edge", "gateway": "gateway", "workbench": "demo"}
+LOCKS = {"edge": "edge", "gateway": "gateway", "console": "console", "workbench": "demo"}
 
 
 def write(extra: str, folder: Path) -> Path:

@@ -17,7 +17,6 @@ from fleet.population import Device, population
 from msgspec.structs import replace
 
 from firstline_core.errors import FirstlineError
-from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, read_document
 from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
@@ -26,7 +25,6 @@ from firstline_core.protocol.topics import DEFAULT_PREFIX, Topics
 _SESSION = "session"  # as the population's documents have it
 _AT_ONCE = 64
 _TIMEOUT_S = 20.0
-_SCORE_BINS = 20  # as the certificates of this checkout's bundles have
 # What an agent says of a small device.
 _CAPABILITIES = {"runtimes": ("onnx", "tflite"), "architecture": "aarch64", "memory_mb": 3792, "free_gib": 21}
 
@@ -96,9 +94,7 @@ class Crowd:
         device = self.devices[name]
         device.live(period_s / 3600)
         device.sequence += 1
-        told = device.telemetry
-        models = tuple(with_scores(model) for model in told.models)
-        await self._say(Topics(name).telemetry, msgspec.json.encode(replace(told, models=models)))
+        await self._say(Topics(name).telemetry, msgspec.json.encode(device.telemetry))
 
     async def _say(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         async with self._room:
@@ -157,9 +153,3 @@ async def crowd(host: str, port: int, number: int, install_s: float) -> AsyncIte
 def due(beat: int, devices: int, period_s: float) -> float:
     """After how many seconds a heartbeat is due, where they are spread evenly over the period."""
     return beat * period_s / devices
-
-
-def with_scores(counted: ModelCounts) -> ModelCounts:
-    """The same with as many bins of scores as a certificate's histogram has; they only grow, as the rows do."""
-    whole, rest = divmod(counted.rows, _SCORE_BINS)
-    return replace(counted, scores=tuple(whole + (number < rest) for number in range(_SCORE_BINS)))

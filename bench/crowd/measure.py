@@ -22,7 +22,7 @@ from crowd.devices import Crowd, crowd
 from crowd.table import Run
 from firstline_core.fleet.rest import DEVICES_PATH, FleetDevice, FleetDevicePage
 from firstline_core.fleet.rollout import ROLLOUTS_PATH, RolloutSummary
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 
 _CHUNK = 250  # devices that come at once: a broker keeps no more than 1,000 words for a gateway that is slower
 _PAGE = 100
@@ -41,7 +41,7 @@ class Effort:
         idle_s: before anybody comes.
         install_s: a device takes up to so long to install; agents wait up to 30 s before they fetch.
         soak_s: for which a stage is observed.
-        queue: words that the broker keeps for a reader that is slower; 1,000 is Mosquitto's own.
+        queue: words that the broker keeps for a reader that is slower; 20,000 are what the broker files here say.
         share: of the devices that take the rollout first, before all others do.
     """
 
@@ -52,7 +52,7 @@ class Effort:
     install_s: float = 20.0
     soak_s: float = 4.0
     share: float = 0.1
-    queue: int = 1000
+    queue: int = 20_000
 
 
 class Site:

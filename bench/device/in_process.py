@@ -14,7 +14,7 @@ from device import small
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 
 _WARM_UP = 200
 Times = dict[str, list[float]]

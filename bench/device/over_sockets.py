@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from device.in_process import Times, request_of, rows
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.oip import encode_request
 
-_RESPONDER = Path(__file__).parent / "responder.py"
+_RESPONDER, _AGENT = (Path(__file__).parent / name for name in ("responder.py", "agent_alone.py"))
 _WARM_UP = 100
 
 
@@ -62,7 +62,7 @@ def running(folder: Path, bundle: Path, gateway: int, *settings: str) -> Iterato
         "log.level=warning",
         *settings,
     )
-    command = [sys.executable, "-m", "firstline_edge", "run", "--port", "0", "--socket", str(path), "-o", "json"]
+    command = [sys.executable, str(_AGENT), "run", "--port", "0", "--socket", str(path), "-o", "json"]
     command += [part for setting in given for part in ("--set", setting)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -72,8 +72,22 @@ def running(folder: Path, bundle: Path, gateway: int, *settings: str) -> Iterato
             process.terminate()
 
 
-def measure(folder: Path, requests: int) -> tuple[Times, float, float]:
-    """Microseconds by way and answer, seconds from the start to the first answer, and resident memory (MB of 10^6)."""
+class Process(NamedTuple):
+    """How it is to have an agent.
+
+    Attributes:
+        first_s: from its start to its first answer.
+        loaded_mb: resident memory after that, in megabytes of 10^6.
+        remembering_mb: and once its cache holds the answers to all inputs of this measurement.
+    """
+
+    first_s: float
+    loaded_mb: float
+    remembering_mb: float
+
+
+def measure(folder: Path, requests: int) -> tuple[Times, Process]:
+    """Microseconds by way and answer, and the agent as a process."""
     kept, escalated = (folder / name / small.NAME for name in ("kept-s", "escalated-s"))
     small.small_bundle(kept, 0.0)
     small.small_bundle(escalated, 1.1)
@@ -87,11 +101,11 @@ def measure(folder: Path, requests: int) -> tuple[Times, float, float]:
                 client = Client(socket.create_connection(("127.0.0.1", port)))
                 client.ask(rows(1, 1)[0])
                 first_s = time.perf_counter() - started_s
+                loaded_mb = _resident_mb(pid)
                 client.close()
                 for way, connect in _ways(port, path):
                     _confident_and_memory(times, way, Client(connect()), requests)
-                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                rss_mb = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
+                process = Process(first_s, loaded_mb, _resident_mb(pid))
             for name, bundle in (("disk hit", kept), ("escalation", escalated)):
                 place = folder / name.replace(" ", "-")
                 place.mkdir()
@@ -104,7 +118,12 @@ def measure(folder: Path, requests: int) -> tuple[Times, float, float]:
                         _one(times, f"over {way}: {name}", Client(connect()), requests, twice=name == "disk hit")
         finally:
             responder.terminate()
-    return times, first_s, rss_mb
+    return times, process
+
+
+def _resident_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
 
 
 def _ways(port: int, path: Path) -> list[tuple[str, Callable[[], socket.socket]]]:

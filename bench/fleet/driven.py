@@ -1,11 +1,12 @@
-"""The real engine over a real store, at the pace of a simulated clock, for devices that are drawn."""
+"""The real engine over a real store, at the pace of a simulated clock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
@@ -14,7 +15,6 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired
-from firstline_gateway import settings
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.counting import Totals, added
 from firstline_gateway.fleet.tables import COUNTS, DEVICES, HISTORY
@@ -24,31 +24,66 @@ from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.rollouts.states import Command
+from firstline_gateway.settings import settings
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
-from fleet.population import BUNDLE, NEW, Device
+from fleet.population import BUNDLE, NEW, Said
 
 HOUR_S = 3600.0
 SOAK_H = 8.0
 
 
-def definition(*stages: Stage, rules: Rules | None = None, held_back: float = 0.1, version: int = NEW) -> Definition:
+def definition(
+    *stages: Stage,
+    rules: Rules | None = None,
+    held_back: float = 0.1,
+    version: int = NEW,
+    manifest_sha256: str = "0" * 64,
+) -> Definition:
     """Of a rollout of the simulated bundle; devices report every hour, so that two reports may be missed."""
     return Definition(
-        BUNDLE, version, "0" * 64, stages, rules or Rules(), held_back=held_back, salt="simulated", silent_s=3 * HOUR_S
+        BUNDLE,
+        version,
+        manifest_sha256,
+        stages,
+        rules or Rules(),
+        held_back=held_back,
+        salt="simulated",
+        silent_s=3 * HOUR_S,
     )
+
+
+class Fleet(Protocol):
+    """Devices: `world.World` has agents that update, `population.Pretended` what they would say."""
+
+    manifest_sha256: str
+
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
+        """Has devices hear what is desired and live on; what they say in the end.
+
+        Args:
+            hours: that pass.
+            desired: by device.
+            now_s: wall time of the gateway when they speak.
+        """
+        ...
+
+    def versions(self) -> Counter[int]:
+        """How many devices run which version."""
+        ...
 
 
 class Driven:
     """A gateway's rollouts without its network."""
 
-    def __init__(self, database: Database, writer: GroupWriter, readers: Readers, fleet: dict[str, Device]) -> None:
+    def __init__(self, database: Database, writer: GroupWriter, readers: Readers, fleet: Fleet) -> None:
         self.clock = SimulatedClock(1000.0)
         self.database = database
         self.fleet = fleet
         self._counts: dict[str, tuple[Telemetry | None, Totals]] = {}
+        self._sessions: dict[str, str] = {}
         service = ServiceClock(database, self.clock)
         self.rollouts = Rollouts(readers, writer, clock=self.clock, service=service)
         self.engine = Engine(database, writer, clock=self.clock, service=service, on_told=lambda: None)
@@ -61,19 +96,20 @@ class Driven:
 
     def _pass(self, hours: float) -> None:
         """Puts down what all devices say in a few statements: how single words are taken is measured elsewhere."""
-        now_s = self.clock.wall_s()
         with self.database.begin() as connection:
             rows = connection.execute(select(DEVICES.c.name, DEVICES.c.desired)).all()
-            desired = {row.name: msgspec.json.decode(row.desired, type=Desired) for row in rows}
-            there = [device for device in self.fleet.values() if device.on]
-            for device in there:
-                device.live(hours)
-                device.hear(desired.get(device.name, Desired(0)), now_s)
-            for device in there if not rows else ():
-                devices.report(connection, device.name, device.reported, now_s, accept=True)
-            said = [_said(device, now_s) for device in there]
-            connection.execute(update(DEVICES).where(DEVICES.c.name == bindparam("device")), said)
-            counts = [self._counted(device, now_s) for device in there]
+        desired = {row.name: msgspec.json.decode(row.desired, type=Desired) for row in rows}
+        now_s = self.clock.wall_s()
+        said = self.fleet.pass_time(hours, desired, now_s)
+        with self.database.begin() as connection:
+            for each in said:  # whoever is not known yet, or has another process now, comes as devices come
+                if each.reported.session != self._sessions.get(each.name):
+                    devices.report(connection, each.name, each.reported, now_s, accept=True)
+                    self._sessions[each.name] = each.reported.session
+            connection.execute(
+                update(DEVICES).where(DEVICES.c.name == bindparam("device")), [_words(each, now_s) for each in said]
+            )
+            counts = [self._counted(each, now_s) for each in said]
             names = [each["device"] for each in counts]
             connection.execute(delete(COUNTS).where(COUNTS.c.device.in_(names)))
             connection.execute(insert(COUNTS), counts)
@@ -83,13 +119,14 @@ class Driven:
             ]
             connection.execute(insert(HISTORY), past)
 
-    def _counted(self, device: Device, now_s: float) -> dict[str, Any]:
-        report = device.telemetry
-        before, totals = self._counts.get(device.name, (None, Totals()))
-        after = added(totals, before, report)
-        self._counts[device.name] = report, after
+    def _counted(self, said: Said, now_s: float) -> dict[str, Any]:
+        report = said.telemetry
+        before, totals = self._counts.get(said.name, (None, Totals()))
+        same = before is not None and before.session == report.session
+        after = added(totals, before if same else None, report)
+        self._counts[said.name] = report, after
         return {
-            "device": device.name,
+            "device": said.name,
             "session": report.session,
             "sequence": report.sequence,
             "latest": msgspec.json.encode(report).decode(),
@@ -109,27 +146,19 @@ class Driven:
                 break
         return made
 
-    def versions(self) -> dict[int, int]:
-        """How many devices run which version."""
-        found: dict[int, int] = {}
-        for device in self.fleet.values():
-            found[device.version] = found.get(device.version, 0) + 1
-        return found
 
-
-def _said(device: Device, now_s: float) -> dict[str, Any]:
-    said = device.reported
+def _words(said: Said, now_s: float) -> dict[str, Any]:
     return {
-        "device": device.name,
+        "device": said.name,
         "last_seen_s": now_s,
         "online": True,
-        "sequence": said.sequence,
-        "reported": msgspec.json.encode(said).decode(),
+        "sequence": said.reported.sequence,
+        "reported": msgspec.json.encode(said.reported).decode(),
     }
 
 
 @asynccontextmanager
-async def driven(store: settings.Store, fleet: dict[str, Device]) -> AsyncIterator[Driven]:
+async def driven(store: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
     """A store with devices that have been there for a day."""
     database = open_database(store)
     writer, readers = GroupWriter(database), Readers(database)

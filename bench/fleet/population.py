@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
@@ -14,7 +19,14 @@ from firstline_core.fleet.update import UpdateState
 
 BUNDLE = "cameras"
 OLD, NEW = 1, 2
-_BOUNDS = np.asarray(LATENCY_BOUNDS_MS)
+SCORE_BINS = 20
+"""Bins of scores, as the certificates of this checkout's bundles have."""
+
+_LOG_BOUNDS = [math.log(bound) for bound in LATENCY_BOUNDS_MS]
+_SPREAD = 0.4  # of the logarithm of latencies
+# A device's scene changes over hours: how far it wanders from what is usual there, and how soon it is back.
+_WANDERS, _BACK_H = 0.15, 12.0
+_PLACES = np.linspace(-1.0, 1.0, SCORE_BINS)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,7 @@ class Effect:
         crashes: more of them, a day.
         disagreement: more of the audited answers that the full model answers otherwise.
         escalations: factor.
+        drift: by how much scores lie elsewhere than the device's own did, see `Device.shares`.
     """
 
     failing: float = 0.0
@@ -34,6 +47,7 @@ class Effect:
     crashes: float = 0.0
     disagreement: float = 0.0
     escalations: float = 1.0
+    drift: float = 0.0
 
 
 NOTHING = Effect()
@@ -70,6 +84,8 @@ class Device:
         self.failing = float(rng.beta(1, 200))
         self.slowness_ms = float(rng.lognormal(math.log(12), 0.4))
         self.crashing = float(rng.gamma(0.5, 0.1))
+        self.slant, self.hollow = float(rng.normal(0, 0.5)), float(rng.normal(0, 0.3))
+        self.scene = float(rng.normal(0, _WANDERS))
 
     def hear(self, desired: Desired, now_s: float) -> None:
         """What it is to run; a step of an update for each call."""
@@ -108,8 +124,11 @@ class Device:
         audited = int(25 * hours)
         escalated = int(rng.binomial(rows, min(1.0, self.escalating * effect.escalations)))
         errors = int(rng.binomial(rows - escalated, self.failing))
-        times = rng.lognormal(math.log(self.slowness_ms) + effect.latency, 0.4, rows)
-        bins = np.bincount(np.searchsorted(_BOUNDS, times), minlength=len(_BOUNDS) + 1)
+        slowness = math.log(self.slowness_ms) + effect.latency
+        bins = rng.multinomial(rows, _log_normal_shares(slowness))
+        back = math.exp(-hours / _BACK_H)
+        self.scene = float(rng.normal(self.scene * back, _WANDERS * math.sqrt(1 - back * back)))
+        scores = rng.multinomial(rows, self.shares(effect.drift))
         counted = ModelCounts(
             BUNDLE,
             self.version,
@@ -118,7 +137,8 @@ class Device:
             escalated=escalated,
             errors=errors,
             latency=tuple(bins.tolist()),
-            latency_sum_ms=float(times.sum()),
+            latency_sum_ms=rows * math.exp(slowness + _SPREAD**2 / 2),
+            scores=tuple(scores.tolist()),
             audited=audited,
             disagreed=int(rng.binomial(audited, min(1.0, self.disagreeing + effect.disagreement))),
         )
@@ -126,6 +146,15 @@ class Device:
         self.models[self.version] = counted if held is None else _sum(held, counted)
         self.unclean += int(rng.poisson((self.crashing + effect.crashes) * hours / 24))
         self.uptime_s += hours * 3600
+
+    def shares(self, drift: float) -> NDArray[np.float64]:
+        """Of its rows by score: of a fleet about as many in each bin, of a device as its scene has it just now.
+
+        Args:
+            drift: what the model adds to the slant of their logarithms; 1 is a stability index of about 0.35.
+        """
+        found = np.exp((self.slant + self.scene + drift) * _PLACES + self.hollow * _PLACES**2)
+        return found / found.sum()
 
     @property
     def reported(self) -> Reported:
@@ -140,6 +169,35 @@ class Device:
         return Telemetry("session", self.sequence, self.uptime_s, models, unclean=self.unclean)
 
 
+class Said(NamedTuple):
+    """What the gateway hears of a device."""
+
+    name: str
+    reported: Reported
+    telemetry: Telemetry
+
+
+class Pretended:
+    """Devices that say what devices say, and do nothing: for who looks at the gateway alone. A `driven.Fleet`."""
+
+    manifest_sha256 = "0" * 64
+
+    def __init__(self, devices: Mapping[str, Device]) -> None:
+        self._devices = devices
+
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
+        """See `driven.Fleet`."""
+        there = [device for device in self._devices.values() if device.on]
+        for device in there:
+            device.live(hours)
+            device.hear(desired.get(device.name, Desired(0)), now_s)
+        return [Said(device.name, device.reported, device.telemetry) for device in there]
+
+    def versions(self) -> Counter[int]:
+        """See `driven.Fleet`."""
+        return Counter(device.version for device in self._devices.values())
+
+
 def population(number: int, seed: int, effect: Effect = NOTHING) -> dict[str, Device]:
     """Devices by name."""
     seeds = np.random.SeedSequence(seed).spawn(number)
@@ -150,4 +208,15 @@ def population(number: int, seed: int, effect: Effect = NOTHING) -> dict[str, De
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
     numbers = ("rows", "kept", "escalated", "errors", "audited", "disagreed", "latency_sum_ms")
     values = {name: getattr(one, name) + getattr(more, name) for name in numbers}
-    return replace(one, **values, latency=tuple(a + b for a, b in zip(one.latency, more.latency, strict=True)))
+    return replace(
+        one,
+        **values,
+        latency=tuple(map(add, one.latency, more.latency)),
+        scores=tuple(map(add, one.scores, more.scores)),
+    )
+
+
+def _log_normal_shares(mean: float) -> NDArray[np.float64]:
+    """Of latencies, in the bins of `LATENCY_BOUNDS_MS`; their logarithms have this mean."""
+    below = [0.5 * math.erfc((mean - bound) / _SPREAD / math.sqrt(2)) for bound in _LOG_BOUNDS]
+    return np.diff(below, prepend=0.0, append=1.0)

@@ -1,62 +1,102 @@
-"""The fleet's figures: false aborts, bad models found, and a thousand devices under the real engine and store."""
+"""The fleet's figures: false aborts, bad models found, a thousand simulated devices, and twenty agents."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from figures import RESULTS, Figure, tell, write
 
+from firstline_core.telemetry import logs
 from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from fleet.driven import HOUR_S, definition, driven
 from fleet.judged import Ended, judged
-from fleet.population import NEW, NOTHING, OLD, Effect, population
+from fleet.population import NEW, NOTHING, OLD, Effect
+from fleet.real import rolled_out
+from fleet.world import world
 
-BAD = {
-    "corrupt": Effect(failing=1.0),
-    "slow": Effect(latency=math.log(2)),
-    "crashing": Effect(crashes=6.0),
-    "less accurate": Effect(disagreement=0.05),
-    "escalates twice as much": Effect(escalations=2.0),
-}
+PARTS = ("same", "worse", "devices", "real")
 TARGET = "bench-fleet"
 WORSE = Effect(disagreement=0.05)
 ENOUGH = 1000
 """Rollouts from which on a share of 1 % is judged."""
 
 
-def measure(rollouts: int, devices: int, processes: int, only: frozenset[str]) -> dict[str, Any]:
-    """Everything that is named in `only`: "same", "worse", "devices"."""
+class Case(NamedTuple):
+    """A model that is brought to simulated devices: what it does there, and whether its bytes are what was signed."""
+
+    effect: Effect
+    corrupt: bool = False
+
+
+GOOD = "good"
+_NAMES = {0: "neither", OLD: "old", NEW: "new"}
+CASES = {
+    GOOD: Case(NOTHING),
+    "corrupt": Case(NOTHING, corrupt=True),
+    "slow": Case(Effect(latency=math.log(2))),
+    "crashing": Case(Effect(crashes=6.0)),
+    "crashing within a minute": Case(Effect(crashes=1440.0)),
+    "less accurate": Case(Effect(disagreement=0.05)),
+    "escalating twice as much": Case(Effect(escalations=2.0)),
+    "drifting": Case(Effect(drift=1.0)),
+}
+
+
+class Effort(NamedTuple):
+    """How much is done.
+
+    Attributes:
+        rollouts: of a model that changes nothing, and of one that is worse, judged in memory.
+        devices: simulated, under the engine.
+        agents: processes.
+        processes: that judge and simulate at once.
+    """
+
+    rollouts: int
+    devices: int
+    agents: int
+    processes: int
+
+
+def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
+    """Everything that is named in `only`, of `PARTS`."""
     found: dict[str, Any] = {}
     if "same" in only:
-        found["same_model"] = _many(partial(judged, treated=50, control=150, stages=3), rollouts, processes)
+        same = partial(judged, treated=50, control=150, stages=3)
+        found["same_model"] = _many("the same model", same, effort)
     if "worse" in only:
         worse = partial(judged, treated=100, control=100, stages=1, effect=WORSE)
-        found["five_points_worse"] = _many(worse, rollouts, processes)
+        found["five_points_worse"] = _many("five points worse", worse, effort)
     if "devices" in only:
-        found["devices"] = {
-            name: asyncio.run(_driven(effect, devices)) for name, effect in ({"good": NOTHING} | BAD).items()
-        }
+        found["devices"] = _simulated(effort)
+    if "real" in only:
+        found["real"] = asyncio.run(rolled_out(effort.agents, progress))
     return found
 
 
-def _many(one: Callable[[int], Ended], rollouts: int, processes: int) -> dict[str, Any]:
-    started_s = time.monotonic()
-    with ProcessPoolExecutor(processes) as pool:
-        ended = list(pool.map(one, range(rollouts), chunksize=4))
+def _many(name: str, one: Callable[[int], Ended], effort: Effort) -> dict[str, Any]:
+    started_s, ended = time.monotonic(), []
+    with ProcessPoolExecutor(effort.processes) as pool:
+        for each in pool.map(one, range(effort.rollouts), chunksize=4):
+            ended.append(each)
+            if len(ended) % 100 == 0:
+                progress(f"{name}: {len(ended)} of {effort.rollouts} rollouts judged")
     aborted = [each for each in ended if each.aborted]
     return {
-        "rollouts": rollouts,
+        "rollouts": effort.rollouts,
         "aborted": len(aborted),
         "aborted_in_stage_1": sum(each.stage == 0 for each in aborted),
         "rules": dict(Counter(each.rule for each in aborted)),
@@ -65,24 +105,50 @@ def _many(one: Callable[[int], Ended], rollouts: int, processes: int) -> dict[st
     }
 
 
-async def _driven(effect: Effect, devices: int) -> dict[str, Any]:
+def _simulated(effort: Effort) -> dict[str, Any]:
+    found = {}
+    with ProcessPoolExecutor(effort.processes) as pool:
+        waiting = {name: pool.submit(simulated, name, effort.devices) for name in CASES}
+        for name, ended in waiting.items():
+            found[name] = ended.result()
+            progress(f"{effort.devices} simulated devices, {name}: {found[name]['sentence']}")
+    return found
+
+
+def simulated(name: str, devices: int) -> dict[str, Any]:
+    """One of `CASES` on so many agents; how the rollout ended, and what each device comes up with."""
+    logs.configure("critical")
+    return asyncio.run(_simulate(CASES[name], devices))
+
+
+async def _simulate(case: Case, devices: int) -> dict[str, Any]:
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    stages = Stage(0.1, soak_s=8 * HOUR_S), Stage(1.0, soak_s=8 * HOUR_S)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
-        async with driven(store, population(devices, 1, effect)) as room:
-            stages = Stage(0.1, soak_s=8 * HOUR_S), Stage(1.0, soak_s=8 * HOUR_S)
-            ended = await room.run(definition(*stages), 60)
-            looks = (await room.rollouts.looks(ended.id)).looks
-            return {
-                "devices": devices,
-                "state": ended.state,
-                "stage": ended.stage + 1,
-                "rule": looks[-1].rule,
-                "look": looks[-1].look,
-                "versions": {str(version): number for version, number in room.versions().items()},
-                "sentence": ended.sentence,
-                "seconds": round(time.monotonic() - started_s, 1),
-            }
+        there = await stack.enter_async_context(world(devices, 1, case.effect, corrupt=case.corrupt))
+        room = await stack.enter_async_context(driven(store, there))
+        ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)
+        last = (await room.rollouts.looks(ended.id)).looks[-1]
+        processes = there.processes
+        versions = await asyncio.to_thread(there.versions)
+        return {
+            "devices": devices,
+            "state": ended.state,
+            "stage": ended.stage + 1,
+            "rule": last.rule,
+            "look": last.look,
+            "verified": {_NAMES[version]: number for version, number in sorted(versions.items())},
+            "processes": processes,
+            "sentence": ended.sentence,
+            "seconds": round(time.monotonic() - started_s, 1),
+        }
+
+
+def progress(what: str) -> None:
+    """To whoever waits."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def keep(found: dict[str, Any]) -> int:
@@ -101,24 +167,33 @@ def figures(found: dict[str, Any]) -> list[Figure]:
     if "same_model" in found:
         same = found["same_model"]
         share = same["aborted"] / same["rollouts"]
-        name = f"of {same['rollouts']} rollouts of a model that changes nothing: aborted"
+        name = f"of {same['rollouts']:,} rollouts of a model that changes nothing, aborted"
         made.append(_judged(name, share, "<= 0.01", share <= 0.01, same["rollouts"]))
     if "five_points_worse" in found:
         worse = found["five_points_worse"]
         share = worse["aborted_in_stage_1"] / worse["rollouts"]
-        name = f"of {worse['rollouts']} rollouts of a model that is five points worse: stopped in stage 1"
+        name = f"of {worse['rollouts']:,} rollouts of a model that is five points worse, stopped in stage 1"
         made.append(_judged(name, share, ">= 0.99", share >= 0.99, worse["rollouts"]))
     for name, ended in found.get("devices", {}).items():
-        wanted, state = (NEW, "completed") if name == "good" else (OLD, "rolled_back")
-        stopped = ended["state"] == state and (name == "good" or ended["stage"] == 1)
-        right = ended["versions"].get(str(wanted), 0)
-        holds = stopped and right == ended["devices"]
-        told = f"{name} model, {state} at stage {ended['stage']}: devices that end on version {wanted}"
-        made.append(Figure(told, right, "devices", f"{ended['devices']}, {state}", holds))
+        made.append(_ended("simulated", name, ended))
+    for name, ended in found.get("real", {}).items():
+        made.append(_ended("agents", name, ended))
     return made
+
+
+def _ended(part: str, name: str, ended: dict[str, Any]) -> Figure:
+    """How the rollout of one model ended, and on how many devices as it should."""
+    good = name == GOOD
+    state, which = ("completed", "new") if good else ("rolled_back", "old")
+    right = ended["verified"].get(which, 0)
+    stopped = ended["state"] == state and (good or ended["stage"] == 1)
+    how = ended["state"].replace("_", " ") + ("" if good else f" in stage {ended['stage']} by '{ended['rule']}'")
+    told = f"{part}: {name}, {how}; on the {which} model, which verifies"
+    aim = f"{ended['devices']:,}, {'completed' if good else 'in stage 1'}"
+    return Figure(told, right, "devices", aim, stopped and right == ended["devices"])
 
 
 def _judged(name: str, share: float, aim: str, holds: bool, rollouts: int) -> Figure:
     """A share of rollouts; of fewer than are asked for nothing can be said of so small an error."""
     enough = rollouts >= ENOUGH
-    return Figure(name, share, "share of rollouts", aim if enough else None, holds if enough else None)
+    return Figure(f"judged: {name}", share, "of them", aim if enough else None, holds if enough else None)

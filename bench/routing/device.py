@@ -24,7 +24,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import ModelOutput, ResultCache
+from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
@@ -32,7 +32,7 @@ from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.links.breaker import CircuitBreaker
 from firstline_edge.links.chain import LinkChain, free
 from firstline_edge.links.retries import RetryBudget
-from firstline_edge.models import HeldModel, Models
+from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
 from firstline_edge.rows import Row, merge

@@ -8,7 +8,7 @@ from pools import Pool
 from firstline_core.clock import Clock
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Kind, make
-from firstline_edge.models import HeldModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.router import Router
 from routing.replay import DECLARED
 

@@ -31,7 +31,8 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.models import EdgeModel, HeldModel
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
 
 NAME = "pair"
 DECLARED = 0.9

@@ -33,7 +33,7 @@ from support.mqtt_device import MqttDevice, device_at
 
 from firstline.demo.processes import tier
 from firstline_core.protocol.mqtt import Publication
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 from scaling import loads
 from scaling.fleet import Units

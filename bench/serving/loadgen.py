@@ -7,6 +7,7 @@ told beside the figures: minutes instead of hours, models of our own, a client i
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -37,6 +38,8 @@ _TRIAL = {"s": 3000, "m": 60}
 _SHARES = {"Server": 0.5, "Offline": 1.3}
 """Of the rate that was reached before: queries come at random in Server, and Offline has to last long enough."""
 _FEWEST_QUERIES = 64
+_INPUTS = 1 << 21
+"""That one test may use up; four tests of a server have to fit into the 23 bits of a float's fraction."""
 _LATENCY_MS = {"s": 10.0, "m": 100.0}
 """What 99 % of Server's answers have to keep; MLPerf gives ResNet-50 15 ms, on machines that need less for a batch."""
 _MLPERF = {"SingleStream": (600_000, 1024), "Server": (600_000, 270_336), "Offline": (600_000, 24_576)}
@@ -55,7 +58,9 @@ class Plan(NamedTuple):
         messages: files with whole HTTP requests.
         connections: used at once by Server and Offline.
         min_duration_ms, min_query_count: LoadGen's, of a valid run.
-        target_qps: what Server asks for, and Offline expects.
+        first: number of the first input; no two tests of one server have inputs in common.
+        target_qps: what Server asks for, and Offline expects; SingleStream is prepared for that many, see
+            `loadgen_client.settings_of`.
         target_latency_ms: of Server, for 99 %.
         folder: for LoadGen's logs.
     """
@@ -66,6 +71,7 @@ class Plan(NamedTuple):
     connections: int
     min_duration_ms: int
     min_query_count: int
+    first: int
     target_qps: float
     target_latency_ms: float
     folder: str
@@ -143,10 +149,13 @@ def scenarios(tier: str, kind: Kind, server: Server, folder: Path, effort: Effor
     duration_ms = 1000 * (1 if effort.quick else effort.seconds)
     made = messages(folder, kind, server)
 
+    firsts = itertools.count(0, _INPUTS)
+
     def plan(scenario: str, qps: float, duration_ms: int, queries: int) -> Plan:
         where = str(folder / f"{tier}-{kind.name}-{scenario}-{duration_ms}")
         latency_ms = _LATENCY_MS[kind.name]
-        return Plan(scenario, server.port, made, _CONNECTIONS, duration_ms, queries, qps, latency_ms, where)
+        first = next(firsts)
+        return Plan(scenario, server.port, made, _CONNECTIONS, duration_ms, queries, first, qps, latency_ms, where)
 
     trial = plan("Offline", 1.0, 1, _TRIAL[kind.name])
     rate = result(tier, kind, trial, run(trial, on)).per_s

@@ -28,6 +28,9 @@ SCENARIOS = {
 }
 
 
+_ONE, _FRACTION = 0x3F800000, 0x007FFFFF  # of FP32: the bits of 1.0, and those that number what comes after it
+
+
 def whole(received: bytes) -> bool:
     """Whether an answer has come in; every answer has a length.
 
@@ -44,17 +47,17 @@ def whole(received: bytes) -> bool:
 
 
 class Messages:
-    """Whole requests that end with an FP32 tensor, whose last number is another one each time."""
+    """Whole requests that end with an FP32 tensor, whose last number is another one each time, in [1, 2)."""
 
-    def __init__(self, files: list[str]) -> None:
+    def __init__(self, files: list[str], first: int) -> None:
         self._made = [Path(file).read_bytes()[:-4] for file in files]
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(first)
 
     def __len__(self) -> int:
         return len(self._made)
 
     def __getitem__(self, index: int) -> bytes:
-        return self._made[index] + struct.pack("<f", next(self._numbers) * 1e-6)
+        return self._made[index] + struct.pack("<I", _ONE | next(self._numbers) & _FRACTION)
 
 
 def done(sample) -> None:
@@ -147,13 +150,15 @@ def settings_of(plan) -> lg.TestSettings:
     found.server_target_qps = plan["target_qps"]
     found.server_target_latency_ns = int(plan["target_latency_ms"] * 1e6)
     found.offline_expected_qps = plan["target_qps"]
+    # So many queries are made beforehand that they last for the duration; with LoadGen's 1 ms they would not.
+    found.single_stream_expected_latency_ns = int(1e9 / plan["target_qps"])
     return found
 
 
 def main() -> None:
     """Runs one test."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    messages = Messages(plan["messages"])
+    messages = Messages(plan["messages"], plan["first"])
     if plan["scenario"] == "SingleStream":
         sut = OneByOne(plan["port"], messages)
     else:

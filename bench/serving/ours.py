@@ -15,6 +15,7 @@ from serving.models import Kind, S, write_bundle
 from serving.processes import Cores, Server, free_port, started
 
 _BENCH = Path(__file__).parents[1]
+_AGENT = _BENCH / "device" / "agent_alone.py"
 # A limit that is looked at for each request and never reached.
 _REQUESTS_PER_S = "1000000"
 
@@ -75,7 +76,7 @@ def raw_asgi(
 
 @contextlib.contextmanager
 def agent(folder: Path, bundle: Path, ask: Ask, right: Row, on: Cores) -> Iterator[Server]:
-    """`edge-agent run` with its defaults and one bundle; its gateway is down."""
+    """`edge-agent run` as on a device, with its defaults and one bundle; its gateway is down."""
     config = folder / "edge-agent.toml"
     config.write_text(
         f'[agent]\ndevice_id = "bench"\nstate_dir = "state"\n[models]\ndirectories = ["{bundle}"]\n'
@@ -83,7 +84,7 @@ def agent(folder: Path, bundle: Path, ask: Ask, right: Row, on: Cores) -> Iterat
     )
     port = free_port()
     with started(
-        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", str(port)],
+        [sys.executable, str(_AGENT), "run", "--config", str(config), "--port", str(port)],
         port=port,
         on=on,
         log=folder / "edge-agent.log",

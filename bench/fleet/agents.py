@@ -1,0 +1,269 @@
+"""Devices that update by the agent's own code: only their clock, their line and what applications ask are simulated.
+
+Each has a folder on a disk, and one process of an agent after the other: the updater with its slots, pointer and
+record, The Update Framework's client, the model on its runtime, the self test, and what counts starts. Requests and
+audits are drawn (`population`), by the model that really runs. A process that crashes is gone between two of its steps,
+and the next one begins with what lies on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from simulation.simulated_time import LoopClock
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.trust import Trust
+from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, UpdateError
+from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import Desired, Reported
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_edge.audits.standing import Standings
+from firstline_edge.fleet import reported, starts
+from firstline_edge.fleet.desired import keep_desired, read_desired
+from firstline_edge.models.copies import BundleCopies
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.loading import hold
+from firstline_edge.models.reloading import Reloading
+from firstline_edge.scheduling.workers import Workers
+from firstline_edge.updater.adapters import AgentServing
+from firstline_edge.updater.history import History
+from firstline_edge.updater.means import Means, Patience, Trials
+from firstline_edge.updater.slots import manifest_sha256
+from firstline_edge.updater.updater import Updater
+from fleet.population import BUNDLE, NEW, Device, Said
+from fleet.shelf import Shelf
+
+_HOUR_S = 3600.0
+_TRIP_S, _TRIP_SPREAD, _PART_BYTES, _BYTES_PER_S = 0.1, 0.5, 512, 20_000.0
+_CUTS = 0.02  # of trips, and of parts
+_RESTART_S = (5.0, 60.0)
+_WORKERS = Workers(1, 1)  # never at work: nothing is really asked
+_HARDWARE = Hardware(frozenset({"onnx"}), "aarch64", 3792, 8 << 30)
+
+
+class Line:
+    """One device's way to the registry: slow, and cut now and then. A `Catalogue` and a `ByteSource`."""
+
+    def __init__(self, shelf: Shelf, folder: Path, clock: LoopClock, rng: random.Random) -> None:
+        self._shelf = shelf
+        self._clock = clock
+        self._rng = rng
+        self._trust = Trust(folder, shelf.repository, anchor=shelf.anchor, now_s=clock.wall_s, clock=clock)
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        """See `Catalogue`."""
+        await self._trip()
+        return listed(self._trust.refresh(), name, version)
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """See `ByteSource`."""
+        await self._trip()
+        content = self._shelf.blobs.get(sha256)
+        if content is None:
+            raise NotFoundError("There is no such file.")
+        for start in range(offset, len(content), _PART_BYTES):
+            part = content[start : start + _PART_BYTES]
+            await self._clock.sleep(len(part) / _BYTES_PER_S)
+            self._perhaps_cut()
+            yield part
+
+    async def _trip(self) -> None:
+        await self._clock.sleep(self._rng.lognormvariate(math.log(_TRIP_S), _TRIP_SPREAD))
+        self._perhaps_cut()
+
+    def _perhaps_cut(self) -> None:
+        if self._rng.random() < _CUTS:
+            raise LinkDownError("The line was cut.")
+
+
+class _Serving(AgentServing):
+    """Notes when another model begins to answer."""
+
+    def __init__(self, agent: Agent, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._agent = agent
+
+    async def exchange(self, name: str, prepared: HeldModel | None) -> None:
+        """See `Serving`."""
+        self._agent.live()
+        await super().exchange(name, prepared)
+        self._agent.expect_crash()
+
+
+class _NoStandings:
+    """Contracts are looked after by no process here: audits are drawn."""
+
+    def watch(self, held: HeldModel) -> None:
+        """See `Standings`."""
+
+    def unwatch(self, held: HeldModel) -> None:
+        """See `Standings`."""
+
+
+class Agent:
+    """One device.
+
+    Args:
+        habits: what applications ask of it, and how it answers.
+        shelf: where models come from.
+        setup: the folder of the bundle that it was set up with.
+        folder: its disk.
+        clock: of the running loop.
+    """
+
+    def __init__(self, habits: Device, shelf: Shelf, setup: Path, folder: Path, clock: LoopClock) -> None:
+        self.habits = habits
+        self.processes = 0
+        self._shelf, self._setup, self._folder, self._clock = shelf, setup, folder, clock
+        self._rng = random.Random(habits.name)
+        self._hold = partial(hold, options=RuntimeOptions(), workers=_WORKERS)
+        self._line = Line(shelf, folder / "metadata", clock, self._rng)
+        self._lived_to_s = 0.0
+        self._running: asyncio.Task[None] | None = None
+        self._crash: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """A process begins, as `fleet.wiring.FleetRoom` has it."""
+        self.processes += 1
+        self._session, self._sequence = f"process-{self.processes}", 0
+        self._started_s = self._lived_to_s = self._clock.monotonic_s()
+        self._starts = starts.begin(self._folder / "fleet" / "starts")
+        self._desired = read_desired(self._folder / "fleet" / "desired")
+        self.history = History(self._folder / "models")
+        self.history.start(self._clock.wall_s())
+        self.models = Models([self._held()])
+        self.habits.models.clear()
+        self._updater = Updater(self._means())
+        if self._desired is not None:
+            self._updater.desire(self._desired.models)
+        self._running = asyncio.get_running_loop().create_task(self._updater.run())
+        self.expect_crash()
+
+    def _held(self) -> HeldModel:
+        """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
+        while (path := self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot)) is not None:
+            try:
+                found = self._hold(path)
+                if found.edge is None:
+                    raise UpdateError(found.problem)
+                return found
+            except UpdateError as error:
+                with suppress(OSError):
+                    self.history.give_up(BUNDLE, "damaged", error.message, self._clock.wall_s())
+        return self._hold(self._setup)
+
+    def _means(self) -> Means:
+        standings, copies = cast(Standings, _NoStandings()), cast(BundleCopies, None)
+        reloading = Reloading(self.models, standings, [self._setup], self._hold, copies)
+        path = self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot)
+        if path is not None:
+            reloading.instead[BUNDLE] = path
+        serving = _Serving(
+            self, reloading, self._hold, running=self.models.find, answered=self._answered, hardware=lambda: _HARDWARE
+        )
+        return Means(
+            self.history,
+            self._line,
+            self._line,
+            serving,
+            clock=self._clock,
+            now_s=self._clock.wall_s,
+            rng=self._rng,
+            patience=Patience(jitter_s=30.0),
+            trials=Trials(),
+        )
+
+    def _answered(self, held: HeldModel) -> tuple[int, int]:
+        counted = self.habits.models.get(held.manifest.version)
+        return (counted.rows, counted.errors) if counted is not None else (0, 0)
+
+    def live(self) -> None:
+        """Requests are answered, until now, by the model that runs."""
+        now_s = self._clock.monotonic_s()
+        hours, self._lived_to_s = (now_s - self._lived_to_s) / _HOUR_S, now_s
+        self.habits.version = self.version
+        if hours > 0:
+            self.habits.live(hours)
+
+    @property
+    def version(self) -> int:
+        """Of the model that answers."""
+        held = self.models.find(BUNDLE)
+        return held.manifest.version if held is not None else 0
+
+    def expect_crash(self) -> None:
+        """Draws when this process crashes, by the model that runs."""
+        if self._crash is not None:
+            self._crash.cancel()
+        a_day = self.habits.crashing + (self.habits.effect.crashes if self.version == NEW else 0.0)
+        if a_day > 0:
+            after_s = self._rng.expovariate(a_day / 24 / _HOUR_S)
+            self._crash = asyncio.get_running_loop().call_later(after_s, self.crash)
+
+    def crash(self) -> None:
+        """The process is gone, without a word; the next one begins soon."""
+        assert self._running is not None
+        self.live()
+        self._running.cancel()
+        self._running = None
+        self.models.close()
+        asyncio.get_running_loop().call_later(self._rng.uniform(*_RESTART_S), self.start)
+
+    def hear(self, desired: Desired) -> None:
+        """What it is to run, if it is there to hear that."""
+        if self._running is not None and desired != self._desired:
+            keep_desired(self._folder / "fleet" / "desired", desired)
+            self._desired = desired
+            self._updater.desire(desired.models)
+
+    def said(self) -> Said | None:
+        """What it says of itself, and counted; None while no process runs."""
+        if self._running is None:
+            return None
+        if self._running.done():
+            self._running.result()  # an updater never ends
+        self.live()
+        self._sequence += 1
+        revision = self._desired.revision if self._desired is not None else 0
+        counts = tuple(self.habits.models[version] for version in sorted(self.habits.models))
+        return Said(
+            self.habits.name,
+            Reported(self._session, self._sequence, revision, reported.running(self.models), self._updater.updates()),
+            Telemetry(
+                self._session,
+                self._sequence,
+                self._clock.monotonic_s() - self._started_s,
+                counts,
+                starts=self._starts.starts,
+                unclean=self._starts.unclean,
+            ),
+        )
+
+    def verified(self) -> int | None:
+        """The version that the disk says runs, where its files are those that were signed; None where they are not."""
+        path = self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot) or self._setup
+        try:
+            manifest = open_bundle(path).manifest
+        except FirstlineError:
+            return None
+        signed = self._shelf.manifest_sha256(manifest.version)
+        return manifest.version if manifest_sha256(path) == signed else None
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        if self._crash is not None:
+            self._crash.cancel()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            self._running = None
+            self.models.close()

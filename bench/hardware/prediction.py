@@ -1,0 +1,221 @@
+"""Does a profile predict a mixed load? Each edge variant with its full model, first come, first served, in one thread.
+
+Queries of both models arrive as a Poisson process at four tenths of what one server can do, are answered by the very
+models, and each is timed from when it was due. The prediction is made of the same arrivals (`replayed`); beside it
+stands that of other ones of the same rate, which is what somebody who plans has.
+
+A shared machine is at one speed now and at another in a minute. So profiles, of points by themselves and at the
+priority of a service, take turns with runs: each run is held against the mean of what the profile before it and the
+one after it predict, and the median over rounds is told.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from figures import Figure
+from msgspec import Struct
+from numpy.typing import NDArray
+from pools import CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
+
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.store import Bundle
+from firstline_core.profile.child import queried
+from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.predict import Stream, predict, replayed
+from firstline_core.profile.profile import Point
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+PAIRS = (DIGITS, CIFAR10, IMAGENET)
+THREADS = (1, 2)
+AIM = 0.15
+_FULL_SHARE = 0.2
+_UTILISATION = 0.4
+_ROUNDS = 5
+_RUN_S = 5.0
+_QUERIES = (300, 5000)
+_PROFILE_S = 8.0
+_SHARES = (1 - _FULL_SHARE, _FULL_SHARE)
+
+
+class Round(Struct):
+    """One run between two profiles.
+
+    Attributes:
+        edge_ms, full_ms: median of a query back to back, of the profile before.
+        edge_turn_ms, full_turn_ms: right after one of the other model, likewise.
+        waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
+        other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
+    """
+
+    queries: int
+    rate_per_s: float
+    edge_ms: float
+    full_ms: float
+    edge_turn_ms: float
+    full_turn_ms: float
+    measured_p50_ms: float
+    measured_p99_ms: float
+    predicted_p50_ms: float
+    predicted_p99_ms: float
+    other_p50_ms: float
+    other_p99_ms: float
+    profile_waited_share: float
+    run_waited_share: float
+
+    def error(self, name: str) -> float:
+        """Of a predicted quantile, as a share of what was measured."""
+        measured_ms: float = getattr(self, f"measured_{name}_ms")
+        predicted_ms: float = getattr(self, f"predicted_{name}_ms")
+        return predicted_ms / measured_ms - 1
+
+    @property
+    def waited_share(self) -> float:
+        return max(self.profile_waited_share, self.run_waited_share)
+
+
+class Trial(Struct):
+    """One variant with one number of threads."""
+
+    pair: str
+    threads: int
+    rounds: list[Round]
+
+
+def measure(names: Sequence[str] = ()) -> list[Trial]:
+    """Every pair whose files are there; only those of these names where some are given."""
+    found = []
+    for pair in PAIRS:
+        if names and pair.name not in names:
+            continue
+        if (missing := pair.missing_in(DATA)) is not None:
+            print(f"{pair.name} is left out: there is no {missing}.", file=sys.stderr)
+            continue
+        bundle = bundle_of(pair)
+        for threads in THREADS:
+            print(f"prediction: {pair.name}, threads {threads}", file=sys.stderr, flush=True)
+            found.append(_trial(pair, bundle, threads))
+    return found
+
+
+def figures(trials: list[Trial]) -> list[Figure]:
+    """Errors, as shares of what was measured, medians over rounds; what was disturbed is told beside."""
+    found = []
+    for trial in trials:
+        which = f"{trial.pair}, threads {trial.threads}"
+        for name in ("p50", "p99"):
+            error = 100 * median(each.error(name) for each in trial.rounds)
+            label = f"{which}: predicted {name} of the mixed load, off by"
+            found.append(Figure(label, round(error, 1), "%", "within 15 %", abs(error) <= 100 * AIM))
+        waited = median(each.waited_share for each in trial.rounds)
+        label = f"{which}: most of a measurement's time that other work had its core"
+        found.append(Figure(label, round(100 * waited, 1), "%"))
+    return found
+
+
+def _trial(pair: Pair, bundle: Bundle, threads: int) -> Trial:
+    rounds = []
+    before = _profiled(pair, bundle, threads)
+    for seed in range(_ROUNDS):
+        mean_s = sum(share * point.query.mean_ms for share, point in zip(_SHARES, before, strict=True)) / 1000
+        rate_per_s = _UTILISATION / mean_s
+        count = int(np.clip(_RUN_S * rate_per_s, *_QUERIES))
+        random = np.random.default_rng([7, seed])
+        arrivals_s = np.cumsum(random.exponential(1 / rate_per_s, count))
+        kinds = (random.random(count) < _FULL_SHARE).astype(np.intp)
+        waited_s = -_waited_s()
+        took_s = _run(bundle, before, arrivals_s, kinds)
+        waited_s += _waited_s()
+        after = _profiled(pair, bundle, threads)
+        measured = np.quantile(1000 * took_s, (0.5, 0.99))
+        predicted = np.mean([_predicted(points, arrivals_s, kinds) for points in (before, after)], axis=0)
+        other = predict([Stream(point, share * rate_per_s) for point, share in zip(before, _SHARES, strict=True)])
+        rounds.append(
+            Round(
+                queries=count,
+                rate_per_s=round(rate_per_s, 2),
+                edge_ms=before[0].query.p50_ms,
+                full_ms=before[1].query.p50_ms,
+                edge_turn_ms=_turn_ms(before[0]),
+                full_turn_ms=_turn_ms(before[1]),
+                measured_p50_ms=round(float(measured[0]), 4),
+                measured_p99_ms=round(float(measured[1]), 4),
+                predicted_p50_ms=round(float(predicted[0]), 4),
+                predicted_p99_ms=round(float(predicted[1]), 4),
+                other_p50_ms=round(other.p50_ms, 4),
+                other_p99_ms=round(other.p99_ms, 4),
+                profile_waited_share=max(point.waited_share for point in (*before, *after)),
+                run_waited_share=round(waited_s / float(arrivals_s[-1]), 4),
+            )
+        )
+        before = after
+    return Trial(pair.name, threads, rounds)
+
+
+def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:
+    """The points of the edge variant and of the full model, made now."""
+    full = bundle.manifest.full
+    assert full is not None
+    with TemporaryDirectory() as folder:
+        ids = (pair.variant, full.id)
+        wanted = Wanted(threads=(threads,), batches=(1,), variants=ids, total_s=_PROFILE_S, alone=True)
+        profile = measure_profile(bundle, Path(folder) / "profile.json", wanted)
+    by_variant = {point.key.variant: point for point in profile.points}
+    return [by_variant[id_] for id_ in ids]
+
+
+def _predicted(
+    points: Sequence[Point], arrivals_s: NDArray[np.float64], kinds: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """p50 and p99 in milliseconds, medians over the luck of nine."""
+    draws = (replayed(points, 1000 * arrivals_s, kinds, servers=1, seed=seed) for seed in range(9))
+    found: NDArray[np.float64] = np.median([np.quantile(drawn, (0.5, 0.99)) for drawn in draws], axis=0)
+    return found
+
+
+def _turn_ms(point: Point) -> float:
+    return point.switched.p50_ms if point.switched is not None else float("nan")
+
+
+def _run(
+    bundle: Bundle, points: list[Point], arrivals_s: NDArray[np.float64], kinds: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Seconds of each query from when it was due, answered in one thread in their order."""
+    found = np.empty_like(arrivals_s)
+    models = {model.id: model for model in bundle.manifest.models}
+    with ExitStack() as stack:
+        answer: list[Callable[[], None]] = []
+        for point in points:
+            loaded = load_model(bundle, models[point.key.variant], RuntimeOptions(threads=point.key.threads))
+            stack.callback(loaded.close)
+            tensor = queried(bundle, loaded, 1)
+            answer.append(partial(_answer, loaded, tensor))
+        for kind in range(len(points)):
+            for _ in range(20):
+                answer[kind]()
+        began_s = time.perf_counter() + 0.01
+        for at, (due_s, kind) in enumerate(zip((began_s + arrivals_s).tolist(), kinds.tolist(), strict=True)):
+            left_s = due_s - time.perf_counter()
+            if left_s > 0:
+                time.sleep(left_s)
+            answer[kind]()
+            found[at] = time.perf_counter() - due_s
+    return found
+
+
+def _answer(loaded: LoadedModel, tensor: Tensor) -> None:
+    loaded.compute(loaded.prepare(tensor))
+
+
+def _waited_s() -> float:
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9

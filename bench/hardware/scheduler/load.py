@@ -1,0 +1,75 @@
+"""Requests as a gateway gets them, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import FirstlineError
+from firstline_core.types import InferRequest, Tensor
+from firstline_gateway.executors.base import Executor
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
+from hardware.scheduler.site import KEY
+
+PATIENCE_S = 5.0
+_SEED = 20261123
+_ROW = np.array([[0.5, 0, 1, 2]], np.float32)
+
+Ask = Callable[[float], Awaitable[None]]
+"""Asks for one row, by a time on the monotonic clock."""
+
+
+def batched(executor: Executor) -> Ask:
+    """As a gateway gives it requests: admitted, queued by deadline, batched."""
+    bounds = Bounds(requests=1024, size_bytes=1 << 30, seconds=10.0, batch_rows=64)
+    batcher = Batcher(executor, clock=SYSTEM_CLOCK, bounds=bounds)
+
+    async def ask(deadline_s: float) -> None:
+        await batcher.submit(KEY, InferRequest("m", (Tensor("x", _ROW),), "", deadline_s=deadline_s))
+
+    return ask
+
+
+async def play(ask: Ask, rate_per_s: float, seconds: float) -> tuple[list[float], int]:
+    """Requests as a Poisson process; what each took from when it was due, and how many had no answer in time."""
+    draw = random.Random(_SEED)
+    took_s: list[float] = []
+    lost = 0
+
+    async def one(due_s: float) -> None:
+        nonlocal lost
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await ask(due_s + PATIENCE_S)
+        except (FirstlineError, TimeoutError):
+            lost += 1
+        else:
+            took_s.append(time.monotonic() - due_s)
+
+    due_s = time.monotonic()
+    end_s, tasks = due_s + seconds, []
+    while (due_s := due_s + draw.expovariate(rate_per_s)) < end_s:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        tasks.append(asyncio.create_task(one(due_s)))
+    await asyncio.gather(*tasks)
+    return took_s, lost
+
+
+async def answered_per_s(ask: Ask, clients: int, seconds: float = 2.0, warm_s: float = 0.5) -> float:
+    """What so many clients are answered that ask without a pause."""
+    count, began_s = 0, time.monotonic() + warm_s
+
+    async def client() -> None:
+        nonlocal count
+        while (now_s := time.monotonic()) < began_s + seconds:
+            await ask(now_s + 60.0)
+            count += time.monotonic() >= began_s
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return round(count / (time.monotonic() - began_s), 1)

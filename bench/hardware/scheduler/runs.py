@@ -1,0 +1,159 @@
+"""Which runs there are: each executor alone, both in turns, both dispatched; with one stopped; all that they can."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import uvloop
+from figures import Figure
+
+from firstline_gateway.executors.base import Executor
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from hardware.scheduler import shared, table
+from hardware.scheduler.load import answered_per_s, batched, play
+from hardware.scheduler.site import Gateway, Site, engine, site
+from hardware.scheduler.turns import Turns
+
+REPEATS = 3
+_WARM_S, _RUN_S, _STOPPED_S = 1.0, 6.0, (1.0, 3.5)
+_LOAD = 0.6
+# So many clients who never pause, for each executor: four set the rate of the other runs, sixteen keep it full.
+_FEW, _MANY = 4, 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured in one run, or in the median of several.
+
+    Args:
+        lost: requests that were refused, or had no answer within their five seconds.
+        shares: of the batches, by executor; of the dispatcher alone.
+    """
+
+    policy: str
+    rate_per_s: float
+    requests: int
+    lost: int
+    p50_ms: float
+    p99_ms: float
+    mean_ms: float
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that was measured.
+
+    Args:
+        capacity_per_s: what four clients who never pause are answered by each executor alone.
+        full_per_s: the same of sixteen for each executor; also of both.
+    """
+
+    cores: int
+    repeats: int
+    capacity_per_s: dict[str, float]
+    full_per_s: dict[str, float]
+    runs: list[Run]
+    shared: list[shared.Shared]
+
+
+def measure() -> tuple[list[Figure], dict[str, object]]:
+    """Its figures, and what they were made of. Keeps this process to one core meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as found:
+        told = uvloop.run(_measure(found))
+    return table.figures(told.runs, told.full_per_s, told.shared), msgspec.to_builtins(told)
+
+
+async def _measure(found: Site) -> Told:
+    few = {name: await _full(found, [name], _FEW) for name in ("here", "far")}
+    steady, stopped = round(_LOAD * sum(few.values()), 1), round(0.5 * few["here"], 1)
+    runs: list[Run] = []
+    full: dict[str, list[float]] = {}
+    for repeat in range(REPEATS):
+        print(f"scheduler: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
+        runs += [await _run(found, policy, steady) for policy in ("dispatcher", "here", "far", "turns")]
+        runs += [await _run(found, policy, stopped, stops=True) for policy in ("dispatcher", "far", "turns")]
+        for name, names in (("here", ["here"]), ("far", ["far"]), ("dispatcher", ["here", "far"])):
+            full.setdefault(name, []).append(await _full(found, names, _MANY))
+    policies = dict.fromkeys(run.policy for run in runs)
+    return Told(
+        cores=len(found.cores),
+        repeats=REPEATS,
+        capacity_per_s=few,
+        full_per_s={name: round(statistics.median(each), 1) for name, each in full.items()},
+        runs=[_median([run for run in runs if run.policy == name]) for name in policies],
+        shared=await shared.measure(found, steady, few["far"]),
+    )
+
+
+async def _full(found: Site, names: Sequence[str], clients: int) -> float:
+    async with engine(found, names) as opened:
+        return await answered_per_s(batched(_executor(opened, names)), clients * len(names))
+
+
+def _executor(opened: Dispatcher, names: Sequence[str]) -> Executor:
+    """One alone is without a dispatcher."""
+    return opened.members[0].executor if len(names) == 1 else opened
+
+
+async def _run(found: Site, policy: str, rate_per_s: float, *, stops: bool = False) -> Run:
+    names = [policy] if policy in ("here", "far") else ["here", "far"]
+    async with engine(found, names) as opened:
+        ask = batched(Turns(opened) if policy == "turns" else _executor(opened, names))
+        await play(ask, rate_per_s, _WARM_S)
+        before = _batches(opened)
+        stopping = asyncio.create_task(_stop(found.far)) if stops else None
+        took_s, lost = await play(ask, rate_per_s, _RUN_S)
+        if stopping is not None:
+            await stopping
+            await asyncio.sleep(1.0)  # the next run finds it at its work again
+        given = {name: count - before[name] for name, count in _batches(opened).items()}
+    milliseconds = 1000 * np.array(took_s)
+    return Run(
+        policy=policy + (", one stopped" if stops else ""),
+        rate_per_s=rate_per_s,
+        requests=len(took_s) + lost,
+        lost=lost,
+        p50_ms=round(float(np.quantile(milliseconds, 0.5)), 2),
+        p99_ms=round(float(np.quantile(milliseconds, 0.99)), 2),
+        mean_ms=round(float(milliseconds.mean()), 2),
+        shares={name: round(count / max(1, sum(given.values())), 3) for name, count in given.items()}
+        if policy == "dispatcher"
+        else {},
+    )
+
+
+def _median(runs: Sequence[Run]) -> Run:
+    """Of each number its median; of those lost the most."""
+
+    def of(name: str) -> float:
+        return float(statistics.median(getattr(run, name) for run in runs))
+
+    return replace(
+        runs[0],
+        lost=max(run.lost for run in runs),
+        p50_ms=of("p50_ms"),
+        p99_ms=of("p99_ms"),
+        mean_ms=of("mean_ms"),
+        shares={name: statistics.median(run.shares[name] for run in runs) for name in runs[0].shares},
+    )
+
+
+def _batches(opened: Dispatcher) -> dict[str, int]:
+    return {each.name: sum(each.batches.values()) for each in opened.report().executors}
+
+
+async def _stop(far: Gateway) -> None:
+    await asyncio.sleep(_STOPPED_S[0])
+    far.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(_STOPPED_S[1] - _STOPPED_S[0])
+    far.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,130 @@
+"""The model, the gateway behind that runs it on half a core, and an engine in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.bundles import model, write_manifest
+from support.onnx_models import laborious
+
+from firstline_core.bundle.manifest import InputSpec
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.engine import open_engine
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.opening import runtime_options
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
+
+KEY = ModelKey("m", 1)
+_ROUNDS, _WIDTH = 100, 1024
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One that runs as a process."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+
+@dataclass(frozen=True)
+class Site:
+    folder: Path
+    bundle: Path
+    far: Gateway
+    cores: Sequence[int]
+
+
+@contextlib.contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    """Keeps this process to the first core meanwhile; the last is the other gateway's and the counting one's."""
+    before = os.sched_getaffinity(0)
+    cores = sorted(before)
+    os.sched_setaffinity(0, {cores[0]})
+    try:
+        bundle = _bundle(folder / "bundle")
+        execution = "[execution]\nsessions = 1\n"
+        with _counting(cores[-1]), gateway(folder, "far", bundle, cores[-1], execution) as far:
+            yield Site(folder, bundle, far, cores)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def gateway(folder: Path, name: str, bundle: Path, core: int, more: str) -> Iterator[Gateway]:
+    """A gateway of its own on one core, with these tables in its configuration."""
+    config = folder / f"{name}.toml"
+    config.write_text(
+        f'[api]\nport = 0\n[auth]\nmode = "off"\n[models]\ndirectory = "{bundle}"\n'
+        f'[store]\nurl = "sqlite:///{folder / name}.db"\n[log]\nlevel = "error"\n{more}'
+    )
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "firstline_gateway", "run", "--config", str(config)]
+    with subprocess.Popen([*command, "-o", "json"], stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        try:
+            assert process.stdout is not None
+            yield Gateway(process, str(json.loads(process.stdout.readline())["url"]))
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+@contextlib.asynccontextmanager
+async def engine(found: Site, names: Sequence[str]) -> AsyncIterator[Dispatcher]:
+    """The gateway's engine with these executors: "here", "far" or both."""
+    executors: dict[str, dict[str, object]] = {
+        "here": {"engine": "local", "sessions": 1},
+        "far": {"engine": "oip", "endpoints": [found.far.url], "sessions": 1},
+    }
+    settings: Settings = load(
+        None,
+        environ={},
+        overrides={
+            "models.directory": str(found.bundle),
+            "store.url": f"sqlite:///{found.folder / 'near.db'}",
+            "executors": {name: executors[name] for name in names},
+        },
+    )
+    options = runtime_options(settings)
+    repository = load_repository(found.bundle, options if settings.loads_here else None)
+    opened = open_engine(settings, repository, options)
+    assert isinstance(opened, Dispatcher)
+    await opened.start()
+    try:
+        yield opened
+    finally:
+        await opened.close(5.0)
+
+
+def _bundle(folder: Path) -> Path:
+    folder.mkdir()
+    full = model(laborious(folder / "full.onnx", 4, rounds=_ROUNDS, width=_WIDTH), folder)
+    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, input=InputSpec("x", "FP32", (-1, 4)))
+    return folder
+
+
+@contextlib.contextmanager
+def _counting(core: int) -> Iterator[None]:
+    """A process that takes half of a core from whoever else is on it."""
+    process = multiprocessing.get_context("spawn").Process(target=_count, args=(core,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _count(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass

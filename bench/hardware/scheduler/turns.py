@@ -1,0 +1,24 @@
+"""One executor after the other, whatever they do: what a gateway would be without the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from support.gateway import NothingToLoad
+
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+
+
+class Turns(NothingToLoad):
+    """Of the executors of an engine, which looks after them."""
+
+    def __init__(self, engine: Dispatcher) -> None:
+        self._executors = [member.executor for member in engine.members]
+        super().__init__(sum(each.slots for each in self._executors))
+        self._count = 0
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self._count += 1
+        return await self._executors[self._count % len(self._executors)].run(key, inputs, deadlines_s)
