@@ -16,7 +16,7 @@ from support.broker import Broker, find_mosquitto
 from support.needs import missing
 
 from firstline_core.telemetry import logs
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 
 if TYPE_CHECKING:
     from support.databases import PostgreSql
@@ -41,6 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _require_shared_data()
     if item.get_closest_marker("ray") is not None and find_spec("ray") is None:
         pytest.skip("Ray is not installed here: `make ray` runs this in an environment of its own")
+    if item.get_closest_marker("train") is not None and not all(map(find_spec, ("torch", "onnx2torch"))):
+        pytest.skip("PyTorch is not installed here: `make train` runs this in an environment of its own")
     if item.get_closest_marker("clients") is not None and not _CLIENTS_PYTHON.exists():
         missing("there is no .venv-clients: `make clients`")
 

@@ -139,7 +139,7 @@ def test_a_rollout_that_stalls_pauses_and_a_click_aborts_it(
     shows(page, f"{len(told) - 1} of {len(told)} devices have not installed within 1 s")
     page.get_by_role("button", name="Abort…").click()
     dialog = page.get_by_role("dialog", name="Abort digits 2?")
-    expect(dialog).to_contain_text(f"1 devices keep the new version, {len(told) - 1} under way stop")
+    expect(dialog).to_contain_text(f"The new version stays on 1 device; stopped under way: {len(told) - 1}")
     dialog.get_by_role("button", name="Abort").click()
     shows(page, "Abort: done.")
     expect(page.locator("strong")).to_have_text("aborted")

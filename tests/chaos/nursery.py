@@ -20,7 +20,7 @@ from pathlib import Path
 
 _IMPORTED = {
     "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.links.mqtt", "firstline_core.runtime.onnx"),
-    "firstline_gateway": ("firstline_gateway.server", "firstline_gateway.gateway", "uvloop"),
+    "firstline_gateway": ("firstline_gateway.server", "firstline_gateway.opening", "uvloop"),
 }
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0

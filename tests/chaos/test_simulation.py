@@ -17,9 +17,9 @@ from chaos.simulation import disk
 from chaos.simulation.plan import draw
 from chaos.simulation.run import run_many, run_seed, run_seeds
 from firstline_core.routing import policy
-from firstline_edge import models_load
 from firstline_edge.links.breaker import CircuitBreaker
 from firstline_edge.links.chain import LinkChain
+from firstline_edge.models import loading
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
 from firstline_gateway.scheduling.shares import Shares
@@ -96,7 +96,7 @@ def corrects_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def takes_every_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaos.simulation.models.valid_certificate", lambda _, model: model.certificate)
-    assert models_load.valid_certificate(*_void()) is None
+    assert loading.valid_certificate(*_void()) is None
 
 
 def _void() -> tuple[Any, Any]:

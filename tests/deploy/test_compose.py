@@ -15,19 +15,19 @@ import jsonschema
 import pytest
 import yaml
 
-import firstline_edge.settings
-import firstline_edge.settings_load
-import firstline_gateway.settings
-import firstline_gateway.settings_load
+import firstline.console.access
+import firstline.console.settings
+import firstline_edge.settings.load
+import firstline_edge.settings.settings
+import firstline_gateway.settings.load
+import firstline_gateway.settings.settings
 from firstline_gateway.broker.config import GATEWAY_USER
 
 CHECKOUT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-DOCKERFILES = {
-    "edge-agent": CHECKOUT / "edge_agent" / "Dockerfile",
-    "firstline-gateway": CHECKOUT / "cloud_gateway" / "Dockerfile",
-}
+BUILT = {service: found for service, found in SERVICES.items() if "build" in found}
+DOCKERFILES = {service: CHECKOUT / found["build"]["dockerfile"] for service, found in BUILT.items()}
 UNIT = CHECKOUT / "edge_agent" / "edge-agent.service"
 
 
@@ -40,7 +40,7 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 def mounts(service: str) -> dict[str, str]:
     """Path in the container to path in the checkout, of what is mounted from there."""
-    pairs = [volume.split(":") for volume in SERVICES[service]["volumes"]]
+    pairs = [volume.split(":") for volume in SERVICES[service].get("volumes", [])]
     return {target[0]: source for source, *target in pairs if source.startswith("./")}
 
 
@@ -79,7 +79,7 @@ def test_secrets_are_files_that_git_ignores_and_each_is_declared_and_used() -> N
 def test_the_gateway_understands_its_environment() -> None:
     service = SERVICES["gateway"]
     file = CHECKOUT / mounts("gateway")["/etc/firstline/gateway.toml"]
-    found = firstline_gateway.settings_load.load(file, environ=service["environment"])
+    found = firstline_gateway.settings.load.load(file, environ=service["environment"])
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8080)
     assert found.auth.mode == "tokens"
     assert (found.tls.enabled, "gateway" in found.tls.hosts) == (True, True)
@@ -90,16 +90,14 @@ def test_the_gateway_understands_its_environment() -> None:
 
 def test_the_broker_starts_on_what_the_gateway_writes() -> None:
     broker, gateway = SERVICES["mosquitto"], SERVICES["gateway"]
-    found = firstline_gateway.settings_load.load(None, environ=gateway["environment"])
+    found = firstline_gateway.settings.load.load(None, environ=gateway["environment"])
     shell, script, folder = broker["entrypoint"]
     assert (shell, folder) == ("/bin/sh", found.broker.seen_as)
     assert script in mounts("mosquitto")
     assert f"broker:{folder}" in broker["volumes"]
     assert f"broker:{found.broker.directory}" in gateway["volumes"]
     assert str(found.broker.port) in broker["healthcheck"]["test"]
-    (made,) = (
-        line for name, line in instructions(DOCKERFILES["firstline-gateway"]) if name == "RUN" and "useradd" in line
-    )
+    (made,) = (line for name, line in instructions(DOCKERFILES["gateway"]) if name == "RUN" and "useradd" in line)
     assert f"--uid {broker['user'].partition(':')[0]} " in made
     assert found.broker.directory in made
 
@@ -107,36 +105,37 @@ def test_the_broker_starts_on_what_the_gateway_writes() -> None:
 def test_the_agent_understands_its_environment() -> None:
     service = SERVICES["edge-agent"]
     file = CHECKOUT / mounts("edge-agent")["/etc/firstline/edge-agent.toml"]
-    found = firstline_edge.settings_load.load(file, environ=service["environment"])
+    found = firstline_edge.settings.load.load(file, environ=service["environment"])
     assert (found.api.host, found.api.port) == ("0.0.0.0", 8070)
     assert found.links == ()  # they come with the identity
     assert {Path(found.api.token_file).name} == set(service["secrets"])
 
 
 @pytest.mark.parametrize(
-    ("service", "command", "default"),
+    ("service", "default", "health"),
     [
-        ("gateway", "firstline-gateway", firstline_gateway.settings.Settings().api.port),
-        ("edge-agent", "edge-agent", firstline_edge.settings.EdgeSettings().api.port),
+        ("gateway", firstline_gateway.settings.settings.Settings().api.port, "/v2/health/ready"),
+        ("edge-agent", firstline_edge.settings.settings.EdgeSettings().api.port, "/v2/health/ready"),
+        ("console", firstline.console.settings.DEFAULT_PORT, firstline.console.access.HEALTH),
     ],
 )
-def test_a_tier_has_the_same_port_everywhere(service: str, command: str, default: int) -> None:
-    assert dict(instructions(DOCKERFILES[command]))["EXPOSE"] == str(default)
+def test_a_service_has_the_same_port_everywhere(service: str, default: int, health: str) -> None:
+    assert dict(instructions(DOCKERFILES[service]))["EXPOSE"] == str(default)
     assert SERVICES[service]["ports"] == [f"127.0.0.1:{default}:{default}"]
-    assert f"://127.0.0.1:{default}/v2/health/ready" in SERVICES[service]["healthcheck"]["test"][-1]
+    assert f'://127.0.0.1:{default}{health}"' in SERVICES[service]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("service", ["gateway", "edge-agent"])
 def test_a_tier_has_time_to_answer_what_is_in_flight(service: str) -> None:
     given_s = float(SERVICES[service]["stop_grace_period"].removesuffix("s"))
-    assert given_s >= firstline_gateway.settings.Settings().api.drain_s + 15
+    assert given_s >= firstline_gateway.settings.settings.Settings().api.drain_s + 15
 
 
-@pytest.mark.parametrize("command", DOCKERFILES)
-def test_what_an_image_copies_is_in_the_build_context(command: str) -> None:
+@pytest.mark.parametrize("service", DOCKERFILES)
+def test_what_an_image_copies_is_in_the_build_context(service: str) -> None:
     ignore = (CHECKOUT / ".dockerignore").read_text().splitlines()
     let_in = [line.removeprefix("!") for line in ignore if line.startswith("!")]
-    for instruction, arguments in instructions(DOCKERFILES[command]):
+    for instruction, arguments in instructions(DOCKERFILES[service]):
         if instruction != "COPY" or arguments.startswith("--from"):
             continue
         *sources, _ = arguments.split()
@@ -152,22 +151,20 @@ def test_what_lies_beside_an_example_configuration_is_in_no_build_context() -> N
     assert not [folder for folder in folders if [*folder.glob("*.toml")]]
 
 
-@pytest.mark.parametrize("command", DOCKERFILES)
-def test_an_image_runs_an_installed_command_as_nobody_special(command: str) -> None:
-    steps = instructions(DOCKERFILES[command])
+@pytest.mark.parametrize("service", DOCKERFILES)
+def test_an_image_runs_an_installed_command_as_nobody_special(service: str) -> None:
+    steps = instructions(DOCKERFILES[service])
     last_stage = steps[max(i for i, (name, _) in enumerate(steps) if name == "FROM") :]
     users = [arguments for name, arguments in last_stage if name == "USER"]
     assert users == ["firstline"]
-    started = json.loads(dict(last_stage)["CMD"])
+    found = dict(last_stage)
+    started = [*json.loads(found.get("ENTRYPOINT", "[]")), *json.loads(found.get("CMD", "[]"))]
     scripts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert started[0] == command
-    assert command in scripts
-    service = next(
-        s
-        for s in SERVICES
-        if SERVICES[s].get("build", {}).get("dockerfile", "").startswith(str(DOCKERFILES[command].parent.name))
-    )
-    assert started[-1] in mounts(service)
+    assert started[0] in scripts
+    if "CMD" in found:
+        assert started[-1] in mounts(service)
+    else:
+        assert SERVICES[service]["command"]
 
 
 def test_the_unit_starts_what_the_image_starts() -> None:
@@ -180,7 +177,7 @@ def test_the_unit_starts_what_the_image_starts() -> None:
     assert [Path(started[0]).name, *started[1:]] == image
     assert (service["DynamicUser"], service["ProtectSystem"], service["NoNewPrivileges"]) == ("yes", "strict", "yes")
     name, _, value = service["Environment"].partition("=")
-    found = firstline_edge.settings_load.load(None, environ={name: value})
+    found = firstline_edge.settings.load.load(None, environ={name: value})
     assert found.state_dir == Path("/var/lib") / service["StateDirectory"]
 
 

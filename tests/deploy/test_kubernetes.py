@@ -1,4 +1,4 @@
-"""The manifests in cloud_gateway/kubernetes are as Kubernetes wants them, and fit each other, image and settings."""
+"""The gateways' and the console's manifests are as Kubernetes wants them, and fit each other, image and settings."""
 
 import json
 import subprocess
@@ -10,16 +10,28 @@ import pytest
 import yaml
 from support.needs import program
 
+from firstline.console.access import HEALTH
 from firstline_gateway import gateway
-from firstline_gateway.settings import Settings
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 CHECKOUT = Path(__file__).parents[2]
 FOLDER = CHECKOUT / "cloud_gateway" / "kubernetes"
-KUSTOMIZATION: dict[str, Any] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-MANIFESTS: dict[str, dict[str, Any]] = {
-    name: yaml.safe_load((FOLDER / name).read_text()) for name in KUSTOMIZATION["resources"]
-}
+CONSOLE_FOLDER = CHECKOUT / "cloud_gateway" / "console" / "kubernetes"
+FOLDERS = {"firstline-gateway": FOLDER, "firstline-console": CONSOLE_FOLDER}
+
+
+def kustomization(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    return found
+
+
+def manifests(folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: yaml.safe_load((folder / name).read_text()) for name in kustomization(folder)["resources"]}
+
+
+MANIFESTS = manifests(FOLDER)
+CONSOLE = manifests(CONSOLE_FOLDER)
 SCHEMA: dict[str, Any] = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
 KINDS = {
     "ConfigMap": "io.k8s.api.core.v1.ConfigMap",
@@ -42,10 +54,12 @@ def validate(manifest: dict[str, Any]) -> None:
     jsonschema.Draft7Validator(wanted).validate(manifest)
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_each_is_what_kubernetes_describes(name: str) -> None:
-    validate(MANIFESTS[name])
-    assert MANIFESTS[name]["metadata"]["labels"] == LABELS
+@pytest.mark.parametrize("what", FOLDERS)
+def test_each_is_what_kubernetes_describes(what: str) -> None:
+    for name, manifest in manifests(FOLDERS[what]).items():
+        validate(manifest)
+        assert manifest["metadata"]["name"] == what, name
+        assert manifest["metadata"]["labels"] == {"app.kubernetes.io/name": what}, name
 
 
 def test_a_misspelt_key_is_found() -> None:
@@ -55,21 +69,29 @@ def test_a_misspelt_key_is_found() -> None:
         validate(wrong)
 
 
-def test_every_manifest_is_put_together() -> None:
-    assert {*MANIFESTS, "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
-    assert KUSTOMIZATION["configMapGenerator"] == [{"name": "firstline-gateway", "files": ["gateway.toml"]}]
-    assert {image["name"] for image in KUSTOMIZATION["images"]} == {each["image"] for each in containers()}
+@pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
+def test_every_manifest_is_put_together(folder: Path) -> None:
+    found = kustomization(folder)
+    assert {*found["resources"], "kustomization.yaml"} == {path.name for path in folder.glob("*.yaml")}
+    assert {image["name"] for image in found["images"]} == {each["image"] for each in containers(pod(folder))}
 
 
-def test_kustomize_makes_what_kubernetes_describes() -> None:
-    kubectl = program("kubectl", "`make kubectl`")
-    done = subprocess.run([kubectl, "kustomize", str(FOLDER)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    made = list(yaml.safe_load_all(done.stdout))
+def test_the_configuration_is_one_of_the_files_put_together() -> None:
+    assert kustomization(FOLDER)["configMapGenerator"] == [{"name": "firstline-gateway", "files": ["gateway.toml"]}]
+
+
+@pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
+def test_kustomize_makes_what_kubernetes_describes(folder: Path) -> None:
+    made = kustomized(folder)
     for manifest in made:
         validate(manifest)
         assert manifest["metadata"]["namespace"] == "firstline"
-    assert sorted(each["kind"] for each in made) == sorted(KINDS)
+    kinds = [each["kind"] for each in manifests(folder).values()]
+    assert sorted(each["kind"] for each in made) == sorted([*kinds, *(["ConfigMap"] if folder == FOLDER else [])])
+
+
+def test_kustomize_mounts_the_configuration() -> None:
+    made = kustomized(FOLDER)
     (config,) = (each for each in made if each["kind"] == "ConfigMap")
     (deployment,) = (each for each in made if each["kind"] == "Deployment")
     mounted = {
@@ -81,18 +103,32 @@ def test_kustomize_makes_what_kubernetes_describes() -> None:
     assert config["data"]["gateway.toml"] == (FOLDER / "gateway.toml").read_text()
 
 
-def containers() -> list[dict[str, Any]]:
-    return POD["initContainers"] + POD["containers"]
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    kubectl = program("kubectl", "`make kubectl`")
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
-def test_nobody_has_more_rights_than_it_needs() -> None:
-    dockerfile = (CHECKOUT / "cloud_gateway" / "Dockerfile").read_text()
-    assert POD["securityContext"]["runAsNonRoot"] is True
-    assert f"--uid {POD['securityContext']['runAsUser']}" in dockerfile
-    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert POD["automountServiceAccountToken"] is False
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & POD.keys()
-    for container in containers():
+def pod(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = manifests(folder)["deployment.yaml"]["spec"]["template"]["spec"]
+    return found
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pod.get("initContainers", []) + pod["containers"]
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
+def test_nobody_has_more_rights_than_it_needs(folder: Path) -> None:
+    found, dockerfile = pod(folder), (folder.parent / "Dockerfile").read_text()
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert f"--uid {found['securityContext']['runAsUser']}" in dockerfile
+    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert found["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & found.keys()
+    for container in containers(found):
         rights = container["securityContext"]
         assert rights["capabilities"] == {"drop": ["ALL"]}
         assert rights["readOnlyRootFilesystem"] is True
@@ -104,7 +140,7 @@ def test_nobody_has_more_rights_than_it_needs() -> None:
 def test_every_path_of_the_configuration_is_mounted() -> None:
     volumes = {volume["name"]: volume for volume in POD["volumes"]}
     mounts = {Path(mount["mountPath"]): mount for mount in GATEWAY["volumeMounts"]}
-    assert {mount["name"] for each in containers() for mount in each["volumeMounts"]} == volumes.keys()
+    assert {mount["name"] for each in containers(POD) for mount in each["volumeMounts"]} == volumes.keys()
     files = (
         SETTINGS.tls.certificate_file,
         SETTINGS.tls.key_file,
@@ -194,3 +230,43 @@ def test_replicas_share_a_database_and_a_subscription() -> None:
     assert SETTINGS.store.url.startswith("postgresql+psycopg://")
     assert SETTINGS.mqtt.enabled
     assert SETTINGS.mqtt.group
+
+
+def test_the_console_is_given_what_its_options_name() -> None:
+    (container,) = pod(CONSOLE_FOLDER)["containers"]
+    options = dict(argument.removeprefix("--").split("=") for argument in container["args"])
+    volumes = {volume["name"]: volume["secret"] for volume in pod(CONSOLE_FOLDER)["volumes"] if "secret" in volume}
+    mounts = {mount["mountPath"]: volumes.get(mount["name"]) for mount in container["volumeMounts"]}
+    readme = (CONSOLE_FOLDER / "README.md").read_text()
+    for option in ("tls-cert", "tls-key", "password-file", "key-file", "ca"):
+        file = Path(options[option])
+        secret = mounts[str(file.parent)]
+        assert secret is not None, option
+        assert f"`Secret` `{secret['secretName']}`" in readme and f"`{file.name}`" in readme
+    assert mounts["/run/secrets/gateway"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "its key is the gateways'"
+    assert all(mount["mountPath"] == "/tmp" or mount["readOnly"] for mount in container["volumeMounts"])
+
+
+def test_the_console_asks_the_gateways_alone() -> None:
+    (container,) = pod(CONSOLE_FOLDER)["containers"]
+    (port,) = container["ports"]
+    assert f"--port={port['containerPort']}" in container["args"]
+    assert f"--gateway=https://{MANIFESTS['service.yaml']['metadata']['name']}" in container["args"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": HEALTH, "port": port["name"], "scheme": "HTTPS"}
+    policy = CONSOLE["networkpolicy.yaml"]["spec"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": port["name"]}]}]
+    names, gateways = policy["egress"]
+    assert {each["port"] for each in names["ports"]} == {53}
+    assert gateways == {
+        "to": [{"podSelector": {"matchLabels": LABELS}}],
+        "ports": [{"protocol": "TCP", "port": SETTINGS.api.port}],
+    }
+    assert [each["targetPort"] for each in CONSOLE["service.yaml"]["spec"]["ports"]] == [port["name"]]
+    labels = {"app.kubernetes.io/name": "firstline-console"}
+    assert CONSOLE["deployment.yaml"]["spec"]["template"]["metadata"]["labels"] == labels
+    assert [
+        CONSOLE["deployment.yaml"]["spec"]["selector"]["matchLabels"],
+        CONSOLE["service.yaml"]["spec"]["selector"],
+        policy["podSelector"]["matchLabels"],
+    ] == [labels] * 3

@@ -16,13 +16,16 @@ PROJECT: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(
 LOCKED_EXTRA_AND_GROUPS: dict[str, tuple[str | None, list[str]]] = {
     "build": (None, ["build"]),
     "clients": (None, ["clients"]),
+    "console": ("console", []),
     "demo": ("workbench", ["build"]),
     "dev": ("workbench", ["dev"]),
     "edge": ("edge", []),
     "gateway": ("gateway", []),
     "loadgen": (None, ["loadgen"]),
+    "olive": (None, ["olive"]),
     "perf-analyzer": (None, ["perf-analyzer"]),
     "ray": ("ray", ["test", "build"]),
+    "train": ("train", ["test", "build"]),
     "tflite": ("tflite", ["test", "build"]),
 }
 
@@ -86,7 +89,7 @@ def test_a_lock_answers_what_pyproject_asks(lock: str) -> None:
         )
 
 
-@pytest.mark.parametrize("lock", ["build", "demo", "edge", "gateway", "installer"])
+@pytest.mark.parametrize("lock", ["build", "console", "demo", "edge", "gateway", "installer"])
 def test_what_is_deployed_is_what_was_tested(lock: str) -> None:
     tested = locked(CHECKOUT / "requirements" / "dev.lock")
     for name, pins in locked(CHECKOUT / "requirements" / f"{lock}.lock").items():

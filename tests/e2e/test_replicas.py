@@ -25,7 +25,7 @@ from support.gateway import DIGITS
 from support.keys import bearer, create_key, revoke_key
 from support.pictures import ask, expected, picture, said
 
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(180)]

@@ -23,9 +23,9 @@ from firstline_core.types import InferRequest, Route, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.settings_load import load as load_edge
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load
+from firstline_edge.settings.load import load as load_edge
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 LOAD = 8
 ALONE = 4  # promises made to nobody: so many are delivered at once when the gateway is back, more would be paced

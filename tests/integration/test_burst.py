@@ -13,7 +13,7 @@ from support.agent import edge_settings, serving_agent
 
 from firstline.demo import assets
 from firstline.workbench.dataset import open_dataset
-from firstline_edge import models
+from firstline_edge.models import edge_model
 
 BURST = 500
 Answer = tuple[int, dict[str, str], dict[str, object], float]
@@ -49,7 +49,7 @@ async def ask(port: int, content: bytes, timeout_s: float) -> Answer:
 async def test_a_burst_is_answered_where_there_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_ms: float
 ) -> None:
-    monkeypatch.setattr(models, "_INLINE_MS", inline_ms)
+    monkeypatch.setattr(edge_model, "_INLINE_MS", inline_ms)
     answers = await burst(tmp_path, timeout_s=15.0)  # a busy machine's 2 s, the default
     assert Counter(status for status, *_ in answers) == {200: BURST}
     assert max(took_s for *_, took_s in answers) < 15

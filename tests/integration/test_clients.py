@@ -24,7 +24,7 @@ from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 
 pytestmark = pytest.mark.clients
 

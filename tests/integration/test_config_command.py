@@ -13,7 +13,7 @@ import pytest_asyncio
 from click.testing import Result
 from support.gateway import DIGITS
 from support.keys import bearer
-from support.registry_site import RegistrySite, registry_site
+from support.registry_site import RegistrySite, digits_bundle, registry_site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
@@ -95,9 +95,9 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
     sha256 = json.loads((await said(site, "config", "push", file, "-o", "json")).stdout)["sha256"]
     assert "no configuration" in (await said(site, "rollout", "start", "quiet", "7", *AT_ONCE, code=1)).output
     await device_says(site, 1, 0)
-    assert "1 devices" in (await said(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
+    assert "1 device," in (await said(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
     rollout = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
-    engine = site.gateway._engine
+    engine = site.gateway.fleet_room.engine
     await engine.drive()
     told = (await device_says(site, 2, 0)).configuration
     assert told is not None and (told.name, told.version, told.sha256, told.rollout) == ("quiet", 1, sha256, rollout)
@@ -118,6 +118,54 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
     await device_says(site, 5, 0)
     await engine.drive()
     assert "rolled_back" in (await said(site, "rollout", "get", rollout)).stdout
+
+
+async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_said(
+    site: RegistrySite, tmp_path: Path
+) -> None:
+    """Also bundles: a rollout of one is told apart from one of a configuration, and both from what nobody needs."""
+    file, engine = tmp_path / "quiet.toml", site.gateway.fleet_room.engine
+    for version in (1, 2):
+        file.write_text(QUIET.format(version, version))
+        await said(site, "config", "push", file)
+    await said(site, "model", "push", DIGITS)
+    await said(site, "model", "push", digits_bundle(tmp_path / "two", 2).path)
+    await device_says(site, 1, 0)
+
+    at_once = AT_ONCE[1:]
+    brings = (await said(site, "rollout", "start", "digits", "2", *at_once)).stdout.strip()
+    await engine.drive()
+    refused = (await said(site, "model", "rm", "digits", "2", code=1)).stderr
+    assert f"The rollout {brings} is running" in refused and "run or may go back to digits version 2" in refused
+    assert "go back to digits version 1" in (await said(site, "model", "rm", "digits", "1", code=1)).stderr
+    await said(site, "rollout", "abort", brings)
+    await engine.drive()
+    assert "no longer signed" in (await said(site, "model", "rm", "digits", "2")).stdout
+
+    rollouts = {}
+    for version in (1, 2):
+        rollouts[version] = (await said(site, "rollout", "start", "quiet", str(version), *AT_ONCE)).stdout.strip()
+        await engine.drive()
+        refused = (await said(site, "config", "rm", "quiet", "1", code=1)).stderr
+        assert f"The rollout {rollouts[version]} is running" in refused and "configuration quiet version 1" in refused
+        word = (await device_says(site, 2 * version, version - 1)).configuration
+        assert word is not None and word.version == version
+        done = Update("quiet", version, UpdateState.COMMITTED, what="configuration", rollout=word.rollout)
+        await device_says(site, 2 * version + 1, version, done)
+        await engine.drive()
+    refused = (await said(site, "config", "rm", "quiet", "2", code=1)).stderr
+    assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
+
+    await said(site, "config", "rm", "quiet", "1")  # nobody runs it, and no rollout is under way
+    await said(site, "rollout", "rollback", rollouts[2])
+    await engine.drive()
+    back = (await device_says(site, 6, 2)).configuration
+    assert back is not None and (back.version, back.rollout) == (1, rollouts[1])
+    lost = Update("quiet", 1, UpdateState.REJECTED, what="configuration", rollout=rollouts[1], reason="not_found")
+    await device_says(site, 7, 2, lost)
+    await engine.drive()
+    shown = (await said(site, "rollout", "get", rollouts[2])).stdout
+    assert "rolled_back" in shown and "1 device could not go back (not_found)" in shown
 
 
 async def test_of_two_rollouts_that_mean_one_device_the_newer_one_goes_on(site: RegistrySite, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from crowd.measure import Effort, come, delays, site
 
 from firstline_gateway.fleet import counting
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 
 pytestmark = pytest.mark.mosquitto

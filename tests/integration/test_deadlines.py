@@ -23,9 +23,9 @@ from firstline_edge.links.http import HttpLink
 from firstline_edge.links.http_pool import HttpLinkSettings
 from firstline_edge.links.mqtt import MqttLink
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.settings.load import load
 
 LATE = (DeadlineExceededError, RemoteTimeoutError)  # whichever side is the first to know
 

@@ -24,8 +24,9 @@ from support.mqtt_device import device_at
 
 from firstline_core.types import InferRequest, Status
 from firstline_edge.agent import EdgeAgent
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 DELIVERIES = 6
 

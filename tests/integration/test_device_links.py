@@ -30,7 +30,7 @@ from firstline_edge.identity import rejoining
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.links.base import LinkState
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 

@@ -16,9 +16,9 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load as load_gateway_settings
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load as load_gateway_settings
+from firstline_gateway.settings.settings import Store
 
 
 def picture() -> bytes:

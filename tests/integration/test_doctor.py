@@ -20,8 +20,8 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.link_checks import link_findings
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load as load_gateway_settings
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load as load_gateway_settings
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 

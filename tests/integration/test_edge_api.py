@@ -27,11 +27,11 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_edge.models import Models
-from firstline_edge.models_load import hold
-from firstline_edge.workers import Workers
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load as load_gateway_settings
+from firstline_edge.models.held import Models
+from firstline_edge.models.loading import hold
+from firstline_edge.scheduling.workers import Workers
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"
 V2 = "/v2/models/digits/infer"

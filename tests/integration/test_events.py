@@ -27,8 +27,8 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import Tensor
 from firstline_edge.agent import EdgeAgent
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load as load_gateway_settings
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"
 STREAM = {"Accept": "text/event-stream"}

@@ -18,9 +18,10 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.trail import check_trail
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import counting
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.trail import records as trail
 
 REPORTED = Reported("session-1", 1, models=(RunningModel("digits", 1),), agent_version="0.1.0")

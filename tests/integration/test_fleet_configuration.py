@@ -22,8 +22,8 @@ from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import ENDED
 from firstline_edge.__main__ import main
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.report import birth_of
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.telemetry.report import birth_of
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.stages import Stage
@@ -108,7 +108,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
-    rollouts, engine = site.gateway.rollouts, site.gateway._engine
+    rollouts, engine = site.gateway.rollouts, site.gateway.fleet_room.engine
     definition = Definition(
         signed.name,
         signed.version,

@@ -24,11 +24,12 @@ from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_gateway.fleet import counting
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 CHECKOUT = Path(__file__).parents[2]
 EVERYTHING = 2.0
@@ -108,6 +109,12 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
         assert (model.name, model.edge_digest) == ("digits", held.edge.loaded.digest)
         assert model.full_digest == held.manifest.full_digest and model.certified
         assert "onnx" in found.reported.capabilities["runtimes"]  # type: ignore[operator]
+
+        async def described() -> bool:
+            seen = await fleet.device()
+            return seen is not None and seen.reported is not None and seen.reported.hardware is not None
+
+        await until(described)
     assert await fleet.rows() == 2  # local_only is never told of
     with fleet.gateway.database.reading() as connection:
         (counts,) = counting.totals_of(connection, ["device-1"])["device-1"].models

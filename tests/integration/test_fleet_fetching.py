@@ -13,9 +13,9 @@ import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkError, ProtocolError
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.settings import LinkSection
+from firstline_edge.settings.settings import LinkSection
 from firstline_edge.updater.adapters import RegistryBytes
 from firstline_edge.updater.fetching import Pace, fetch
 

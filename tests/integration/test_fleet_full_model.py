@@ -39,8 +39,8 @@ from firstline_core.types import Array, Reason, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.updater.slots import manifest_sha256
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.full_models.keeper import FullModels
-from firstline_gateway.gateway import open_gateway
+from firstline_gateway.models.fetched.keeper import FullModels
+from firstline_gateway.opening import open_gateway
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.stages import Stage, place
@@ -171,8 +171,8 @@ def escalated(said: list[Said]) -> list[Said]:
 
 
 def keeper_of(site: RegistrySite) -> FullModels:
-    assert site.gateway.full_models is not None
-    return site.gateway.full_models
+    assert site.gateway.fleet_room.full_models is not None
+    return site.gateway.fleet_room.full_models
 
 
 def salts() -> Iterator[str]:
@@ -204,7 +204,7 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
     assert 0.05 < share_before < 0.6 and {each.digest for each in escalated(before)} == {full[1]}
 
     # While one device of three has moved, and on the way there.
-    rollouts, engine = site.gateway.rollouts, site.gateway._engine
+    rollouts, engine = site.gateway.rollouts, site.gateway.fleet_room.engine
     traffic = Traffic(agents)
     asking = asyncio.create_task(traffic.go())
     rollout = (await rollouts.create(definition(tmp_path / "new"), BY)).id

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.broker import Broker
-from support.gateway import DIGITS
+from support.fleet_gateway import fleet_gateway
 from support.mqtt_device import MqttDevice, device_at
 
 from firstline_core.errors import NotFoundError
@@ -20,31 +19,11 @@ from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_core.protocol.mqtt import Message, Publication
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
 
 pytestmark = pytest.mark.mosquitto
 
 WANTED = DesiredModel("digits", 2, "0" * 64)
-
-
-@asynccontextmanager
-async def gateway_at(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
-    overrides = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": f"sqlite:///{folder / 'gateway.db'}",
-        "identity.directory": str(folder / "identity"),
-        "mqtt.enabled": True,
-        "mqtt.port": broker.port,
-        "auth.mode": "off",
-        "execution.sessions": 1,
-    }
-    gateway = open_gateway(load(None, overrides=overrides))
-    await gateway.start()
-    try:
-        yield gateway
-    finally:
-        await gateway.close()
 
 
 async def until(gateway: Gateway, name: str, holds: Callable[[FleetDevice], bool]) -> FleetDevice:
@@ -75,7 +54,7 @@ def state(word: str, session: str) -> dict[str, str]:
 
 async def test_a_device_is_heard_and_told(mosquitto: Broker, tmp_path: Path) -> None:
     heard: asyncio.Queue[Message] = asyncio.Queue()
-    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam") as cam:
+    async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam") as cam:
         await cam.client.subscribe(cam.topics.desired, heard.put)
         reported = Reported("s1", 1, models=(RunningModel("digits", 1),))
         await say(cam, cam.topics.reported, reported, retain=True)
@@ -92,14 +71,14 @@ async def test_a_device_is_heard_and_told(mosquitto: Broker, tmp_path: Path) -> 
 async def test_a_gateway_that_was_away_learns_what_devices_said_meanwhile(mosquitto: Broker, tmp_path: Path) -> None:
     async with device_at(mosquitto, "cam2") as cam:
         await say(cam, cam.topics.reported, Reported("s1", 4, models=(RunningModel("digits", 3),)), retain=True)
-        async with gateway_at(mosquitto, tmp_path) as gateway:
+        async with fleet_gateway(mosquitto, tmp_path) as gateway:
             found = await until(gateway, "cam2", lambda device: device.reported is not None)
             assert found.reported is not None and found.reported.models[0].version == 3
 
 
 async def test_what_is_desired_waits_at_the_broker_for_a_device_that_is_away(mosquitto: Broker, tmp_path: Path) -> None:
     heard: asyncio.Queue[Message] = asyncio.Queue()
-    async with gateway_at(mosquitto, tmp_path) as gateway:
+    async with fleet_gateway(mosquitto, tmp_path) as gateway:
         await gateway.fleet.desire(["cam3"], lambda _, before: replace(before, models=(WANTED,)))
 
         async def published() -> bool | None:
@@ -114,7 +93,7 @@ async def test_what_is_desired_waits_at_the_broker_for_a_device_that_is_away(mos
 
 
 async def test_a_late_will_does_not_mark_a_live_device_offline(mosquitto: Broker, tmp_path: Path) -> None:
-    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam4") as cam:
+    async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam4") as cam:
         await say(cam, cam.topics.state, state("online", "before"), retain=True)
         await say(cam, cam.topics.state, state("online", "now"), retain=True)
         await say(cam, cam.topics.state, state("offline", "before"), retain=True)
@@ -126,7 +105,7 @@ async def test_a_late_will_does_not_mark_a_live_device_offline(mosquitto: Broker
 
 
 async def test_what_cannot_be_read_is_dropped_and_the_rest_goes_on(mosquitto: Broker, tmp_path: Path) -> None:
-    async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam5") as cam:
+    async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam5") as cam:
         for payload in (b"", b"\xff", b"[]", b'{"session": 3}', b" " * 40_000 + b"{}"):
             await cam.client.publish(Publication(cam.topics.reported, payload))
             await cam.client.publish(Publication(cam.topics.telemetry, payload))

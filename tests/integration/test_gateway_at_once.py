@@ -19,10 +19,11 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
 
 # Ids, times, lengths and the padding that follows from them.
 _OWN = re.compile(rb'[0-9a-f]{8}-[0-9a-f-]{27}|ms\\?":[0-9.e-]+|date: [^\r]*|Content-Length: \d+|(?<=\}) +', re.I)

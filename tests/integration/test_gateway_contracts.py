@@ -26,9 +26,10 @@ from firstline_core.contract_notes import ContractNotice
 from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.repository import ServedModel
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 CONTRACTS = "/firstline/v1/contracts"
 

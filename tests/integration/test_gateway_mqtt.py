@@ -34,9 +34,9 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.settings.load import load
 
 pytestmark = pytest.mark.mosquitto
 

@@ -30,10 +30,10 @@ from support.site import Site, refusal, site
 from firstline.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
-from firstline_gateway.api import door
-from firstline_gateway.gateway import check_files, open_gateway
+from firstline_gateway.api.connection import door
 from firstline_gateway.identity import authorities, ca
-from firstline_gateway.settings_load import load
+from firstline_gateway.opening import check_files, open_gateway
+from firstline_gateway.settings.load import load
 
 
 def shown_by(url: str, believed_pem: str, *, version: ssl.TLSVersion | None = None) -> tuple[bytes, str | None]:

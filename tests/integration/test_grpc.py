@@ -28,9 +28,10 @@ from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.bodies import BodyBudget
 from firstline_gateway import server
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 
 @asynccontextmanager
@@ -176,7 +177,7 @@ async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> 
     ):
         # All of its refusals that are read, and so many seconds of them: the test has no hurry.
         gateway.unread._wait_s = lambda: 1e9
-        with patch("firstline_gateway.api.unread._LONGEST_S", 60.0):
+        with patch("firstline_gateway.api.connection.unread._LONGEST_S", 60.0):
             first = asyncio.ensure_future(flood("ModelInfer", digits_message()))
             while not executor.held:  # noqa: ASYNC110 (it has no event for it)
                 await asyncio.sleep(0.001)

@@ -16,7 +16,7 @@ from support.raw_http import connection, exchange, head, read
 
 from firstline_core.protocol import http_server
 from firstline_core.protocol.http_bounds import PIPELINE_LIMIT
-from firstline_gateway.api import door
+from firstline_gateway.api.connection import door
 
 V2 = "/v2/models/digits/infer"
 LIVE = "/v2/health/live"

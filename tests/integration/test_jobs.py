@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select, update
 from support.databases import POSTGRESQL, PostgreSql, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, serving
-from support.keys import bearer, create_key
+from support.keys import bearer, create_key, revoke_key
 
 from firstline.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
@@ -26,11 +26,12 @@ from firstline_core.errors import (
 )
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.gateway import Gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 INFER = "/v2/models/digits/infer"
 ASYNC = {"Prefer": "respond-async"}
@@ -339,6 +340,21 @@ async def test_what_comes_of_a_job_is_told_as_an_event(tmp_path: Path) -> None:
         assert (await client.get(address, headers={"Last-Event-ID": "3"})).status_code == 400
         assert (await client.get(address, params={"form": "other"})).status_code == 400
         assert (await client.get("/firstline/v1/answers/nobody/events")).status_code == 404
+
+
+async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
+        anna = bearer(create_key(settings.store, "anna"))
+        address = f"/firstline/v1/answers/{await submit(client, **anna)}/events"
+        async with client.stream("GET", address, headers=anna) as stream:
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            revoke_key(settings.store, "anna")
+            async with asyncio.timeout(10):  # less than a heartbeat
+                assert [piece async for piece in pieces] == []
+        assert not gateway.jobs.endings._waiting
+        executor.release()
 
 
 async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.__main__ import main
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

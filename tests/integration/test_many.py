@@ -20,8 +20,8 @@ from firstline.cli.app import app
 from firstline.many import Retries
 from firstline.workbench.dataset import open_dataset
 from firstline_core.types import InferResponse
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 ROWS = 40
 

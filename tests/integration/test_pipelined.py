@@ -15,11 +15,11 @@ import pytest
 from support.gateway import DIGITS, GatedExecutor, serving
 
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.api.http_protocol import HttpProtocol
+from firstline_gateway.api.connection.inference_protocol import InferenceProtocol
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.settings.load import load
 
 BODY = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}'
 TIMEOUT_S = 10.0
@@ -63,9 +63,9 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split()[1]), await reader.readexactly(length)
 
 
-def server_end() -> HttpProtocol:
+def server_end() -> InferenceProtocol:
     """The one connection that is open, as the server has it."""
-    all_of_them = [each for each in gc.get_objects() if isinstance(each, HttpProtocol)]
+    all_of_them = [each for each in gc.get_objects() if isinstance(each, InferenceProtocol)]
     (found,) = (each for each in all_of_them if each.transport is not None and not each.transport.is_closing())
     return found
 

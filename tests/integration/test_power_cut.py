@@ -19,7 +19,7 @@ from support.outbox_faults import check_crash, recorded
 from firstline_core.bundle.store import open_bundle
 from firstline_core.storage.files import read_checked
 from firstline_core.telemetry.decisions import lines
-from firstline_edge.bundle_copies import BundleCopies
+from firstline_edge.models.copies import BundleCopies
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ from support.faulty_disk import mark
 from firstline_core.bundle.store import open_bundle
 from firstline_core.storage.files import make_folder, with_checksum, write_whole
 from firstline_core.telemetry.decisions import DecisionLog
-from firstline_edge.bundle_copies import BundleCopies
+from firstline_edge.models.copies import BundleCopies
 
 root = Path(sys.argv[1])
 make_folder(root / "audits")

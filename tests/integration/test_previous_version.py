@@ -26,8 +26,9 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 PREVIOUS = Path(__file__).parents[1] / "data" / "previous"
 EXPECTED = json.loads((PREVIOUS / "expected.json").read_text())

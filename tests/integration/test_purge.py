@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from support.agent import DIGITS, edge_settings, serving_agent
+from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 
 from firstline_core.types import Status
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.disk_cache import DiskCache
+from firstline_edge.cache.disk import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
 
@@ -59,7 +59,7 @@ async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running
         request_id, result = await ask(agent)
         state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + picture())
         assert len(files_with(state_dir, picture())) >= 2
-        assert files_with(state_dir / "cache", result)
+        await until(lambda: asyncio.to_thread(files_with, state_dir / "cache", result))  # which another thread writes
         if running:
             there = await asyncio.to_thread(purge, state_dir)
             assert there["erased"] is False

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from securesystemslib.signer import Key
 from sqlalchemy import delete, insert, select
 from support.gateway import DIGITS
 from support.keys import bearer
@@ -248,7 +249,7 @@ async def test_what_there_is_no_room_for_is_refused_and_what_there_is_is_shown(t
         assert (shown["blobs"], shown["blobs_bytes"], shown["limit_bytes"]) == (1, 900, 1000)
         key = {"FIRSTLINE_TOKEN": site.operator, "FIRSTLINE_GATEWAY_URL": site.url}
         listed = await asyncio.to_thread(CliRunner().invoke, app, ["model", "ls"], env=key)
-        assert "keeps 1 files, 900 bytes of 1.0 KB" in listed.output, listed.output
+        assert "keeps 1 file, 900 bytes of 1.0 KB" in listed.output, listed.output
 
 
 async def test_a_gateway_without_a_registry_says_so(tmp_path: Path) -> None:
@@ -296,6 +297,19 @@ async def test_a_registry_takes_only_what_its_root_allows(begun: RegistrySite, t
     whole = signed(following)
     await refused(RequestError, "Only root metadata", whole, whole)
     assert (await begun.with_registry(lambda registry: registry.publish([whole])))["targets"] == following
+
+
+async def test_one_key_under_two_names_is_neither_signed_nor_published(begun: RegistrySite) -> None:
+    keyring = begun.keyring
+    root = roles.next_root(keyring.root(), begun.now_s())
+    first = root.signed.roles[Root.type].keyids[0]
+    root.signed.add_key(Key.from_dict("cd" * 32, root.signed.keys[first].to_dict()), Root.type)
+    with pytest.raises(ConfigError, match="one key twice"):
+        keyring.sign(root)
+    assert not keyring.draft.exists() and keyring.root().signed.version == 1
+    roles.sign(root, keyring.signers(root.signed.roles[Root.type].keyids))  # whoever signs otherwise
+    with pytest.raises(RequestError, match=f"{first} and as {'cd' * 32}"):
+        await begun.with_registry(lambda registry: registry.publish([root.to_bytes()]))
 
 
 async def test_each_key_is_exchanged_without_a_device_that_is_left_behind(begun: RegistrySite) -> None:

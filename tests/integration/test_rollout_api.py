@@ -18,10 +18,11 @@ from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.trail import Head, check_trail
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
 from firstline_gateway.rollouts import records
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 LIMITS = {
@@ -86,21 +87,21 @@ async def test_a_model_comes_to_a_device_and_goes_again(
     assert made.status_code == 201 and made.json()["state"] == "approved"
     one = f"{ROLLOUTS}/{made.json()['id']}"
     await keeper.post(f"{one}/start", headers={"If-Match": made.headers["etag"]})
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     told = await desired(cam)
     assert told.models[0].version == 2 and told.models[0].rollout == made.json()["id"]
     await report(cam, 2, told.revision, 2, Update("digits", 2, UpdateState.COMMITTED, rollout=made.json()["id"]))
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     found = (await keeper.get(one)).json()
     assert found["state"] == "completed" and found["devices"] == {"done": 1}, found["sentence"]
     looks = (await keeper.get(f"{one}/looks")).json()["looks"]
     assert [look["decision"] for look in looks] == ["promote"]
     assert (await keeper.post(f"{one}/rollback")).json()["state"] == "rolling_back"
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     told = await desired(cam)
     assert told.models[0].undone
     await report(cam, 3, told.revision, 1)
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     assert (await keeper.get(one)).json()["state"] == "rolled_back"
 
 
@@ -129,14 +130,14 @@ async def test_a_second_person_approves_and_a_newer_rollout_supersedes(
     async with client(gateway, "second", "operator") as second:
         assert (await second.post(f"{one}/approve")).json()["approved_by"] == "application:second"
     assert (await keeper.post(f"{one}/start")).json()["state"] == "running"
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     newer = (await keeper.post(ROLLOUTS, json=DEFINITION | {"version": 3})).json()
     planned = msgspec.json.decode(
         (await keeper.post(f"{ROLLOUTS}/plan?size_bytes=7", json=DEFINITION)).content, type=Plan
     )
     assert planned.supersedes == (made["id"],) and planned.bytes == 7
     await keeper.post(f"{ROLLOUTS}/{newer['id']}/start")
-    await gateway._engine.drive()
+    await gateway.fleet_room.engine.drive()
     older = msgspec.json.decode((await keeper.get(one)).content, type=RolloutSummary)
     assert older.state == "aborted" and older.superseded_by == newer["id"]
     assert (await desired(cam)).models[0].version == 3
@@ -156,6 +157,8 @@ async def test_what_was_changed_meanwhile_is_not_commanded(keeper: httpx.AsyncCl
     [
         {"stages": []},
         {"stages": [{"share": 2}]},
+        {"stages": [{"share": 0.1}, {"share": 0.05}]},
+        {"stages": [{"share": 0.1}, {"share": 0.1, "group": "site=berlin"}]},
         {"selector": "a b"},
         {"stages": [{"share": 1, "group": "="}]},
         {"rules": {"limits": {"speed": {"tolerance": 1}}}},

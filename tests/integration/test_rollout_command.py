@@ -19,9 +19,10 @@ from typer.testing import CliRunner, Result
 from firstline.cli.app import app
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.trail.tables import ENTRIES
 
 OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
@@ -79,35 +80,50 @@ async def test_a_rollout_from_its_plan_to_its_end_and_back(room: Room) -> None:
     await room.device_says("cam", 1)
     file = definition(room.folder)
     planned = await room("rollout", "plan", "digits", "2", "--file", file, *OPTIONS)
-    assert planned.exit_code == 0 and "1 devices, 0 of them held back" in planned.stdout, planned.output
+    assert planned.exit_code == 0 and "1 device, 0 of them held back" in planned.stdout, planned.output
     started = await room("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
     assert started.exit_code == 0, started.output
     rollout = started.stdout.strip()
-    await room.gateway._engine.drive()
+    await room.gateway.fleet_room.engine.drive()
     told = await room.device_says("cam", 1)
     assert told.models[0].version == 2
     await room.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
-    await room.gateway._engine.drive()
+    await room.gateway.fleet_room.engine.drive()
     shown = await room("rollout", "get", rollout, "--watch")
     assert shown.exit_code == 0 and "digits 2: completed" in shown.stdout, shown.output
-    assert "promote" in shown.stdout and "rollback: 1 devices run what they ran before" in shown.stdout
+    assert "promote" in shown.stdout and "rollback: What ran before runs again on 1 device" in shown.stdout
     listed = await room("rollout", "ls", "-o", "json")
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
     back = await room("rollout", "rollback", rollout)
     assert back.exit_code == 0 and back.stdout.startswith("rolling_back")
-    await room.gateway._engine.drive()
+    await room.gateway.fleet_room.engine.drive()
     await room.device_says("cam", 1)
-    await room.gateway._engine.drive()
+    await room.gateway.fleet_room.engine.drive()
     ended = await room("rollout", "get", rollout, "--watch", "-o", "json")
     assert ended.exit_code == 1 and json.loads(ended.stdout)["rollout"]["state"] == "rolled_back"
     refused = await room("rollout", "pause", rollout)
     assert refused.exit_code == 1 and "cannot pause" in refused.output
 
 
+async def test_a_rollout_for_nobody_is_started_with_a_warning(room: Room) -> None:
+    await room.device_says("cam", 1)
+    options = ("--file", definition(room.folder), *OPTIONS, "--selector", "site=atlantis")
+    started = await room("rollout", "start", "digits", "2", *options, "-o", "json")
+    assert started.exit_code == 0 and "mind: No device matches site=atlantis now" in started.stderr, started.output
+    (warning,) = json.loads(started.stdout)["warnings"]
+    assert "nobody would try the model" in warning
+    shown = await room("rollout", "get", json.loads(started.stdout)["id"], "-o", "json")
+    assert json.loads(shown.stdout)["rollout"]["warnings"] == []
+
+
 async def test_what_makes_no_sense_is_said_before_anything_is_asked(room: Room) -> None:
     for arguments, word in (
         (("--stages", "a"), "percentages"),
-        (("--soak", "soon"), "is no time"),
+        *(
+            (("--stages", stages), "growing percentages")
+            for stages in ("0", "-1,5", "nan", "10,5,100", "10,10", "1,200")
+        ),
+        *((("--soak", soak), "is no time") for soak in ("soon", "-5s", "nans", "infd")),
         (("--file", "/nowhere.toml"), "cannot be read"),
     ):
         refused = await room("rollout", "plan", "digits", "2", *arguments)
@@ -131,16 +147,16 @@ async def test_devices_are_listed_tagged_and_sent_away(room: Room) -> None:
 async def test_the_fleet_is_braked_and_the_brake_lifted(room: Room) -> None:
     await room.device_says("cam", 1)
     braked = await room("fleet", "brake", "--reason", "the gateway is being moved")
-    assert braked.stdout == "braked: 1 devices are told\n", braked.output
+    assert braked.stdout == "braked; told: 1 device\n", braked.output
     assert (await room.device_says("cam", 1)).brake is not None
-    assert (await room("fleet", "lift")).stdout == "lifted: 1 devices are told\n"
+    assert (await room("fleet", "lift")).stdout == "lifted; told: 1 device\n"
 
 
 async def test_a_trail_is_verified_against_a_head_that_was_kept(room: Room) -> None:
     head = room.folder / "head.json"
     await room("fleet", "brake", "--reason", "why")
     kept = await room("audit", "verify", "--keep", str(head))
-    assert kept.exit_code == 0 and kept.stdout.startswith("1 entries, none changed"), kept.output
+    assert kept.exit_code == 0 and kept.stdout.startswith("1 entry, none changed"), kept.output
     await room("fleet", "lift")
     again = await room("audit", "verify", "--head", str(head))
     assert again.exit_code == 0 and "2 entries" in again.stdout and "contains the head" in again.stdout

@@ -24,7 +24,7 @@ from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.rollouts.states import Command
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock

@@ -51,6 +51,7 @@ class Room:
         method, _, template = route.partition(" ")
         (token,) = await invite(self.site.keeper, "another")
         names = {"model": "digits", "name": "nobody", "bundle": "digits", "rollout_id": "r", "command": "pause"}
+        names |= {"machine": "bench"}
         path = template.format(**names | {"version": "1", "request_id": "r"} | REGISTRY)
         content = {
             "/firstline/v1/enroll": msgspec.json.encode(

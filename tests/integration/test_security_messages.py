@@ -28,7 +28,7 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 

@@ -6,11 +6,8 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 import uvloop
 from support import tls_site
+from support.behind import Behind, Site, site_in
 from support.bundles import write_manifest
 from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
@@ -27,75 +25,13 @@ from support.pictures import Load, ask, expected, picture, said
 
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.store import open_bundle
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
-from firstline_gateway.store.database import open_database
-
-COMMAND = (sys.executable, "-m", "firstline_gateway")
-
-
-class Behind:
-    """One gateway behind, as a process of its own; all know the same key."""
-
-    def __init__(self, folder: Path, store: Path, bundle: Path = DIGITS) -> None:
-        folder.mkdir()
-        shutil.copy(store, folder / "gateway.db")
-        self.folder = folder
-        self.config = folder / "gateway.toml"
-        self._bundle = bundle
-        self._write(bundle, port=0)
-        self.start()
-
-    def _write(self, bundle: Path, port: int) -> None:
-        self.config.write_text(
-            f'[api]\nport = {port}\n[models]\ndirectory = "{bundle}"\n[execution]\nsessions = 1\n'
-            '[log]\nlevel = "warning"\nformat = "json"\n'
-        )
-
-    def start(self) -> None:
-        with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                [*COMMAND, "run", "--config", str(self.config), "-o", "json"],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, (self.folder / "log").read_text()
-        self.url = str(json.loads(line)["url"])
-        self._write(self._bundle, int(self.url.rsplit(":", 1)[1]))  # so that it comes back there
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.communicate(timeout=20)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A folder, and the key that all gateways behind know."""
-
-    folder: Path
-    token: str
-
-    @contextmanager
-    def behind(self, name: str, bundle: Path = DIGITS) -> Iterator[Behind]:
-        found = Behind(self.folder / name, self.folder / "keys" / "gateway.db", bundle)
-        try:
-            yield found
-        finally:
-            if found.process.poll() is None:
-                found.end()
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    store = Store(url=f"sqlite:///{keys / 'gateway.db'}")
-    open_database(store).close()
-    return Site(tmp_path, create_key(store, "near", "application"))
+    return site_in(tmp_path)
 
 
 @asynccontextmanager

@@ -17,10 +17,11 @@ from firstline_core.errors import QueueFullError
 from firstline_core.protocol import http_body, http_bounds
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.api import bodies, door
+from firstline_gateway.api import bodies
+from firstline_gateway.api.connection import door
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.settings_load import load
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.settings.load import load
 
 TIMEOUT_S = 0.2
 V2 = "/v2/models/digits/infer"

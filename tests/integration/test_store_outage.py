@@ -22,8 +22,9 @@ from support.gateway import DIGITS, serving
 from support.identities import csr
 
 from firstline_core.protocol.enrolment import ENROL_PATH
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 from firstline_gateway.store import readers
 
 
@@ -146,8 +147,8 @@ from support.deliveries import delivery, post, read, same
 from support.faulty_disk import fail
 from support.gateway import DIGITS, serving
 from firstline_core.telemetry.logs import configure
-from firstline_gateway.gateway import open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 async def main():
     url = f"sqlite:///{sys.argv[1]}/gateway.db"

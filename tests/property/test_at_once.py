@@ -21,7 +21,7 @@ from firstline_core.types import InferRequest, InferResponse, Privacy, Requested
 from firstline_edge.audits.watched import Standing
 from firstline_edge.case import Trail
 from firstline_edge.hedge import HedgeOptions
-from firstline_edge.settings import AuditSection
+from firstline_edge.settings.settings import AuditSection
 
 # -0.5 is no input that the model takes, and 2 breaks it.
 VALUES = st.sampled_from([0.55, 0.6, 0.75, 0.8, 0.85, 0.95, 0.99, -0.5, 2.0, float("nan")])

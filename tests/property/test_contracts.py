@@ -17,11 +17,11 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository
-from firstline_gateway.settings import Contracts
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 IDS = [f"01890a5d-ac96-774b-bcce-b302099a80{number:02d}" for number in range(12)]
 SETTINGS = Contracts(audits_per_device_hour=4)

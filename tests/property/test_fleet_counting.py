@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet import counting
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 DEVICES = count()

@@ -23,7 +23,7 @@ from firstline_core.types import Privacy, Reason, Route, Wait
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.audits.samples import Sample
-from firstline_edge.settings import AuditSection
+from firstline_edge.settings.settings import AuditSection
 
 CERTIFIED = 0.8
 SCORES = st.integers(800, 1000).map(lambda thousandth: thousandth / 1000)

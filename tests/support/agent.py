@@ -12,8 +12,8 @@ from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
 
 CHECKOUT = Path(__file__).parents[2]
 DIGITS = CHECKOUT / "models" / "digits" / "bundle"

@@ -16,7 +16,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse
 from firstline_core.contract_notes import AuditNote
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.repository import ServedModel
 
 THRESHOLD = 0.9
 EPSILON = 0.05

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from support.onnx_models import average_colours, linear
+from support.onnx_models import average_colours, laborious, linear
 
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import Certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, Policy, Score, encode_manifest
 from firstline_core.bundle.steps import Decode, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle, open_bundle
 
@@ -80,3 +80,42 @@ def number_bundle(root: Path, **fields: Any) -> Bundle:
     """Two numbers in, their softmax out."""
     path = linear(root / "m.onnx", np.eye(2, dtype=np.float32))
     return write_manifest(root, [model(path, root, postprocess=(Softmax(),))], ["a", "b"], input=NUMBERS, **fields)
+
+
+class Labour(NamedTuple):
+    """So many products of `width` x `width`, and the share of rows that its certificate keeps."""
+
+    rounds: int
+    kept: float
+    width: int = 256
+
+
+VARIANTS = {"large": Labour(400, 0.9), "medium": Labour(60, 0.8), "small": Labour(0, 0.6)}
+"""Of `variant_bundle`: slow and quick ones."""
+
+HEAVY = {"large": Labour(1, 0.9, 6144), "medium": Labour(1, 0.8, 3072), "small": Labour(0, 0.6)}
+"""Large and small ones: 144, 36 and less than 1 MiB of weights."""
+
+
+def variant_bundle(
+    root: Path, *names: str, labours: Mapping[str, Labour] = VARIANTS, certified: bool = True, **fields: Any
+) -> Bundle:
+    """Two numbers in, their softmax out, by edge variants that say the same and take ever less time; all by default."""
+    full = model(laborious(root / "full.onnx", rounds=1), root, output="probabilities")
+    edge = [
+        model(
+            laborious(root / f"{name}.onnx", rounds=labours[name].rounds, width=labours[name].width),
+            root,
+            output="probabilities",
+        )
+        for name in names or labours
+    ]
+    known: dict[str, Any] = {"full": full, "input": NUMBERS, "policy": Policy(Score("max_probability"), 0.9)} | fields
+    bundle = write_manifest(root, edge, ["a", "b"], **known)
+    if not certified:
+        return bundle
+    edge = [
+        with_certificate(variant, bundle.manifest, 0.9, kept=labours[variant.id].kept)
+        for variant in bundle.manifest.edge
+    ]
+    return write_manifest(root, edge, ["a", "b"], **known)

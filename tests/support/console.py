@@ -18,7 +18,7 @@ from support.keys import bearer, create_key, create_keys
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0

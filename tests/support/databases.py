@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from support.broker import HOST, free_port
 
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
 

@@ -15,7 +15,7 @@ from firstline_core.types import Array, InferRequest, Tensor
 from firstline_gateway import server
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.repository import ServedModel
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 

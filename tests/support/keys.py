@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.scopes import SCOPES, Scope
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 
 _SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("infer",), "operator": SCOPES}

@@ -16,7 +16,7 @@ from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.item import pack_response
 from firstline_edge.outbox.store import Outbox, OutboxItem
-from firstline_edge.settings import OutboxSection
+from firstline_edge.settings.settings import OutboxSection
 
 LIMITS = OutboxSection(limit_items=1_000_000)
 

@@ -23,11 +23,12 @@ from firstline.release.registry import Registry, open_registry
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_edge.settings import EdgeSettings
-from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
 from firstline_gateway.registry.wiring import RegistryRoom
-from firstline_gateway.settings import Store
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
 
 _T = TypeVar("_T")
 

@@ -15,11 +15,12 @@ from support.gateway import DIGITS, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
 
-from firstline_gateway.gateway import Gateway, open_gateway
+from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.settings_load import load
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 REFRESH_S = 0.2
 

@@ -16,8 +16,9 @@ from support.gateway import serving
 from support.onnx_models import linear_model
 
 from firstline_core.bundle.manifest import InputSpec
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 NUMBERS = InputSpec("image", "FP32", (-1, 4))
 ROW = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}

@@ -16,7 +16,7 @@ from firstline_gateway.deliveries import records
 from firstline_gateway.deliveries.records import DeliveryKey
 from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 
 FILE = Path("state", "gateway", "gateway.db")
@@ -39,8 +39,8 @@ from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.settings import Store
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter

@@ -23,19 +23,19 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
-from firstline_gateway.counting import Counting
-from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import ModelKey, Outcome
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.residency.residency import Residency
+from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
-from firstline_gateway.settings import Contracts, Store
-from firstline_gateway.statistics import Statistics
+from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.counting import Counting
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.telemetry.statistics import Statistics
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book

@@ -22,9 +22,10 @@ from firstline_core.bundle.pipeline import Prediction
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
 from firstline_core.types import Array, AuditNote, InferRequest, Tensor
-from firstline_edge.models import EdgeModel, HeldModel
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.repository import Repository, ServedModel
+from firstline_gateway.models.repository import Repository, ServedModel
 
 INPUT = "x"
 THRESHOLD = 0.8

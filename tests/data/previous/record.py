@@ -28,8 +28,9 @@ from support.gateway import serving
 from firstline_core.ids import new_request_id
 from firstline_core.types import Answer, InferRequest, Route, Tensor, Wait
 from firstline_edge.agent import EdgeAgent
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.settings_load import load
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 from firstline_gateway.tokens import create_token
 
 CALLERS = {"cam": "device", "shop": "application", "anna": "operator"}

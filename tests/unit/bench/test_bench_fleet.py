@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from figures import measured
 from fleet.judged import judged
-from fleet.run import WORSE, figures
+from fleet.population import Effect
+from fleet.run import TARGET, WORSE, figures
+from page import filled, tables
 
 
 def test_a_model_that_changes_nothing_is_not_aborted_and_one_that_is_worse_is_in_the_first_stage() -> None:
     assert not any(judged(seed, treated=30, control=60, stages=1).aborted for seed in range(2))
     found = [judged(seed, treated=100, control=100, stages=1, effect=WORSE) for seed in range(2)]
     assert [(each.aborted, each.stage, each.rule) for each in found] == [(True, 0, "disagreement")] * 2
+
+
+def test_scores_that_lie_elsewhere_are_found_in_the_first_stage_though_all_answers_are_the_same() -> None:
+    found = judged(1, treated=50, control=50, stages=1, effect=Effect(drift=1.0))
+    assert (found.aborted, found.stage, found.rule) == (True, 0, "drift")
+
+
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({}, True),
+        ({"verified": {"old": 19, "neither": 1}}, False),
+        ({"stage": 2}, False),
+        ({"state": "completed"}, False),
+    ],
+)
+def test_a_bad_model_is_stopped_in_stage_1_or_that_is_said(change: dict[str, object], holds: bool) -> None:
+    ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "verified": {"old": 20}}
+    (one,) = figures({"real": {"slow": ended | change}})
+    assert one.holds is holds
+
+
+def test_the_page_has_what_was_measured_last() -> None:
+    page = Path(__file__).parents[3] / "docs" / "fleet.md"
+    text = page.read_text()
+    assert {part for target, part in tables(text) if target == TARGET} == {"judged", "simulated", "agents"}
+    assert filled(text, measured) == text, "run `make bench-fleet`, or take bench/results/bench-fleet.json back"
 
 
 def test_a_figure_that_misses_its_aim_says_so() -> None:

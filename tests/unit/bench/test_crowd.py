@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from crowd.devices import due, with_scores
+from crowd.devices import due
 from crowd.table import ROWS, Run, figures, growth, quantile, table
-from fleet.population import population
-from msgspec.structs import replace
 
 SMALL = Run(
     devices=1000,
@@ -33,15 +31,6 @@ SMALL = Run(
 
 def test_heartbeats_are_spread_evenly_over_the_period() -> None:
     assert [due(beat, 4, 60.0) for beat in range(5)] == [0.0, 15.0, 30.0, 45.0, 60.0]
-
-
-def test_scores_have_all_rows_and_only_grow() -> None:
-    (device,) = population(1, seed=1).values()
-    device.live(1.0)
-    (counted,) = device.telemetry.models
-    before, after = with_scores(counted), with_scores(replace(counted, rows=counted.rows + 1))
-    assert sum(before.scores) == counted.rows > 0
-    assert all(one <= other for one, other in zip(before.scores, after.scores, strict=True))
 
 
 def test_what_is_not_a_heartbeats_is_taken_off() -> None:

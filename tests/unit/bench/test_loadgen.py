@@ -31,7 +31,7 @@ Min latency (ns)                : 1000
 90.00 percentile latency (ns)   : 15000
 99.00 percentile latency (ns)   : 2000000
 """
-PLAN = loadgen.Plan("SingleStream", 1, ["a"], 32, 1000, 64, 5.0, 10.0, "/")
+PLAN = loadgen.Plan("SingleStream", 1, ["a"], 32, 1000, 64, 0, 5.0, 10.0, "/")
 
 
 def test_a_summary_gives_verdict_rate_and_latencies() -> None:

@@ -127,3 +127,17 @@ async def test_the_live_channel_is_guarded_as_the_pages_are(shown: dict[str, str
     scope = {"type": "websocket", "path": "/live", "query_string": b"", "headers": headers, "subprotocols": []}
     await GUARD(scope, receive, send)
     assert sent[0]["type"] == first
+
+
+@pytest.mark.parametrize("password", ["", PASSWORD])
+async def test_who_watches_the_process_needs_no_password_and_learns_nothing(password: str) -> None:
+    guard = Guard(Starlette(routes=ROUTES), password)
+    transport = httpx.ASGITransport(guard)
+    async with httpx.AsyncClient(transport=transport, base_url="https://10.1.2.3:8090") as client:
+        for _ in range(200):  # a probe is no attempt, and its own wrong password neither
+            reply = await client.get("/health", headers=basic("wrong"))
+        assert (reply.status_code, reply.text) == (200, "live\n")
+        assert (await client.head("/health")).status_code == 200
+        assert (await client.post("/health")).status_code in (401, 421)
+        assert (await client.get("/health/")).status_code in (401, 421)
+        assert (await client.get("/")).status_code in (401, 421)

@@ -14,6 +14,8 @@ from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, Rollou
 from firstline_core.fleet.trail import Entry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
+from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
+from firstline_core.hardware.words import catalogue_facts
 
 DEVICE = FleetDevice(
     name="cam/1",
@@ -89,6 +91,16 @@ def test_one_device_in_full() -> None:
     unheard = replace(device, reported=None)
     assert len(devices_view.facts(unheard)) == 5
     assert devices_view.model_rows(unheard) == devices_view.update_rows(unheard) == []
+    assert devices_view.hardware_rows(unheard) == []
+
+
+def test_what_a_device_is_is_shown_as_it_says_it_itself() -> None:
+    processor = Processor("Cortex-A76", "aarch64", 4, 4.0, ("asimddp",))
+    found = Catalogue("f" * 16, "Raspberry Pi 5", "6.6", processor, Memory(8 << 30), measured=True)
+    device = replace(DEVICE, reported=Reported("s", 1, hardware=found))
+    rows = devices_view.hardware_rows(device)
+    assert [(row["what"].text, row["said"].text) for row in rows] == catalogue_facts(found)
+    assert len({row["key"].text for row in rows}) == len(rows)
 
 
 def test_a_model_is_a_name_or_a_name_and_a_version() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.boards import board
 
 from firstline_core.errors import ProtocolError
+from firstline_core.fleet.profiling import DesiredProfile
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
 from firstline_core.fleet.twin import (
     LIMIT_BYTES,
@@ -24,6 +27,8 @@ from firstline_core.fleet.twin import (
     read_document,
 )
 from firstline_core.fleet.update import UpdateState
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
 
 SHA256 = "0" * 64
 WANTED = DesiredModel("digits", 3, SHA256, rollout="r1", window=Window(60, 30))
@@ -39,6 +44,17 @@ WANTED = DesiredModel("digits", 3, SHA256, rollout="r1", window=Window(60, 30))
 )
 def test_a_document_says_on_the_other_side_what_it_said_here(document: msgspec.Struct) -> None:
     assert read_document(msgspec.json.encode(document), type(document), "it") == document
+
+
+def test_what_a_device_is_travels_with_its_report_and_may_be_missing(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path):
+        said = Reported("s", 1, hardware=described(Tree(tmp_path), tmp_path))
+    sent = msgspec.json.encode(said)
+    assert len(sent) < LIMIT_BYTES // 8
+    assert read_document(sent, Reported, "it") == said
+    assert read_document(b'{"session": "s", "sequence": 1}', Reported, "it").hardware is None
+    newer = sent.replace(b'"board"', b'"smell": "burnt", "board"')
+    assert read_document(newer, Reported, "it") == said
 
 
 def test_fields_of_a_newer_writer_are_passed_over() -> None:
@@ -82,3 +98,27 @@ def test_minutes_of_the_week_begin_on_monday() -> None:
 
 def test_a_latency_lies_in_the_bin_whose_bound_it_does_not_pass() -> None:
     assert [latency_bin(ms) for ms in (0.0, 1.0, 1.1, 5000.0, math.inf)] == [0, 0, 1, 11, len(LATENCY_BOUNDS_MS)]
+
+
+def test_profiles_are_passed_over_by_agents_of_before_and_missed_in_none_of_their_reports() -> None:
+    class Before(msgspec.Struct):
+        revision: int
+        models: tuple[DesiredModel, ...] = ()
+        format: int = 1
+
+    asked = Desired(3, profiles=(DesiredProfile("1", "digits", quick=True),))
+    assert msgspec.json.decode(msgspec.json.encode(asked), type=Before) == Before(3)
+    told = msgspec.to_builtins(Reported("s", 1, 3))
+    del told["profiles"]
+    assert read_document(msgspec.json.encode(told), Reported, "it").profiles == ()
+
+
+def test_a_bundle_is_to_be_measured_once_and_of_few_bundles() -> None:
+    def document(*bundles: str) -> bytes:
+        wanted = [{"id": str(number), "bundle": bundle} for number, bundle in enumerate(bundles)]
+        return msgspec.json.encode({"revision": 1, "profiles": wanted})
+
+    assert len(read_document(document(*"abcdefgh"), Desired, "it").profiles) == 8
+    for wrong in (document("a", "a"), document(*"abcdefghi"), document("a b")):
+        with pytest.raises(ProtocolError):
+            read_document(wrong, Desired, "it")

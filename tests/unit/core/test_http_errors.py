@@ -43,6 +43,7 @@ STATUSES = {
     "payload_too_large": 413,
     "unavailable": 503,
     "queue_full": 503,
+    "shedding": 503,
     "rate_limited": 429,
     "store_unavailable": 503,
     "engine_unavailable": 503,

@@ -20,6 +20,7 @@ from firstline_core.bundle.manifest import (
     encode_manifest,
     parse_manifest,
 )
+from firstline_core.bundle.provenance import Provenance
 from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
 from firstline_core.errors import IntegrityError
 from firstline_core.routing.learned import Logistic
@@ -59,7 +60,7 @@ def test_survives_its_file_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 5}, "format 5; this version of Firstline reads formats 1 to 4"),
+        ({"format": 6}, "format 6; this version of Firstline reads formats 1 to 5"),
         ({"format": 0}, "format 0; this version"),
         ({"format": "3"}, 'format "3"; this version'),
         ({"colour": "red"}, "unknown field `colour`"),
@@ -156,7 +157,7 @@ def test_certificates_of_format_2_stay_valid_and_say_what_audits_test_where_it_i
 @pytest.mark.parametrize("recorded", [FORMAT_1, FORMAT_2, FORMAT_3])
 def test_what_was_read_from_an_older_format_is_written_in_the_newest(recorded: Path) -> None:
     found = parse_manifest(recorded.read_bytes())
-    assert (found.format, json.loads(encode_manifest(found))["format"]) == (4, 3)
+    assert (found.format, json.loads(encode_manifest(found))["format"]) == (5, 3)
     assert parse_manifest(encode_manifest(found)) == found
 
 
@@ -173,6 +174,24 @@ def test_an_older_format_does_not_say_what_it_did_not_know() -> None:
         text = json.dumps(json.loads(encode_manifest(manifest)) | {"format": older}).encode()
         with pytest.raises(IntegrityError, match=message):
             parse_manifest(text)
+
+
+def test_how_a_model_was_made_survives_the_file_form_is_format_5_and_changes_no_digest() -> None:
+    made = Provenance("static-int8", "full", "c" * 64, {"per_channel": "yes"}, {"onnxruntime": "1.23.2"})
+    told = msgspec.structs.replace(EDGE, provenance=made)
+    manifest = msgspec.structs.replace(MANIFEST, edge=(told,))
+    said = json.loads(encode_manifest(manifest))
+    assert said["format"] == 5 and parse_manifest(encode_manifest(manifest)) == manifest
+    assert told.digest == EDGE.digest
+    for older in (1, 2, 3, 4):
+        with pytest.raises(IntegrityError, match=f"format {older} knows no provenance"):
+            parse_manifest(json.dumps(said | {"format": older}).encode())
+
+
+def test_a_bundle_that_does_not_say_how_it_was_made_is_read_by_older_devices_too() -> None:
+    said = json.loads(encode_manifest(MANIFEST))
+    assert said["format"] == 3
+    assert all("provenance" not in model for model in [*said["edge"], *([said["full"]] if said["full"] else [])])
 
 
 def test_a_learned_score_and_value_survive_the_file_form_and_tell_in_the_scores_digest() -> None:

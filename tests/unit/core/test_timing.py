@@ -120,6 +120,24 @@ def test_the_models_time_and_the_links_are_told_apart() -> None:
     assert report.service_p95_ms == pytest.approx(100, rel=0.05)
 
 
+def test_payloads_of_several_sizes_tell_round_trip_and_bandwidth() -> None:
+    timing = LinkTiming()
+    for size_bytes in (1_000, 20_000, 60_000) * 20:  # 20 ms there and back, 1 MB/s, and the gateway's own time
+        timing.answered(size_bytes, 0.02 + size_bytes / 1e6 + 0.1, 0.0, service_s=0.1)
+    report = timing.report(0.0)
+    assert report is not None and report.round_trip_ms is not None and report.bytes_per_s is not None
+    assert report.round_trip_ms == pytest.approx(20, rel=0.1)
+    assert report.bytes_per_s == pytest.approx(1e6, rel=0.1)
+
+
+def test_payloads_of_one_size_tell_neither() -> None:
+    timing = LinkTiming()
+    for size_bytes in (29_000, 30_000, 31_000) * 20:
+        timing.answered(size_bytes, 0.02 + size_bytes / 1e6, 0.0, service_s=0.0)
+    report = timing.report(0.0)
+    assert report is not None and (report.round_trip_ms, report.bytes_per_s) == (None, None)
+
+
 def test_a_gateway_that_claims_more_time_than_passed_is_not_believed() -> None:
     timing = LinkTiming()
     timing.answered(1_000, 0.1, 0.0, service_s=5.0)

@@ -21,11 +21,11 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.openapi import description
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 from firstline_gateway.api.app import create_app
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.repository import Repository
-from firstline_gateway.settings import Mqtt, Settings, Store
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]

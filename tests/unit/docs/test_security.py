@@ -17,10 +17,10 @@ from firstline_core.fleet import configuration, registry, twin
 from firstline_core.protocol import http_body, http_bounds, http_server, mqtt_packet, topics
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_edge.fleet import reported
-from firstline_edge.settings import EdgeSettings
-from firstline_gateway.api import door
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_gateway.api.connection import door
 from firstline_gateway.fleet import selector
-from firstline_gateway.settings import Settings
+from firstline_gateway.settings.settings import Settings
 
 CHECKOUT = Path(__file__).parents[3]
 PAGE = (CHECKOUT / "SECURITY.md").read_text()

@@ -17,10 +17,10 @@ from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policies
 from firstline_core.types import Privacy, Reason, Route, Tier
-from firstline_edge import keys
 from firstline_edge.audits.samples import read
 from firstline_edge.audits.watched import Standing
-from firstline_edge.settings import AuditSection
+from firstline_edge.cache import keys
+from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
 BINS = Histogram((0.7, 0.9), (0.2, 0.3, 0.5))

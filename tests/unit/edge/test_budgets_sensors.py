@@ -1,75 +1,76 @@
-"""Battery and heat, read from where Linux tells them."""
+"""Battery and heat, as prices look at them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from support.boards import say
 
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.tree import Tree
 from firstline_core.routing.conditions import Conditions
-from firstline_edge.budgets.sensors import Sensors
+from firstline_edge.budgets.sensors import conditions_of
 
 
 @pytest.fixture
-def sensors(tmp_path: Path) -> Sensors:
-    return Sensors(80.0, tmp_path / "power_supply", tmp_path / "thermal")
+def root(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def found(root: Path) -> Conditions:
+    return conditions_of(Sensors(Tree(root)).read(1.0), heat_limit_c=80.0)
 
 
 def supply(root: Path, name: str, **properties: str) -> None:
-    folder = root / "power_supply" / name
-    folder.mkdir(parents=True)
     for key, text in properties.items():
-        (folder / key).write_text(text + "\n")
+        say(root, f"sys/class/power_supply/{name}/{key}", text)
 
 
 def zone(root: Path, name: str, milli_c: str) -> None:
-    folder = root / "thermal" / name
-    folder.mkdir(parents=True)
-    (folder / "temp").write_text(milli_c + "\n")
+    say(root, f"sys/class/thermal/{name}/temp", milli_c)
 
 
-def test_a_machine_that_tells_nothing_is_in_no_special_condition(sensors: Sensors) -> None:
-    assert sensors.read() == Conditions()
+def test_a_machine_that_tells_nothing_is_in_no_special_condition(root: Path) -> None:
+    assert found(root) == Conditions()
 
 
-def test_a_battery_that_runs_down(sensors: Sensors, tmp_path: Path) -> None:
-    supply(tmp_path, "AC", type="Mains", online="0")
-    supply(tmp_path, "BAT0", type="Battery", capacity="42", status="Discharging")
-    found = sensors.read()
-    assert (found.battery, found.charging) == (0.42, False)
+def test_a_battery_that_runs_down(root: Path) -> None:
+    supply(root, "AC", type="Mains", online="0")
+    supply(root, "BAT0", type="Battery", capacity="42", status="Discharging")
+    assert (found(root).battery, found(root).charging) == (0.42, False)
 
 
 @pytest.mark.parametrize(("online", "status"), [("1", "Discharging"), ("0", "Charging"), ("0", "Full")])
-def test_a_battery_with_power(sensors: Sensors, tmp_path: Path, online: str, status: str) -> None:
-    supply(tmp_path, "AC", type="Mains", online=online)
-    supply(tmp_path, "BAT0", type="Battery", capacity="42", status=status)
-    assert sensors.read().charging
+def test_a_battery_with_power(root: Path, online: str, status: str) -> None:
+    supply(root, "AC", type="Mains", online=online)
+    supply(root, "BAT0", type="Battery", capacity="42", status=status)
+    assert found(root).charging
 
 
-def test_a_mouses_battery_is_not_the_devices(sensors: Sensors, tmp_path: Path) -> None:
-    supply(tmp_path, "hid-mouse", type="Battery", capacity="3", status="Discharging", scope="Device")
-    assert sensors.read().battery is None
+def test_a_battery_of_which_nobody_says_whether_it_drains_does(root: Path) -> None:
+    supply(root, "BAT0", type="Battery", capacity="42", status="Unknown")
+    assert not found(root).charging
 
 
-def test_an_empty_slot_is_no_empty_battery(sensors: Sensors, tmp_path: Path) -> None:
-    supply(tmp_path, "BAT0", type="Battery", capacity="0", status="Unknown", present="0")
-    assert sensors.read().battery is None
+def test_a_mouses_battery_is_not_the_devices(root: Path) -> None:
+    supply(root, "hid-mouse", type="Battery", capacity="3", status="Discharging", scope="Device")
+    assert found(root) == Conditions()
+
+
+def test_an_empty_slot_is_no_empty_battery(root: Path) -> None:
+    supply(root, "BAT0", type="Battery", capacity="0", status="Unknown", present="0")
+    assert found(root).battery is None
 
 
 @pytest.mark.parametrize("nonsense", ["unknown", "", "nan", "inf"])
-def test_a_driver_that_says_nonsense_is_passed_over(sensors: Sensors, tmp_path: Path, nonsense: str) -> None:
-    supply(tmp_path, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
-    zone(tmp_path, "thermal_zone0", nonsense)
-    assert sensors.read() == Conditions()
+def test_a_driver_that_says_nonsense_is_passed_over(root: Path, nonsense: str) -> None:
+    supply(root, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
+    zone(root, "thermal_zone0", nonsense)
+    assert found(root) == Conditions()
 
 
-def test_what_is_no_text_is_passed_over(sensors: Sensors, tmp_path: Path) -> None:
-    supply(tmp_path, "BAT0", type="Battery", status="Discharging")
-    (tmp_path / "power_supply" / "BAT0" / "capacity").write_bytes(b"\xff\xfe\x00")
-    assert sensors.read() == Conditions()
-
-
-def test_the_hottest_plausible_zone_counts(sensors: Sensors, tmp_path: Path) -> None:
+def test_the_hottest_plausible_zone_counts(root: Path) -> None:
     for name, milli_c in (("thermal_zone0", "51000"), ("thermal_zone1", "78500"), ("thermal_zone2", "-274000")):
-        zone(tmp_path, name, milli_c)
-    assert sensors.read().heat_c == pytest.approx(-1.5)
+        zone(root, name, milli_c)
+    assert found(root).heat_c == pytest.approx(-1.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from pathlib import Path
 
 import pytest
@@ -196,26 +195,6 @@ class TestKeep:
         async with running(spending):
             await settled(clock)
         assert spending.account.markup.joules == 8.0
-
-    async def test_a_driver_that_never_answers_does_not_stop_the_books(self, tmp_path: Path) -> None:
-        clock, file, answers = SimulatedClock(), LedgerFile(tmp_path / "spending.json"), threading.Event()
-        spending = purse(file=file, clock=clock)
-
-        def hang() -> Conditions:
-            answers.wait(30)
-            return Conditions()
-
-        spending._sense = hang
-        try:
-            async with running(spending):
-                with spending.paid(TestPaid.asked):
-                    count("http", sent=300)
-                await settled(clock)
-                await clock.advance(SAVE_EVERY_S)
-                await written(file)
-                answers.set()
-        finally:
-            answers.set()
 
     async def test_a_disk_that_refused_is_tried_again_though_nothing_more_is_spent(self, tmp_path: Path) -> None:
         clock, file = SimulatedClock(), LedgerFile(tmp_path / "missing" / "spending.json")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cache import ModelOutput, ResultCache, decode, encode
-from firstline_edge.disk_cache import DiskCache
+from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import ModelOutput, ResultCache, decode, encode
 
 
 def output(score: float | None = 0.5, classes: int = 3) -> ModelOutput:

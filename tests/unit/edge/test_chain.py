@@ -264,6 +264,16 @@ async def test_probes_in_the_background_bring_the_link_back(house: House) -> Non
     await house.infer()
 
 
+async def test_with_another_certificate_a_link_is_probed_at_once_and_its_long_wait_is_over(house: House) -> None:
+    house.cut()
+    await house.fail_until_open()
+    await house.clock.advance(300.0)  # the waits are long by now
+    house.mend()
+    house.chain.renewed()
+    await settle()
+    assert house.chain.states() == {"first": "closed", "second": "closed"}
+
+
 async def test_a_device_that_boots_offline_knows_before_its_first_request() -> None:
     house = House()
     house.cut()

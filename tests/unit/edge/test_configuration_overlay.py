@@ -11,8 +11,8 @@ from support.agent import edge_settings
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import KEYS, Configuration, parse_configuration
 from firstline_edge.configuration.overlay import overlaid
-from firstline_edge.settings import EdgeSettings
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
 
 
 def said(text: str) -> Configuration:

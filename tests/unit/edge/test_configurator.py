@@ -14,13 +14,13 @@ from support.updates import Cut, HastyClock, cut_after, full_disk, here
 
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, RequestError
 from firstline_core.fleet.configuration import configuration_path
-from firstline_core.fleet.target import SignedFile
+from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_edge.configuration.beginning import begin
 from firstline_edge.configuration.configurator import Configurator
 from firstline_edge.configuration.kept import read_kept
-from firstline_edge.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.updater.means import Trials
 
 S = UpdateState
@@ -308,6 +308,25 @@ async def test_what_comes_after_its_time_is_not_tried(device: Device) -> None:
     assert device.state == (S.EXPIRED, "expired") and device.bytes_per_day == 0
 
 
+async def test_a_disk_without_room_is_told_and_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    device.configurator.desire(wanted)
+    with full_disk(monkeypatch):
+        for _ in range(3):
+            device.clock.pass_by(await device.configurator.step())
+        record = device.configurator.kept.record
+        assert record is not None
+        assert record.target == wanted
+        assert (record.state, record.reason) == (S.OFFERED, "no_room")
+        assert "make some in the state directory" in record.update().message
+        assert device.bytes_per_day == 500
+    await device.run(wanted)
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
+    device.start()
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
+
+
 async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
@@ -324,6 +343,19 @@ async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monk
     await device.configurator.step()
     device.start()
     assert device.state == (S.ROLLED_BACK, "disk") and device.bytes_per_day == 500
+
+
+@pytest.mark.parametrize("undone", [True, False])
+async def test_what_was_taken_back_while_the_device_was_away_is_undone(device: Device, undone: bool) -> None:
+    first, wanted = device.registry.add(1, 400), device.registry.add(2, 300)
+    for each in (first, wanted):
+        await device.run(each)
+    assert device.bytes_per_day == 300
+    newer = replace(device.registry.add(3, 200), withdrawn=(wanted.sha256,), undone=undone)
+    device.registry.error = NotFoundError("It is not listed any more.")
+    await device.run(newer, frozenset({S.ROLLED_BACK if undone else S.REJECTED}))
+    assert device.bytes_per_day == 400
+    assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "not_found"))
 
 
 async def test_what_makes_the_agent_fail_is_undone_though_the_disk_refuses(

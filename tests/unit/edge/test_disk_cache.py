@@ -8,7 +8,11 @@ import resource
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,9 @@ import pytest
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
-from firstline_edge.cache_database import Database
-from firstline_edge.disk_cache import DiskCache
+from firstline_edge.cache import database
+from firstline_edge.cache.database import Database
+from firstline_edge.cache.disk import DiskCache
 
 KEY = b"k" * 32
 
@@ -33,6 +38,22 @@ def opened(directory: Path, limit_bytes: int = 1 << 24) -> DiskCache:
     return DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60, clock=SimulatedClock())
 
 
+def written(cache: DiskCache) -> None:
+    """Waits until the disk has taken, or refused, what is on its way to it, and has the cache hear of that."""
+    while cache._cache is not None and (outcome := cache._cache.writer.outcome) is not None:
+        wait([outcome])
+        _ = cache.problem
+
+
+def sweep(cache: DiskCache) -> int:
+    """Removes all that has ended; how often that took going to the disk."""
+    went = 0
+    while cache.expire():
+        went += 1
+        written(cache)
+    return went
+
+
 def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
     connection = sqlite3.connect(directory / "cache.db")
     with connection:
@@ -44,8 +65,10 @@ def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
 def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted: object) -> None:
     cache = opened(directory)
     cache.put(KEY, b"good")
+    written(cache)
     plant(directory, "UPDATE results SET value = ?", (planted,))
     assert cache.get(KEY) is None
+    sweep(cache)
     assert rows_on_disk(directory) == 0
     cache.put(KEY, b"good again")
     found = cache.get(KEY)
@@ -170,10 +193,10 @@ def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: p
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + 30)
     cache.put(KEY, b"later")
+    written(cache)
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
-    assert cache.expire()  # not all at once
-    assert not cache.expire()
-    assert len(cache._cache) == 1
+    assert sweep(cache) == 2  # not all at once
+    assert rows_on_disk(directory) == 1
     assert cache.get(KEY) is not None
     monkeypatch.undo()
     cache.close()
@@ -216,9 +239,11 @@ def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path) -> None:
     cache, keys = opened(directory), [number.to_bytes(32) for number in range(64)]
     for number, key in enumerate(keys):
         cache.put(key, b"v%d" % number)
+        written(cache)
     assert rows_on_disk(directory) == 1  # the first went alone
     assert all(cache.get(key) is not None for key in keys)
     cache.put(b"n" * 32, b"the 64th of its group")
+    written(cache)
     assert rows_on_disk(directory) == 65
     cache.put(KEY, b"v")
     cache.close()
@@ -229,12 +254,15 @@ def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
     clock = SimulatedClock()
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=600, clock=clock)
     cache.put(KEY, b"alone")
+    written(cache)
     cache.put(b"a" * 32, b"waits")
     clock._now_s += 59
     cache.put(b"b" * 32, b"waits")
+    written(cache)
     assert rows_on_disk(directory) == 1
     clock._now_s += 1
     cache.put(b"c" * 32, b"is the next after a minute")
+    written(cache)
     assert rows_on_disk(directory) == 4
     cache.close()
 
@@ -242,11 +270,13 @@ def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
 def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(directory: Path) -> None:
     cache = opened(directory)
     cache.put(KEY, b"kept")
+    written(cache)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((directory / "cache.db-wal").stat().st_size, limits[1]))
     try:
         for number in range(64):
             cache.put(number.to_bytes(32), b"refused")
+        written(cache)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "The disk refuses the result cache" in cache.problem
@@ -254,59 +284,103 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(di
     found = cache.get(KEY)
     assert found is not None and found[0] == b"kept"
     cache.put(b"n" * 32, b"taken again")
+    written(cache)
     assert cache.problem == ""
     assert rows_on_disk(directory) == 2
     cache.close()
 
 
-@pytest.mark.parametrize("slow", ["get", "commit"])
-def test_a_slow_disk_is_left_alone_for_a_while_and_then_used_again(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, takes_s, calls = SimulatedClock(), 0.0, 0
-    works = getattr(Database, slow)
+    clock, takes_s, calls = SimulatedClock(), 0.1, 0
+    works = Database.get
 
-    def slowly(*arguments: Any, at_rest: bool = False) -> Any:
+    def slowly(*arguments: Any) -> Any:
         nonlocal calls
-        if at_rest:
-            return works(*arguments, at_rest=True)
         calls += 1
         clock._now_s += takes_s
         return works(*arguments)
 
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=clock)
     cache.put(KEY, b"on disk")
-    monkeypatch.setattr(Database, slow, slowly)
-    takes_s = 0.1
-    if slow == "get":
-        assert cache.get(KEY) is not None
-    else:
-        for number in range(64):
-            cache.put(bytes([number]), b"x")
-    assert calls == 1
+    written(cache)
+    monkeypatch.setattr(Database, "get", slowly)
+    assert cache.get(KEY) is not None
     for number in range(100):
         cache.put(b"later%d" % number, b"waits")
         assert cache.get(KEY) is None
         assert (cache.get(b"later%d" % number) or (b"",))[0] == b"waits"
-    assert not cache.expire() and calls == 1
+    assert calls == 1
     takes_s = 0.0
     clock._now_s += 2.1
     assert cache.get(KEY) is not None
     cache.put(b"last", b"x")
     cache.close()
-    assert rows_on_disk(directory) == (102 if slow == "get" else 166)
+    assert rows_on_disk(directory) == 102
 
 
-def test_what_waited_for_a_slow_disk_stays_within_its_limit(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_bytes, clock = 1 << 20, SimulatedClock()
-    cache = DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60, clock=clock)
-    takes_s = iter([10.0])
-    commit = Database.commit
-    monkeypatch.setattr(Database, "commit", lambda self: (commit(self), setattr(clock, "_now_s", next(takes_s))))
-    cache.put(KEY, b"after which the disk is left alone")
-    monkeypatch.undo()
-    for number in range(600):
-        cache.put(number.to_bytes(32, "big"), os.urandom(4000))
+class Held:
+    """The database locked by somebody else, so that whoever writes waits: a slow disk, for as long as wished."""
+
+    def __init__(self, directory: Path) -> None:
+        self._connection = sqlite3.connect(directory / "cache.db", isolation_level=None, check_same_thread=False)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer waits as long as it takes, and a reader not at all."""
+    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(database, "_READ_TIMEOUT_S", 0.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_disk_that_writes_slowly_keeps_nobody_waiting(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"on disk")
+    written(cache)
+    with Held(directory):
+        for number in range(200):  # one group is being written, and all others wait together
+            cache.put(number.to_bytes(32), b"v%d" % number)
+            assert (cache.get(KEY) or (b"",))[0] == b"on disk"
+        assert [(cache.get(number.to_bytes(32)) or (b"",))[0] for number in range(200)] == [
+            b"v%d" % number for number in range(200)
+        ]
+        assert cache.expire()  # there is more to do
+        assert rows_on_disk(directory) == 1
+    written(cache)
+    assert rows_on_disk(directory) == 201
+    assert cache.problem == ""
+    cache.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_for_a_slow_disk_is_bounded_and_the_newest_of_it_kept(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"on disk")
+    written(cache)
+    with Held(directory):
+        for number in range(64 + 3000):
+            cache.put(number.to_bytes(32), b"v")
+        known = [cache.get(number.to_bytes(32)) is not None for number in range(64 + 3000)]
+    assert known == [True] * 64 + [False] * (3000 - 1024) + [True] * 1024
+    cache.close()
+    assert rows_on_disk(directory) == 1 + 64 + 1024
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waited_for_a_slow_disk_stays_within_its_limit(directory: Path) -> None:
+    limit_bytes = 1 << 20
+    cache = opened(directory, limit_bytes)
+    with Held(directory):
+        for number in range(600):
+            cache.put(number.to_bytes(32, "big"), os.urandom(4000))
     cache.close()
     assert (directory / "cache.db").stat().st_size <= limit_bytes * 1.1
     opened_again = opened(directory, limit_bytes)
@@ -315,13 +389,62 @@ def test_what_waited_for_a_slow_disk_stays_within_its_limit(directory: Path, mon
     opened_again.close()
 
 
-def test_what_waits_is_written_when_it_is_committed(directory: Path) -> None:
+@pytest.mark.usefixtures("patient")
+def test_it_is_closed_when_all_is_written(directory: Path) -> None:
+    cache = opened(directory)
+    with Held(directory):
+        for number in range(100):
+            cache.put(number.to_bytes(32), b"v")
+        closing = threading.Thread(target=cache.close)
+        closing.start()
+        assert closing.is_alive() and rows_on_disk(directory) == 0
+    closing.join()
+    assert rows_on_disk(directory) == 100
+    cache.close()
+    assert cache.get(KEY) is None
+
+
+@pytest.mark.usefixtures("patient")
+def test_nothing_is_written_behind_an_erasure(directory: Path) -> None:
+    cache = opened(directory)
+    with Held(directory):
+        for number in range(100):
+            cache.put(number.to_bytes(32), b"what is to be erased")
+        clearing = ThreadPoolExecutor(1).submit(cache.clear)
+        assert not clearing.done()
+    given_up = clearing.result()
+    assert all(cache.get(number.to_bytes(32)) is None for number in range(100))
+    aside = [file for folder in given_up for file in folder.iterdir()]
+    assert b"".join(file.read_bytes() for file in aside).count(b"what is to be erased") == 1  # which was on its way
+    assert erase_all(given_up) > 0
+    cache.put(KEY, b"new")
+    cache.close()
+    assert rows_on_disk(directory) == 1
+
+
+def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    written(cache)
+    plant(directory, "DROP TABLE results", ())
+    for number in range(64):
+        cache.put(number.to_bytes(32), b"has no table")
+    written(cache)
+    assert (cache.problem, "no such table" in cache.damage) == ("", True)
+    cache.put(KEY, b"new")
+    cache.close()
+    assert rows_on_disk(directory) == 1
+
+
+def test_what_waits_is_made_when_it_is_written(directory: Path) -> None:
     made: list[int] = []
     cache = opened(directory)
     cache.put(KEY, b"alone")
+    written(cache)
     for number in range(64):
         assert made == []
         cache.put(number.to_bytes(32), lambda number=number: made.append(number) or b"%d" % number)
+    written(cache)
     assert made == list(range(64))
     assert [(cache.get(number.to_bytes(32)) or (b"",))[0] for number in range(64)] == [b"%d" % n for n in range(64)]
     cache.put(b"w" * 32, lambda: b"waits, and is read")
@@ -329,10 +452,31 @@ def test_what_waits_is_written_when_it_is_committed(directory: Path) -> None:
     cache.close()
 
 
-def test_what_waits_for_a_slow_disk_is_bounded(directory: Path) -> None:
-    directory.mkdir()
-    database = Database(directory, 1 << 24, lambda value, _: value)
-    for number in range(3000):
-        assert not database.put(b"%d" % number, b"x", 9e9, 0.0, at_rest=True)
-    assert len(database) == 1024
-    database.close()
+WRITES_UNTIL_KILLED = """
+import itertools, sys
+from pathlib import Path
+from firstline_edge.cache.disk import DiskCache
+cache = DiskCache(Path(sys.argv[1]), limit_bytes=1 << 20, ttl_s=600)
+for number in itertools.count():
+    cache.put(number.to_bytes(32), b"v%d" % number)
+    if number == 5000:
+        print("under way", flush=True)
+"""
+
+
+def test_whoever_is_killed_while_writing_leaves_a_whole_file(directory: Path) -> None:
+    command = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        while not rows_on_disk(directory):  # the thread that writes them may have had no turn yet
+            time.sleep(0.001)
+        process.kill()
+    cache = DiskCache(directory, limit_bytes=1 << 20, ttl_s=600, clock=SimulatedClock())
+    assert (cache.problem, cache.damage) == ("", "")
+    connection = sqlite3.connect(directory / "cache.db")
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    keys = [key for (key,) in connection.execute("SELECT key FROM results")]
+    connection.close()
+    assert keys
+    assert all((cache.get(key) or (b"",))[0] == b"v%d" % int.from_bytes(key, "big") for key in keys)
+    cache.close()

@@ -20,6 +20,8 @@ import pytest
 from support.agent import DIGITS
 from support.broker import free_port
 
+from firstline_core.bundle.store import open_bundle
+from firstline_core.planning.split import Splits, encode
 from firstline_edge.__main__ import main
 from firstline_edge.cli import checks, machine
 from firstline_edge.cli.explain import describe
@@ -146,6 +148,35 @@ def test_explain_of_an_unknown_request(
     assert "knows no request nobody" in capsys.readouterr().err
 
 
+def test_explain_plan_says_what_it_does_not_know(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "explain", "plan", "digits", "--config", str(config)) == 0
+    told = capsys.readouterr().out
+    assert "open      No profile" in told and "open      No agent of this configuration answers" in told
+    flags = ("--bandwidth", "8", "--round-trip", "4")
+    assert run(monkeypatch, "explain", "plan", "digits", *flags, "--config", str(config)) == 0
+    assert "agent" not in capsys.readouterr().out  # nothing of it is needed
+    assert run(monkeypatch, "explain", "plan", "cats", "--config", str(config)) == 2
+    assert "no model 'cats'" in capsys.readouterr().err
+
+
+def test_explain_plan_takes_measured_splits(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = open_bundle(DIGITS).manifest.full_digest
+    file = tmp_path / "split.json"
+    file.write_bytes(encode(Splits("digits", 1, "full", digest, "onnx", 1, 1.0, 9.0, 100.0, 5, 0)))
+    arguments = ["explain", "plan", "--splits", str(file), "--round-trip", "4", "--config", str(config)]
+    assert run(monkeypatch, *arguments, "--bandwidth", "8", "-o", "json") == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["full"]["way"]["kind"], found["full"]["latency_ms"]) == ("device", 10)
+    assert found["full"]["by_bandwidth"][0]["to_bytes_per_s"] is None
+    file.write_text("{}")
+    assert run(monkeypatch, *arguments) == 1
+    assert "does not say how a model splits" in capsys.readouterr().err
+
+
 def test_status_without_an_agent(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,7 +254,7 @@ def test_status_in_words() -> None:
         "link    mqtt b:1883: refused. Unknown token.",
         "link    mqtt-2 c:1883: unknown",
         "outbox  2 corrections to come, 10 bytes",
-        "cache   1 results in memory, 5 bytes",
+        "cache   1 result in memory, 5 bytes",
     ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +24,16 @@ from firstline_core.routing import confidence
 from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge import model_timing
-from firstline_edge.model_timing import quickest_ms, sample_input
-from firstline_edge.models import HeldModel, Models, Pace
-from firstline_edge.models_load import bundle_paths, open_models
-from firstline_edge.workers import Workers
+from firstline_edge.models import timing
+from firstline_edge.models.edge_model import Pace
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.loading import bundle_paths, hold, open_models
+from firstline_edge.models.timing import quickest_ms, sample_input
+from firstline_edge.scheduling.workers import Workers
+
+
+def here(workers: Workers) -> Callable[[Path], HeldModel]:
+    return partial(hold, options=RuntimeOptions(), workers=workers)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def workers() -> Iterator[Workers]:
 
 
 def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), workers)
+    models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None and held.problem == ""
     assert 0 < held.edge.row_ms < 100
@@ -57,7 +63,7 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
     found = msgspec.structs.replace(found, version=2, policy=Policy(Score("learned", learned=learned), 0.5, learned))
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
-    models = open_models([DIGITS, tmp_path], RuntimeOptions(), workers)
+    models = open_models([DIGITS, tmp_path], here(workers))
     plain, taught = models.find("digits", "1"), models.find("digits", "2")
     assert plain is not None and plain.edge is not None
     assert taught is not None and taught.edge is not None
@@ -77,7 +83,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
     found = msgspec.structs.replace(found, version=2, policy=Policy(Score("energy"), 5.0))
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
-    models = open_models([tmp_path], RuntimeOptions(), workers)
+    models = open_models([tmp_path], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None
     tensor = sample_input(held.manifest, held.edge.loaded)
@@ -89,11 +95,11 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
 
 
 def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), workers)
+    models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
-    monkeypatch.setattr(model_timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     def run(_tensor: Tensor) -> None:
         nonlocal now_s
@@ -105,7 +111,7 @@ def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, m
 
 
 def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), workers)
+    models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
@@ -121,7 +127,7 @@ def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
 
 
 def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(workers: Workers) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), workers)
+    models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
@@ -153,7 +159,7 @@ def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, w
     path = tmp_path / "digits"
     path.mkdir()
     shutil.copy(DIGITS / MANIFEST_NAME, path)
-    models = open_models([tmp_path], RuntimeOptions(), workers)
+    models = open_models([tmp_path], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is None
     assert "edge-onnx.onnx" in held.problem
@@ -166,14 +172,14 @@ def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, workers: Wo
     shutil.copytree(DIGITS, path)
     file = path / (MANIFEST_NAME if damage == "manifest" else "edge-onnx.onnx")
     file.write_bytes(file.read_bytes()[:-3])
-    models = open_models([path], RuntimeOptions(), workers)
+    models = open_models([path], here(workers))
     assert models.all == ()
     (problem,) = models.problems
     assert problem.path == path and problem.message.endswith(".")
 
 
 def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers) -> None:
-    models = open_models([tmp_path], RuntimeOptions(), workers)
+    models = open_models([tmp_path], here(workers))
     assert [problem.path for problem in models.problems] == [tmp_path]
     assert bundle_paths([DIGITS.parent]) == [DIGITS]
 
@@ -187,7 +193,7 @@ def test_the_newest_version_is_the_current_one() -> None:
 
 
 def test_rows_are_scored_one_by_one(workers: Workers) -> None:
-    models = open_models([DIGITS], RuntimeOptions(), workers)
+    models = open_models([DIGITS], here(workers))
     held = models.find("digits")
     assert held is not None and held.edge is not None
     sample = sample_input(held.manifest, held.edge.loaded)
@@ -200,7 +206,7 @@ def test_rows_are_scored_one_by_one(workers: Workers) -> None:
 
 def test_a_folder_without_a_bundle_is_warned_of(workers: Workers, tmp_path: Path) -> None:
     with captured_lines() as lines:
-        models = open_models([tmp_path, tmp_path / "absent"], RuntimeOptions(), workers)
+        models = open_models([tmp_path, tmp_path / "absent"], here(workers))
     empty, absent = models.problems
     assert "holds no bundle" in empty.message and "no such folder" in absent.message
     assert [(line["level"], line["path"], line["error"]) for line in lines] == [

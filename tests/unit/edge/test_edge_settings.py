@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_edge.settings import EdgeSettings, LinkSection
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings, LinkSection
 from firstline_edge.tokens import first_token, read_tokens
 
 EXAMPLE = Path(__file__).parents[3] / "edge_agent" / "edge-agent.toml"

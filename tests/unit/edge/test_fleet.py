@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +16,27 @@ from msgspec.structs import replace
 from support.edge import SURE, UNSURE, Scene, request
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import BudgetExceededError, LinkDownError
+from firstline_core.errors import (
+    BudgetExceededError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    LinkDownError,
+    ModelMismatchError,
+    PayloadTooLargeError,
+    RequestError,
+    UnknownModelError,
+)
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.protocol.mqtt_messages import Message
+from firstline_core.protocol.topics import Topics
 from firstline_edge.fleet import starts
 from firstline_edge.fleet.brake import BrakePedal
 from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.twin import Twin
+from firstline_edge.fleet.ways import MqttWay
 from firstline_edge.links.chain import free
 
 
@@ -111,10 +126,28 @@ async def test_rows_are_counted_by_who_had_the_last_word() -> None:
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
         counts.answered(asked, await scene.cascade.infer(asked), 0.0015)
-    counts.refused(request(SURE, SURE), scene.held, 0.3)
+    counts.refused(request(SURE, SURE), scene.held, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
     assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
+    await scene.close()
+
+
+async def test_what_callers_do_wrong_is_held_against_no_model() -> None:
+    scene = Scene(certified=0.8)
+    counts = FleetCounts(scene.models, lambda _: True)
+    errors: tuple[FirstlineError, ...] = (
+        InvalidTensorError("no"),
+        PayloadTooLargeError("no"),
+        RequestError("no"),
+    )
+    for callers in errors:
+        counts.refused(request(SURE), scene.held, callers, 0.3)
+    assert counts.answered_of(scene.held) == (0, 0)
+    errors = (ModelMismatchError("no"), UnknownModelError("no"), LinkDownError("no"))
+    for other in errors:
+        counts.refused(request(SURE), scene.held, other, 0.3)
+    assert counts.answered_of(scene.held) == (3, 3)
     await scene.close()
 
 
@@ -126,8 +159,9 @@ class FakeWay:
         self.reports: list[Reported] = []
         self.counts: list[Telemetry] = []
         self.away = False
+        self.connections = 1
 
-    async def desired(self) -> Desired:
+    async def desired(self, known: int) -> Desired:
         return await self.said.get()
 
     async def report(self, reported: Reported) -> None:
@@ -181,6 +215,10 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
     sequences = [report.sequence for report in way.reports]
     assert sequences == sorted(set(sequences))
     said = len(way.reports)
+    way.connections += 1  # to a broker that may have lost all
+    await clock.advance(10)
+    assert len(way.reports) == said + 1 and way.reports[-1].revision == 4
+    said = len(way.reports)
     await clock.advance(900)
     assert len(way.reports) in (said + 1, said + 2)  # again, lest a broker dropped it
     assert replace(way.reports[-1], sequence=0) == replace(way.reports[said - 1], sequence=0)
@@ -197,3 +235,23 @@ async def test_a_clock_that_was_ahead_costs_one_hour_of_the_brake_and_not_all(tm
     assert not passes(pedal)
     await clock.advance(3600)
     assert passes(pedal)
+
+
+async def test_a_retained_word_that_is_older_than_what_is_known_is_not_heeded() -> None:
+    hear: list[Callable[[Message], None]] = []
+
+    class Link:
+        topics = Topics("cam")
+
+        async def listen(self, _topic: str, heard: Callable[[Message], None]) -> None:
+            hear.append(heard)
+
+    way = MqttWay(Link())  # type: ignore[arg-type]
+    told = asyncio.create_task(way.desired(9))
+    await asyncio.sleep(0)  # it listens now
+    for revision in (5, 10):
+        hear[0](Message("", msgspec.json.encode(Desired(revision))))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert told.done() == (revision == 10)
+    assert (await told).revision == 10

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
@@ -19,8 +20,9 @@ from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public
 from firstline_edge.identity import exchange, keys
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
+from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
-from firstline_edge.settings_load import load
+from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
 
 DAY_S = 86_400.0
@@ -51,6 +53,53 @@ def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[Ide
     identity = keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="")
     files.save(identity, answer.ca, key, answer.certificate)
     return files, identity
+
+
+class TestRejoining:
+    """`join --force` beside an agent that runs."""
+
+    def rejoining(self, files: IdentityFiles, identity: Identity) -> tuple[Rejoining, Renewal, list[Identity]]:
+        taken: list[Identity] = []
+        clock = SimulatedClock(wall_start_s=NOW_S)
+        renewal = Renewal(Credentials(files, identity, clock), clock, random.Random(1))
+
+        async def adopt() -> None:
+            taken.append(renewal.credentials.identity)
+
+        renewal.adopt = adopt
+        return Rejoining(renewal, clock), renewal, taken
+
+    async def test_a_certificate_of_the_same_second_is_taken_up_too(self, tmp_path: Path, authority: Authority) -> None:
+        rejoining, _, taken = self.rejoining(*joined(tmp_path, authority))
+        _, again = joined(tmp_path, authority)
+        await rejoining.look()
+        assert taken == [again]
+        await rejoining.look()
+        assert taken == [again]
+
+    async def test_what_cannot_be_read_now_is_looked_at_again(self, tmp_path: Path, authority: Authority) -> None:
+        rejoining, _, taken = self.rejoining(*joined(tmp_path, authority))
+        _, again = joined(tmp_path, authority)
+        whole = (tmp_path / "identity" / "identity.json").read_bytes()
+        (tmp_path / "identity" / "identity.json").write_bytes(b"{")
+        await rejoining.look()
+        assert "damaged" in rejoining.problem
+        (tmp_path / "identity" / "identity.json").write_bytes(whole)
+        await rejoining.look()
+        assert taken == [again]
+        assert rejoining.problem == ""
+
+    async def test_who_joined_somebody_elses_gateway_is_told_once(
+        self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        files, identity = joined(tmp_path, authority)
+        rejoining, _, taken = self.rejoining(files, replace(identity, gateway="https://before.example.com"))
+        joined(tmp_path, authority)
+        for _ in range(2):
+            await rejoining.look()
+        assert taken == []
+        assert "start it anew" in rejoining.problem
+        assert len([record for record in caplog.records if "somebody else" in record.message]) == 1
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path, authority: Authority) -> None:
@@ -92,7 +141,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
 def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
     joined(tmp_path, authority)
     script = (
-        "import sys; from firstline_edge.settings_load import load; from firstline_core.clock import SYSTEM_CLOCK; "
+        "import sys; from firstline_edge.settings.load import load; from firstline_core.clock import SYSTEM_CLOCK; "
         "from firstline_edge.identity.wiring import IdentityRoom; "
         f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
         "room = IdentityRoom(found, SYSTEM_CLOCK); "

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_edge.cache_database import Database
-from firstline_edge.key_filter import KeyFilter
+from firstline_edge.cache.database import Database
+from firstline_edge.cache.key_filter import KeyFilter
 
 
 def as_it_is(value: bytes, _: bytes) -> bytes:
@@ -36,14 +36,14 @@ def test_a_database_finds_what_it_held_before_while_it_learns_and_after(tmp_path
     keys = [number.to_bytes(32) for number in range(25)]
     before = Database(tmp_path, 1 << 20, as_it_is)
     for key in keys:
-        before.put(key, b"value", 1e12, 0.0)
-    before.commit()
+        before.writer.put(key, b"value", 1e12, 0.0)
     before.close()
     opened = Database(tmp_path, 1 << 20, as_it_is)
     more = True
     while more:
-        assert all(opened.get(key) == (b"value", 1e12) for key in keys)
+        assert all(opened.filter.passes(key) and opened.get(key) == (b"value", 1e12) for key in keys)
         assert opened.get(b"another") is None
         more = opened.learn_some(10)
-    assert all(opened.get(key) == (b"value", 1e12) for key in keys)
+    assert opened.filter.complete
+    assert all(opened.filter.passes(key) and opened.get(key) == (b"value", 1e12) for key in keys)
     opened.close()

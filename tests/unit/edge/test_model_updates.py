@@ -269,6 +269,52 @@ async def test_a_disk_that_is_full_when_a_trial_would_begin_costs_the_update_and
     assert state(device) == before
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_the_fleet_hears_of_a_disk_that_takes_no_word(
+    device: Device,
+    wanted: DesiredModel,
+    third: DesiredModel,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+) -> None:
+    device.updater.desire([wanted])
+    if begun:
+        device.registry.error = LinkDownError("away")
+        assert await device.step() > 0 and state(device) == (S.OFFERED, "link_down")
+        device.registry.error = None
+    with full_disk(monkeypatch):
+        assert await device.step() > 0
+        assert state(device) == (S.FAILED, "no_room") and device.version == 1
+        (update,) = device.updater.updates()
+        assert update.rollout == "r1" and "make some in the state directory" in update.message
+        device.updater.desire([third])
+        assert await device.step() > 0
+        (update,) = device.updater.updates()
+        assert (update.rollout, update.version, update.state) == ("r2", 3, S.FAILED)
+    await device.step()
+    device.start()
+    assert state(device) == (S.FAILED, "no_room")  # the disk knows it as soon as it can
+    device.updater.desire([replace(third, attempt=2)])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "") and device.version == 3
+
+
+async def test_what_is_whole_waits_for_the_disk_and_the_fleet_hears_for_what(
+    device: Device, wanted: DesiredModel, clock: HastyClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await staged(device, wanted, clock)
+    device.updater.desire([wanted])
+    with full_disk(monkeypatch):
+        await device.step()
+        assert state(device) == (S.STAGED, "no_room")
+    device.updater.desire([replace(wanted, window=closed(clock))])
+    await device.step()
+    assert state(device) == (S.STAGED, "")
+    device.updater.desire([wanted])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "") and device.version == 2
+
+
 async def test_a_lost_pointer_is_known_from_the_record(device: Device, wanted: DesiredModel) -> None:
     await committed(device, wanted)
     (device.folder / "models" / NAME / "pointer").write_bytes(b"x\ny\n")

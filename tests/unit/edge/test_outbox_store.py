@@ -20,7 +20,7 @@ from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.item import pack_response
 from firstline_edge.outbox.schema import _MIGRATIONS, APPLICATION, PAGE_BYTES, SCHEMA_VERSION
 from firstline_edge.outbox.store import Outbox, OutboxItem
-from firstline_edge.settings import OutboxSection
+from firstline_edge.settings.settings import OutboxSection
 
 DAY_S = 86_400.0
 

@@ -7,7 +7,7 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.routing import policies
 from firstline_core.types import Reason, Tier
-from firstline_edge.settings import PolicySection
+from firstline_edge.settings.settings import PolicySection
 from firstline_edge.wiring import make_policy
 
 

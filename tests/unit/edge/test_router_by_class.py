@@ -14,8 +14,8 @@ from support.edge import Scene
 
 from firstline_core.bundle.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
-from firstline_edge.cache import ModelOutput
-from firstline_edge.models import HeldModel
+from firstline_edge.cache.results import ModelOutput
+from firstline_edge.models.held import HeldModel
 from firstline_edge.router import Router
 from firstline_edge.rows import Row
 

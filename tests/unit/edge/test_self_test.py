@@ -18,10 +18,10 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_edge.models import HeldModel
-from firstline_edge.models_load import hold
+from firstline_edge.models.held import HeldModel
+from firstline_edge.models.loading import hold
+from firstline_edge.scheduling.workers import Workers
 from firstline_edge.updater.self_test import self_test
-from firstline_edge.workers import Workers
 
 
 @pytest.fixture
@@ -65,6 +65,20 @@ def test_what_is_much_slower_than_what_runs_does_not_pass(tmp_path: Path, worker
     with pytest.raises(SelfTestError, match="takes 250 ms a row"):
         self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
     self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
+
+
+def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
+    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+
+    def taking(**changes: object) -> HeldModel:
+        spec = msgspec.structs.replace(held.manifest.input, **changes)
+        manifest = msgspec.structs.replace(held.manifest, input=spec)
+        return HeldModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
+
+    for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):
+        with pytest.raises(SelfTestError, match="another name"):
+            self_test(held, before)
+    self_test(taking(shape=(-1, -1)), taking(shape=(-1, 4)))  # golden answers of four values, and any are taken
 
 
 def test_a_bundle_of_which_nothing_runs_here_does_not(tmp_path: Path, workers: Workers) -> None:

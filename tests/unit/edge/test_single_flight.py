@@ -9,7 +9,7 @@ import pytest
 from support.escalations import settle
 
 from firstline_core.errors import LinkDownError
-from firstline_edge.single_flight import SingleFlight
+from firstline_edge.scheduling.single_flight import SingleFlight
 
 
 class Work:

@@ -21,7 +21,7 @@ from firstline_edge.audits import records
 from firstline_edge.audits.samples import Sample
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
-from firstline_edge.settings import AuditSection
+from firstline_edge.settings.settings import AuditSection
 
 CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, escalations_per_hour=4.0)
 

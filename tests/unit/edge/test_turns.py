@@ -8,8 +8,8 @@ import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import QueueFullError
-from firstline_edge import turns
-from firstline_edge.turns import Turns
+from firstline_edge.scheduling import turns
+from firstline_edge.scheduling.turns import Turns
 
 
 class ManualClock:

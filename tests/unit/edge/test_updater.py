@@ -248,6 +248,34 @@ async def test_what_another_update_brought_is_not_undone(device: Device, wanted:
     assert state(device) == (S.COMMITTED, "") and device.version == 2
 
 
+@pytest.mark.parametrize("undone", [True, False])
+async def test_what_was_taken_back_while_the_device_was_away_runs_no_more(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path, undone: bool
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    assert device.version == 2
+    # Meanwhile that was aborted, and another rollout came, which cannot be installed here or was taken back as well.
+    newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
+    registry.error = SignatureError("no")
+    device.updater.desire([replace(newer, undone=undone, withdrawn=(wanted.manifest_sha256,))])
+    await device.run()
+    assert device.version == 1
+    assert state(device) == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
+
+
+async def test_a_trial_that_fails_goes_back_to_nothing_that_was_taken_back(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
+    device.serving.fails = True
+    device.updater.desire([replace(newer, withdrawn=(wanted.manifest_sha256,))])
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "errors") and device.version == 1
+
+
 async def test_the_fleet_has_an_update_tried_again(device: Device, wanted: DesiredModel) -> None:
     device.updater.desire([wanted])
     device.serving.fails = True

@@ -12,7 +12,7 @@ from support.signed_repository import SignedRepository
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkDownError
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.settings import LinkSection
+from firstline_edge.settings.settings import LinkSection
 from firstline_edge.updater.adapters import NoRegistry, SignedCatalogue
 
 
@@ -22,7 +22,7 @@ async def test_a_token_that_is_being_exchanged_is_no_verdict(tmp_path: Path) -> 
     root.write_text("{}")
     http = FleetHttp(LinkSection(kind="http", url="http://127.0.0.1:9", token_file=str(token)), None)
     token.unlink()
-    catalogue = SignedCatalogue(tmp_path / "metadata", http, root, SYSTEM_CLOCK.wall_s, SYSTEM_CLOCK)
+    catalogue = SignedCatalogue(tmp_path / "metadata", http, root, SYSTEM_CLOCK.wall_s)
     with pytest.raises(LinkDownError, match="token"):
         await catalogue.listed("digits", 1)
     await http.close()
@@ -41,7 +41,7 @@ import asyncio, socket, sys
 from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.settings import LinkSection
+from firstline_edge.settings.settings import LinkSection
 from firstline_edge.updater.adapters import SignedCatalogue
 
 async def main():
@@ -50,7 +50,7 @@ async def main():
     port = server.sockets[0].getsockname()[1]
     http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
     folder = Path(sys.argv[1])
-    catalogue = SignedCatalogue(folder, http, Path(sys.argv[2]), SYSTEM_CLOCK.wall_s, SYSTEM_CLOCK)
+    catalogue = SignedCatalogue(folder, http, Path(sys.argv[2]), SYSTEM_CLOCK.wall_s)
     looking = asyncio.create_task(catalogue.listed("digits", 1))
     await asked.wait()
     looking.cancel()

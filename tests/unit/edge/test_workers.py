@@ -7,7 +7,7 @@ import threading
 
 from support.escalations import settle
 
-from firstline_edge.workers import Workers
+from firstline_edge.scheduling.workers import Workers
 
 
 async def test_what_runs_and_what_waits_is_waited_for() -> None:

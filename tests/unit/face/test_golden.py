@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,37 @@ def test_an_image_that_no_device_reads_is_refused(tmp_path: Path) -> None:
         read_inputs([file], spec)
     file.write_bytes(b"x" * (LIMIT_BYTES // 2))
     assert len(read_inputs([file], spec).inputs) == 1
+
+
+def test_images_come_from_a_folder_an_archive_or_a_data_folder(tmp_path: Path) -> None:
+    spec = InputSpec("image", "BYTES", (-1,))
+    images = tmp_path / "data" / "images"
+    (images / "deep").mkdir(parents=True)
+    (images / ".hidden").write_bytes(b"no image")
+    for number in range(2 * ROWS_LIMIT - 1):
+        (images / f"{number:03}.png").write_bytes(b"%03d" % number)
+    (images / "deep" / "last.png").write_bytes(b"last")
+    archive = tmp_path / "images.zip"
+    with zipfile.ZipFile(archive, "w") as written:
+        for file in images.rglob("*.png"):
+            written.write(file, file.relative_to(images).as_posix())
+    found = read_inputs([images], spec).inputs
+    assert len(found) == ROWS_LIMIT and found[:3] == (b"000", b"002", b"004")
+    assert read_inputs([archive], spec).inputs == found == read_inputs([images.parent], spec).inputs
+    with pytest.raises(ConfigError, match=f"There are {ROWS_LIMIT + 1} golden inputs"):
+        read_inputs([images, images / "000.png"], spec)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no images"):
+        read_inputs([tmp_path / "empty"], spec)
+
+
+def test_an_archive_of_more_than_a_device_reads_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "images.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
+        for name in "ab":
+            written.writestr(name, bytes(LIMIT_BYTES // 2 + 1))
+    with pytest.raises(ConfigError, match="golden inputs have more than"):
+        read_inputs([archive], InputSpec("image", "BYTES", (-1,)))
 
 
 def test_answers_that_no_device_reads_are_refused(tmp_path: Path) -> None:

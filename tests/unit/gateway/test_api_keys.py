@@ -15,7 +15,7 @@ from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedErr
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 

@@ -16,7 +16,7 @@ from firstline_gateway.api.auth import Caller, authenticate, authorize, presente
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import SCOPE_KEY, Presented
 from firstline_gateway.identity.scopes import SCOPES
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import GroupWriter
 

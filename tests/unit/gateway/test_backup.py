@@ -18,7 +18,7 @@ from firstline_gateway.deliveries import records
 from firstline_gateway.deliveries.records import DeliveryKey, Record
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.jobs.records import Job
-from firstline_gateway.settings import Identity, Settings, Store
+from firstline_gateway.settings.settings import Identity, Settings, Store
 from firstline_gateway.store.database import Database, open_database
 
 ROWS = 2500  # of several batches

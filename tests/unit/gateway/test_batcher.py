@@ -213,7 +213,7 @@ async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> No
     await first
     for _ in range(3):
         await bench.submit(request_of(1))
-    with pytest.raises(QueueFullError, match="2 requests wait for model 'm'") as caught:
+    with pytest.raises(QueueFullError, match="Model 'm' has 2 requests waiting") as caught:
         await bench.batcher.submit(M, request_of(1))
     assert caught.value.retry_after_s == pytest.approx(4.5)  # one runs, two wait
     await bench.submit(request_of(1), N)  # another model has room

@@ -22,7 +22,7 @@ from firstline_gateway.broker.config import (
     password_line,
 )
 from firstline_gateway.broker.wiring import broker_folder
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
 
 NAMES = st.from_regex(NAME_PATTERN, fullmatch=True)
 FOLDER = PurePosixPath("/mosquitto/config")

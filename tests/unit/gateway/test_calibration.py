@@ -5,7 +5,7 @@ from support.gateway import DIGITS
 
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.executors.calibration import BUDGET_S, LARGEST_ROWS, calibrate
-from firstline_gateway.models_folder import load_repository
+from firstline_gateway.models.folder import load_repository
 from firstline_gateway.scheduling.batch_times import BatchTimes
 
 

@@ -23,11 +23,11 @@ from firstline_gateway.contracts.counting import Skipped
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository, ServedModel
-from firstline_gateway.settings import Contracts, Store
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 THREE = np.eye(10, dtype=np.float32)[[3]]
 SETTINGS = Contracts(escalations_per_hour=600)

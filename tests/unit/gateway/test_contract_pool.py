@@ -11,8 +11,8 @@ from support.audits import EPSILON, THRESHOLD, certified_digits, note_of
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened, promise_of
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import ServedModel
 
 KEY = PoolKey("digits", 1, "0" * 64, THRESHOLD, EPSILON)
 

@@ -11,7 +11,7 @@ from support.pools import KEY, NOW_S, OTHER, pool_of
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 

@@ -15,7 +15,7 @@ from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.contracts.takeover import TAKEN_OVER, take_over
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 # As that version made it.

@@ -4,10 +4,10 @@ import asyncio
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Reason, Status, Tier
-from firstline_gateway.counting import Counting
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.statistics import Statistics
+from firstline_gateway.telemetry.counting import Counting
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.telemetry.statistics import Statistics
 
 SMALL, SAID = ModelKey("small", 1), (Tier.CLOUD, Reason.REQUESTED, Status.FINAL)
 

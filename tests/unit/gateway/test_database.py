@@ -20,7 +20,7 @@ from support.broker import free_port
 
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, connect, open_database
 from firstline_gateway.store.migrate import migrate, upgrade
 from firstline_gateway.store.schema import METADATA
@@ -84,7 +84,7 @@ def test_what_is_written_is_there_when_it_is_opened_again(store_settings: Store)
 def test_processes_that_start_at_once_upgrade_once(store_settings: Store) -> None:
     code = """if True:
         import sys
-        from firstline_gateway.settings import Store
+        from firstline_gateway.settings.settings import Store
         from firstline_gateway.store.database import open_database
         print("imported", flush=True)
         sys.stdin.readline()

@@ -24,19 +24,20 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.counting import Counting
-from firstline_gateway.dataplane import GatewayDataPlane
+from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
-from firstline_gateway.journal import record
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import Repository
-from firstline_gateway.residency.residency import Residency
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
-from firstline_gateway.settings import Settings
-from firstline_gateway.statistics import Statistics
+from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.counting import Counting
+from firstline_gateway.telemetry.journal import record
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.telemetry.statistics import Statistics
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def repository() -> Repository:
 
 
 class Bench:
-    def __init__(self, repository: Repository, folder: Path) -> None:
+    def __init__(self, repository: Repository, folder: Path, *, looks_after_fleet: bool = False) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
@@ -79,6 +80,7 @@ class Bench:
             residency=Residency(repository, self.executor, clock=self.clock),
             clock=self.clock,
             limits=Limits(),
+            looks_after_fleet=looks_after_fleet,
         )
 
     def counted(self, line: str) -> bool:
@@ -208,3 +210,15 @@ async def test_an_audit_names_a_class_of_the_model(bench: Bench) -> None:
     with pytest.raises(RequestError, match="10 classes"):
         await bench.plane.infer(digits_request(audit=note))
     assert not bench.executor.batches
+
+
+@pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
+def test_a_gateway_without_a_model_is_ready_where_it_looks_after_a_fleet(
+    tmp_path: Path, looks_after_fleet: bool, expected: bool
+) -> None:
+    repository = Repository({})
+    found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
+    assert found.plane.ready() is expected
+    repository.away[ModelKey("digits", 1)] = "It was unloaded."
+    assert not found.plane.ready()
+    found.kept.close()

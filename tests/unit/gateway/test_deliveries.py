@@ -19,9 +19,9 @@ from firstline_core.types import Answer, InferRequest, InferResponse, Reason, St
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.records import ANSWER_LIMIT_BYTES, content_of
 from firstline_gateway.deliveries.tables import DELIVERIES
-from firstline_gateway.metrics import GatewayMetrics
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 
 def answer_to(request: InferRequest, columns: int = 2) -> InferResponse:

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1.7e9
@@ -76,8 +76,26 @@ def test_what_is_desired_is_numbered_by_its_changes(database: Database) -> None:
         devices.published(connection, {"a": 1})  # of before, and late
         assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
         devices.published(connection, {"a": 2, "b": 1})
-        devices.publish_all_again(connection)
-        assert len(devices.unpublished(connection, 10)) == 2
+        assert devices.report(connection, "a", Reported("s", 1, 2), NOW_S, accept=True)
+        assert devices.report(connection, "b", Reported("s", 1, 0), NOW_S, accept=True)  # the broker lost it
+        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("b", 1)]
+
+
+def test_a_store_of_an_earlier_moment_goes_on_beyond_what_devices_know(database: Database) -> None:
+    with database.begin() as connection:
+        devices.desire(connection, ["cam", "liar"], wanted, NOW_S)
+        devices.published(connection, {"cam": 1, "liar": 1})
+        assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
+        assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
+        found = devices.find(connection, "cam")
+        assert found is not None and found.desired == Desired(10, (WANTED,))
+        devices.published(connection, {"cam": 10})
+        assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
+        assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)
+        assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S, accept=True)
+        assert devices.unpublished(connection, 10) == []
+        assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=()), NOW_S) == ["cam"]
+        assert [said.revision for _, said in devices.unpublished(connection, 10)] == [11]
 
 
 def test_who_is_not_accepted_is_seen_and_gets_nothing(database: Database) -> None:

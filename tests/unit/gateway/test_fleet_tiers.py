@@ -10,7 +10,7 @@ from firstline_core.fleet.rest import TierCounts
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_gateway.fleet import tiers
 from firstline_gateway.fleet.counting import Totals
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1.7e9 - 1.7e9 % tiers.BUCKET_S

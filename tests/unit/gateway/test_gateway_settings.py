@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.settings import Settings
-from firstline_gateway.settings_check import is_loopback
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.check import is_loopback
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 EXAMPLE = Path(__file__).parents[3] / "cloud_gateway" / "gateway.toml"
 
@@ -148,3 +148,39 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
     found = load(file, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": endpoints})
     assert found.oip.endpoints == tuple(endpoints)
     assert found.oip.token_file == str(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"executors": {"far": {"engine": "oip"}}}, r"oip\.endpoints is empty"),
+        ({"executors": {"far": {"engine": "oip", "endpoints": ["gpu-1"]}}}, r"executors\.far\.endpoints has 'gpu-1'"),
+        ({"executors": {"here": {"endpoints": ["http://gpu-1"]}}}, r"executors\.here\.endpoints is for"),
+        ({"executors": {"a": {"engine": "ray", "providers": ["X"]}}}, r"executors\.a\.providers is for"),
+        ({"executors": {"a": {"energy_budget_w": 5.0}}}, r"state what a batch draws"),
+        ({"executors": {"a": {"engine": "ray"}, "b": {"engine": "ray"}}}, "joins one cluster"),
+        ({"executors": {"a b": {}}}, "executors"),
+        ({"executors": {"a": {}}, "execution.engine": "ray"}, "both set"),
+        ({"executors": {"a": {}}, "models.executors_of": {"m": ["b"]}}, "there is no such executor: a"),
+        ({"executors": {"a": {}}, "models.executors_of": {"m": []}}, "without an executor"),
+        ({"executors": {"a": {"engine": "cloud"}}}, "use one of local, oip, ray"),
+        ({"executors": {"a": {"endpoint": []}}}, "did you mean 'endpoints'"),
+    ],
+)
+def test_executors_that_make_no_sense_are_refused(overrides: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(None, environ={}, overrides=overrides)
+
+
+def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        '[executors.gpu]\nproviders = ["CUDAExecutionProvider"]\nmemory_budget_mb = 4096\n'
+        '[executors.far]\nengine = "oip"\nendpoints = ["http://gpu-1:8000"]\n'
+        '[models]\nexecutors_of = { large = ["far"] }\n'
+    )
+    found = load(file, environ={})
+    assert list(found.engines) == ["gpu", "far"]
+    assert (found.loads_here, found.providers) == (True, ("CUDAExecutionProvider",))
+    alone = load(None, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": ["http://gpu-1"]})
+    assert (list(alone.engines), alone.loads_here, alone.providers) == (["oip"], False, ("CPUExecutionProvider",))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from firstline_gateway.api.heads import Head, Heads
+from firstline_gateway.api.connection.heads import Head, Heads
 from firstline_gateway.api.infer import address_of
 
 PLAIN = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"

@@ -12,7 +12,7 @@ from support.databases import PostgreSql
 from firstline_gateway.jobs import kept, records
 from firstline_gateway.jobs.records import RUNNING, Ended, Job, Room
 from firstline_gateway.jobs.tables import JOBS, KEPT
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 ROOM = Room(jobs=10_000, size_bytes=1 << 30)

@@ -6,8 +6,8 @@ import pytest
 from support.logs import captured_lines
 
 from firstline_core.errors import FirstlineError, InferenceError, QueueFullError
-from firstline_gateway.journal import record
-from firstline_gateway.metrics import GatewayMetrics
+from firstline_gateway.telemetry.journal import record
+from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 
 def lines(model: str = "digits", error: FirstlineError | None = None) -> tuple[list[dict[str, Any]], str]:

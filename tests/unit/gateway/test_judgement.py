@@ -98,6 +98,13 @@ def test_installations_that_fail_abort_at_the_first_look() -> None:
     assert judged(failed=1, look=1).decision is Decision.HOLD
 
 
+def test_what_none_of_a_few_devices_could_install_is_never_promoted() -> None:
+    nobody = judged(each=2, failed=2, rules=Rules(promote_unseen=True))
+    assert (nobody.decision, nobody.rule) == (Decision.HOLD, "installations")
+    assert nobody.sentence == "Of 2 devices that tried, none could install it."
+    assert judged(each=2, failed=1, rules=Rules(promote_unseen=True)).decision is Decision.PROMOTE
+
+
 def test_what_cannot_be_seen_yet_is_held_and_said() -> None:
     verdict = judged(each=4)
     assert (verdict.decision, verdict.rule) == (Decision.HOLD, "unclear")

@@ -17,7 +17,7 @@ from firstline_core.types import Array, Tensor
 from firstline_gateway.executors.base import ModelKey, Probabilities
 from firstline_gateway.executors.live_times import WINDOW, LiveTimes
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.models_folder import load_repository
+from firstline_gateway.models.folder import load_repository
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 from firstline_gateway.scheduling.inline import INLINE_S

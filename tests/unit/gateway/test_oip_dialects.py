@@ -21,8 +21,8 @@ from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.oip.dialects import V2Model
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import ServedModel
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import ServedModel
 
 INFER = "/v2/models/digits/versions/1"
 METADATA = {

@@ -32,7 +32,7 @@ from firstline_core.types import Array, Tensor
 from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.oip.dialects import FirstlineModel
 from firstline_gateway.executors.oip.executor import OipExecutor
-from firstline_gateway.settings import Oip
+from firstline_gateway.settings.settings import Oip
 
 T = TypeVar("T")
 

@@ -26,8 +26,8 @@ from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
-from firstline_gateway.settings import Settings
-from firstline_gateway.settings_load import load
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Settings
 
 T = TypeVar("T")
 WHERE = Path("models/m").absolute()

@@ -43,8 +43,8 @@ from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.keeper import RegistryKeeper
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.registry.s3 import S3Blobs
-from firstline_gateway.settings import Registry as RegistrySettings
-from firstline_gateway.settings import Store
+from firstline_gateway.settings.settings import Registry as RegistrySettings
+from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.readers import Readers
 
 DAY_S = 86_400.0

@@ -12,12 +12,13 @@ from support.gateway import DIGITS, request_of
 from firstline_core.contract_notes import AuditNote
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway import dataplane
-from firstline_gateway.gateway import Gateway, open_gateway
-from firstline_gateway.models_folder import load_repository
-from firstline_gateway.repository import ServedModel
-from firstline_gateway.response_cache import ResponseCache, key_of
-from firstline_gateway.settings_load import load
+from firstline_gateway.dataplane import dataplane
+from firstline_gateway.dataplane.response_cache import ResponseCache, key_of
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
 
 ANSWER = np.array([[0.25, 0.75]], np.float32)
 

@@ -39,7 +39,11 @@ class Fleet:
     held: dict[str, Assignment] = field(default_factory=dict)
 
     def join(self, rollout: Rollout, *others: Rollout) -> Step:
-        return joined(rollout, [rollout, *others], self.held, self, NOW, busy=self.busy.intersection)  # type: ignore[arg-type]
+        all_of_them = [rollout, *others]
+        over = [each for each in all_of_them if each.state is RolloutState.COMPLETED]
+        ended = [each for each in others if each.state is not RolloutState.COMPLETED]
+        busy = self.busy.intersection
+        return joined(rollout, over, self.held, self, NOW, ended=ended, busy=busy)  # type: ignore[arg-type]
 
     def totals(self, names: object) -> Mapping[str, object]:
         raise AssertionError("nobody is judged")
@@ -70,6 +74,20 @@ def test_who_has_the_word_already_is_told_nothing() -> None:
         device("done", desired=target(rollout)), device("by-hand", desired=DesiredModel("cameras", 1, "1" * 64))
     )
     assert made.join(rollout) == Step(rollout)
+
+
+def test_who_was_left_with_an_aborted_version_joins_what_was_completed_after() -> None:
+    aborted = replace(completed("r1", 10.0), state=RolloutState.ABORTED)
+    rollout = completed("r2", 20.0, version=3)
+    gone_back = replace(target(aborted), undone=True)
+    seen = fleet(device("kept", desired=target(aborted)), device("back", desired=gone_back))
+    told = seen.join(rollout, aborted).told
+    assert told == {
+        "kept": target(rollout),
+        "back": replace(target(rollout), withdrawn=(aborted.definition.manifest_sha256,)),
+    }
+    newer = replace(aborted, started_s=30.0)  # what somebody aborted later, who is done keeps
+    assert set(seen.join(rollout, newer).told) == {"back"}
 
 
 def test_tags_that_are_given_later_count() -> None:

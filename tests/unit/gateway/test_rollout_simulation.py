@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet.driven import HOUR_S, definition, driven
-from fleet.population import NEW, NOTHING, OLD, Effect, population
+from fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
 from support.databases import sqlite_store
 
 from firstline_core.fleet.trail import check_trail
@@ -19,10 +19,10 @@ FIRST = Stage(0.4, soak_s=8 * HOUR_S)
 
 
 async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
-    async with driven(sqlite_store(tmp_path), population(DEVICES, 1, NOTHING)) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(population(DEVICES, 1, NOTHING))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert ended.state == "completed", ended.sentence
-        assert room.versions() == {NEW: DEVICES} and ended.devices == {"done": DEVICES}
+        assert room.fleet.versions() == {NEW: DEVICES} and ended.devices == {"done": DEVICES}
         looks = (await room.rollouts.looks(ended.id)).looks
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
         with room.database.reading() as connection:
@@ -44,8 +44,8 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
 async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_the_old_one(
     tmp_path: Path, rule: str, effect: Effect
 ) -> None:
-    async with driven(sqlite_store(tmp_path), population(DEVICES, 2, effect)) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(population(DEVICES, 2, effect))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
         assert (await room.rollouts.looks(ended.id)).looks[-1].rule == rule
-        assert room.versions() == {OLD: DEVICES}
+        assert room.fleet.versions() == {OLD: DEVICES}

@@ -45,9 +45,9 @@ def test_what_each_command_would_do_is_said_before_and_nothing_of_those_that_are
     said = consequences(Rollout("r", definition, state, "ops", 0.0, seed=0, stage=1), counts)
     assert set(said) == set(open_in(state))
     numbers = {
-        "pause": "1 that wait hear nothing, 14 under way go on",
+        "pause": "waiting, told nothing: 1; under way, going on: 14",
         "retry": "12 devices",
-        "rollback": "6 devices run",
+        "rollback": "again on 6 devices;",
     }
     for command, words in numbers.items():
         assert words in said.get(command, words)

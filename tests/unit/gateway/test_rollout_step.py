@@ -26,6 +26,7 @@ from firstline_gateway.rollouts.step import step
 S = DeviceState
 UNSEEN = Rules(limits={name: Limit(1e9) for name in FIGURES})
 OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
+BACK = replace(OLD, withdrawn=("2" * 64,))
 
 
 @dataclass
@@ -150,7 +151,7 @@ def test_failures_that_decide_stop_the_offers_before_the_rest_is_told() -> None:
     found.go(60)
     assert found.rollout.state is RolloutState.ROLLED_BACK, found.rollout.sentence
     assert "installations failed" in found.rollout.sentence
-    assert all(each.desired in (OLD, None) for each in found.devices.values())
+    assert all(each.desired in (OLD, BACK) for each in found.devices.values())
 
 
 def test_stages_follow_each_other_and_those_held_back_come_last() -> None:
@@ -196,14 +197,14 @@ def test_an_abort_stops_those_under_way_and_leaves_those_that_are_done() -> None
     found.go()
     assert found.rollout.state is RolloutState.ABORTED and not found.rollout.unsettled
     assert found.devices["d01"].desired != OLD
-    assert all(each.desired == OLD for name, each in found.devices.items() if name != "d01")
+    assert all(each.desired == BACK for name, each in found.devices.items() if name != "d01")
     found.command(Command.ROLLBACK)
     found.go()
     assert found.rollout.state is RolloutState.ROLLING_BACK
     found.devices["d01"] = replace(found.devices["d01"], version=1, update=None)
     found.go(1)
     assert found.rollout.state is RolloutState.ROLLED_BACK
-    assert found.devices["d01"].desired == OLD
+    assert found.devices["d01"].desired == BACK
 
 
 def test_who_had_no_word_of_the_fleet_before_is_told_to_undo_it() -> None:
@@ -214,6 +215,20 @@ def test_who_had_no_word_of_the_fleet_before_is_told_to_undo_it() -> None:
     found.go()
     told = found.devices["d01"].desired
     assert told is not None and told.undone and told.version == 2
+
+
+def test_what_was_taken_back_from_a_device_that_is_away_is_said_with_all_that_follows() -> None:
+    undone = DesiredModel("cameras", 3, "3" * 64, "aborted", undone=True, withdrawn=("4" * 64,))
+    found = room(2)
+    found.devices["d01"] = replace(found.devices["d01"], desired=undone, online=False)
+    found.go()
+    offered = found.devices["d01"].desired
+    assert offered is not None and offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
+    found.command(Command.ROLLBACK)
+    found.go()
+    back = found.devices["d01"].desired
+    assert back is not None and back.undone and back.withdrawn == ("4" * 64, "3" * 64)
+    assert found.devices["d00"].desired == BACK
 
 
 def test_who_ran_the_version_before_keeps_it_when_the_others_go_back() -> None:
@@ -343,3 +358,38 @@ def test_devices_that_go_dark_after_they_have_the_model_stop_it() -> None:
     made = found.go(1000)
     assert found.rollout.state is RolloutState.ROLLING_BACK, found.rollout.sentence
     assert made.look is None and "silence" in found.rollout.sentence
+
+
+def test_who_cannot_go_back_is_said_and_nobody_waits_for_it() -> None:
+    found = room(4, Stage(1.0, soak_s=0))
+    found.go()
+    found.all_say(UpdateState.COMMITTED)
+    found.go(60)
+    found.command(Command.ROLLBACK)
+    found.go()
+    assert found.states() == {S.RETURNING: 4}
+    for name in ("d00", "d01", "d02"):
+        found.devices[name] = replace(found.devices[name], version=1, update=None)
+    found.go(10)
+    assert found.rollout.state is RolloutState.ROLLING_BACK
+    refused = Update("cameras", 1, UpdateState.REJECTED, rollout=OLD.rollout, reason="not_found")
+    found.devices["d03"] = replace(found.devices["d03"], update=refused)
+    found.go(10)
+    assert found.rollout.state is RolloutState.ROLLED_BACK
+    assert found.held["d03"].state is S.STRANDED and found.held["d03"].reason == "not_found"
+    assert "1 device could not go back (not_found), and cameras version 2 runs there" in found.rollout.sentence
+
+
+def test_a_plan_says_that_so_short_a_stage_sees_nobody_fall_silent() -> None:
+    found = room(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
+    (warning,) = plan(found.rollout.definition, found, None, Now(0.0, 1.7e9)).warnings
+    assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
+    ignored = replace(found.rollout.definition, rules=Rules(ignored=("silence",)))
+    assert plan(ignored, found, None, Now(0.0, 1.7e9)).warnings == ()
+
+
+def test_a_plan_says_that_nobody_is_meant() -> None:
+    found = room(4, Stage(1.0, soak_s=901))
+    misspelt = replace(found.rollout.definition, selector="site=berlni")
+    (warning,) = plan(misspelt, found, None, Now(0.0, 1.7e9)).warnings
+    assert warning.startswith("No device matches site=berlni now, ")

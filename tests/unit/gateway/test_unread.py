@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from firstline_gateway.api.unread import Unread
+from firstline_gateway.api.connection.unread import Unread
 
 
 class Bench:

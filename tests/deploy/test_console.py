@@ -1,0 +1,65 @@
+"""The console starts with the options that compose and Kubernetes give its image, and needs no gateway for it."""
+
+import json
+import re
+import ssl
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from support.console import console
+
+from firstline.console.access import HEALTH
+from firstline_gateway.identity import ca
+
+CHECKOUT = Path(__file__).parents[2]
+PASSWORD = "correct horse battery"
+COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())["services"]["console"]
+POD: dict[str, Any] = yaml.safe_load((CHECKOUT / "cloud_gateway/console/kubernetes/deployment.yaml").read_text())[
+    "spec"
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [(COMPOSE["command"], True), (POD["template"]["spec"]["containers"][0]["args"], False)],
+    ids=["compose", "kubernetes"],
+)
+def test_it_starts_as_it_is_deployed(options: list[str], plain: bool, tmp_path: Path) -> None:
+    authority = ca.create_authority(ca.new_key(), time.time())
+    certificate, key = ca.issue_server(authority, ("127.0.0.1",), time.time())
+    trusted = ca.pem_of(authority.certificate)
+    contents = {
+        "tls.crt": ca.pem_of(certificate),
+        "tls.key": ca.key_pem(key).decode(),
+        **dict.fromkeys(("password", "console_password"), PASSWORD + "\n"),
+        **dict.fromkeys(("key", "console_key"), "flk_of_the_console\n"),
+        **dict.fromkeys(("ca.crt", "gateway_ca"), trusted),
+    }
+    given = [re.sub(r"/run/secrets/(\w+/)?", f"{tmp_path}/", option) for option in options]
+    for option in given:
+        file = Path(option.partition("=")[2])
+        if file.parent == tmp_path:
+            file.write_text(contents[file.name])
+    # Only what a container's own network and port are is otherwise here.
+    here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8090": "--port=0"}
+    assert here.keys() <= {*given}
+    given = [here.get(option, option) for option in given]
+    image = (CHECKOUT / COMPOSE["build"]["dockerfile"]).read_text()
+    assert json.loads(image.partition("ENTRYPOINT ")[2]) == ["firstline", "console"]
+    assert Path(sys.executable).with_name("firstline").is_file()
+
+    believed = ssl.create_default_context(cadata=trusted)
+    with (
+        console("", "", tmp_path / "log", *given) as url,
+        httpx.Client(base_url=url, verify=believed, timeout=30) as client,
+    ):
+        assert url.startswith("http://" if plain else "https://")
+        assert client.get(HEALTH).text == "live\n"
+        assert client.get("/").status_code == 401
+        assert "Firstline" in client.get("/", auth=("any", PASSWORD)).text
+    assert (tmp_path / "log").read_text() == ""

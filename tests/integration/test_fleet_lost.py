@@ -1,0 +1,78 @@
+"""What a broker or a store lost is made good by what devices know: a real agent, gateway and Mosquitto."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.agent import edge_settings, until
+from support.broker import Broker
+from support.fleet_gateway import fleet_gateway
+
+from firstline_core.errors import NotFoundError
+from firstline_core.fleet.twin import Brake
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_gateway.gateway import Gateway
+
+pytestmark = pytest.mark.mosquitto
+
+
+def device_of(broker: Broker, folder: Path) -> EdgeSettings:
+    links = [{"kind": "mqtt", "host": broker.host, "port": broker.port}]
+    return edge_settings(folder / "state", links=links, fleet__enabled=True, fleet__telemetry_s=60)
+
+
+async def brake(gateway: Gateway, reason: str) -> None:
+    held = Brake(0.0, reason)
+    await gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=held))
+
+
+async def hears(agent: EdgeAgent, reason: str) -> None:
+    async def braked() -> bool:
+        held = agent.status()["fleet"]["brake"]
+        return held is not None and held["reason"] == reason
+
+    await until(braked)
+
+
+async def test_what_a_broker_lost_is_said_again_to_who_has_not_heard_it(mosquitto: Broker, tmp_path: Path) -> None:
+    async with fleet_gateway(mosquitto, tmp_path) as gateway:
+        await brake(gateway, "moved")
+
+        async def published() -> bool:
+            return not await gateway.fleet.unpublished(1)
+
+        await until(published)
+        mosquitto.kill()  # it kept nothing on a disk
+        mosquitto.start()
+        async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
+            await hears(agent, "moved")
+
+
+async def test_devices_hear_a_gateway_whose_store_is_of_an_earlier_moment(mosquitto: Broker, tmp_path: Path) -> None:
+    store, kept = tmp_path / "gateway.db", tmp_path / "kept.db"
+    async with EdgeAgent(device_of(mosquitto, tmp_path)) as agent:
+        async with fleet_gateway(mosquitto, tmp_path) as gateway:
+
+            async def known() -> bool:
+                try:
+                    return (await gateway.fleet.device("device-1")).reported is not None
+                except NotFoundError:
+                    return False
+
+            await until(known)
+            with closing(sqlite3.connect(store)) as held, closing(sqlite3.connect(kept)) as copy:
+                held.backup(copy)
+            for reason in ("one", "two", "three"):
+                await brake(gateway, reason)
+            await hears(agent, "three")
+        with closing(sqlite3.connect(kept)) as copy, closing(sqlite3.connect(store)) as held:
+            copy.backup(held)
+        async with fleet_gateway(mosquitto, tmp_path) as gateway:
+            await brake(gateway, "restored")  # a revision that the device knew long ago
+            await hears(agent, "restored")
+            assert (await gateway.fleet.device("device-1")).desired.revision > 3

@@ -1,0 +1,331 @@
+"""A device of the fleet measures a bundle by request: heard over HTTP and over Mosquitto, and stored by the device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from click.testing import Result
+from msgspec.structs import replace
+from support.agent import edge_settings, until
+from support.broker import Broker
+from support.bundles import variant_bundle
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+from support.profiles import profile
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.errors import ConflictError, NotFoundError
+from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, own_profile_path
+from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.fleet.twin import Reported
+from firstline_core.profile.profile import decode, encode
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import device_profile_path
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+
+ASKED = ProfileAsked("two", quick=True, threads=(1,), batches=(1,))
+MEASURING_S = 240.0
+"""It gives way to whatever else runs here."""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Site:
+    """A gateway, its operator, and the settings of the one device that it knows."""
+
+    def __init__(self, gateway: Gateway, url: str, settings: EdgeSettings, bundle: Path) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.settings = settings
+        self.bundle = bundle
+        self.operator = create_key(gateway.settings.store, "ops", "operator")
+
+    def agent(self, **fleet: Any) -> EdgeAgent:
+        return EdgeAgent(msgspec.structs.replace(self.settings, fleet=replace(self.settings.fleet, **fleet)))
+
+    async def known(self) -> None:
+        """Once the device was heard of."""
+
+        async def heard() -> bool:
+            try:
+                return (await self.gateway.fleet.device("device-1")).reported is not None
+            except NotFoundError:
+                return False
+
+        await until(heard)
+
+    async def ask(self, asked: ProfileAsked = ASKED) -> ProfileRequest:
+        return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
+
+    async def stands(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
+        """The one request, once it stands so."""
+        found: list[ProfileRequest] = []
+
+        async def so() -> bool:
+            found[:] = (await self.gateway.profile_requests.of("device-1")).requests
+            return holds(found[0])
+
+        await until(so, MEASURING_S)
+        return found[0]
+
+    async def ended(self) -> ProfileRequest:
+        return await self.stands(lambda one: one.ended)
+
+
+@asynccontextmanager
+async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True) -> AsyncIterator[Site]:
+    overrides: dict[str, Any] = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": f"sqlite:///{folder / 'gateway.db'}",
+        "identity.directory": str(folder / "identity"),
+        "execution.sessions": 1,
+    }
+    if broker is not None:
+        overrides |= {"mqtt.enabled": True, "mqtt.port": broker.port}
+    gateway = open_gateway(load(None, overrides=overrides))
+    async with serving(gateway) as url:
+        key = folder / "key"
+        key.write_text(create_key(gateway.settings.store, "device-1", "device"))
+        links: list[dict[str, Any]] = []
+        if broker is not None:
+            links.append({"kind": "mqtt", "host": broker.host, "port": broker.port})
+        if bytes_by_http:
+            links.append({"kind": "http", "url": url, "token_file": str(key)})
+        bundle = variant_bundle(folder / "bundle", "small", name="two")
+        settings = edge_settings(
+            folder / "state",
+            links=links,
+            models__directories=[str(bundle.path)],
+            hardware__survey=False,
+            fleet__enabled=True,
+            fleet__poll_s=0.1,
+            fleet__telemetry_s=60,
+        )
+        yield Site(gateway, url, settings, bundle.path)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with site_at(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
+async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    broker: Broker | None = request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
+    async with AsyncExitStack() as opened:
+        yield await opened.enter_async_context(site_at(tmp_path, broker))
+
+
+async def test_a_device_measures_and_stores_what_it_was_asked_for(either: Site) -> None:
+    async with either.agent():
+        await either.known()
+        asked = await either.ask()
+        assert asked.new and asked.state is ProfilingState.SENT
+        found = await either.ended()
+        assert (found.state, found.message) == (ProfilingState.DONE, "")
+        assert found.done == found.total > 0
+        again = await either.ask()
+        assert again.new and again.asked.id != asked.asked.id  # what has ended is asked for anew
+    entry, content = await either.gateway.profiles.get(("two", 1, "device-1"))
+    assert entry.by == "device:device-1"
+    kept = decode(content, "what is kept")
+    assert [point.key.variant for point in kept.points] == ["small", "full"]
+    here = decode(device_profile_path(either.settings.state_dir, "two").read_bytes(), "what the device has")
+    assert kept.points == here.points
+
+
+async def test_a_request_waits_for_a_device_that_is_away_and_is_done_once(site: Site) -> None:
+    async with site.agent():
+        await site.known()
+    asked = await site.ask()
+    assert asked.state is ProfilingState.SENT
+    assert not (await site.ask()).new
+    async with site.agent():
+        await site.ended()
+    made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
+    async with site.agent() as agent:
+        (known,) = agent.status()["fleet"]["profiles"]
+        assert known["id"] == asked.asked.id and known["state"] == "done"
+        await site.known()
+    assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
+
+
+async def test_a_restart_goes_on_where_it_was_ended(site: Site) -> None:
+    many = replace(ASKED, batches=(1, 2), anew=True)
+    path = device_profile_path(site.settings.state_dir, "two")
+    async with site.agent():
+        await site.known()
+        await site.ask(many)
+
+        async def some() -> bool:
+            return path.exists() and len(decode(path.read_bytes(), "it").points) >= 2  # the first is noted by then
+
+        await until(some, MEASURING_S)
+    before = decode(path.read_bytes(), "it").points
+    assert 2 <= len(before) < 4
+    assert not _measuring()
+    async with site.agent():
+        found = await site.ended()
+    assert found.state is ProfilingState.DONE, found.message
+    kept = decode((await site.gateway.profiles.get(("two", 1, "device-1")))[1], "it").points
+    assert len(kept) == 4 and kept[: len(before)] == before
+
+
+async def test_a_request_that_is_taken_back_ends_the_process(site: Site) -> None:
+    async with site.agent() as agent:
+        await site.known()
+        await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
+        await site.stands(lambda one: one.state is ProfilingState.MEASURING)
+        await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
+
+        async def over() -> bool:
+            return not agent.status()["fleet"]["profiles"] and not _measuring()
+
+        await until(over)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fleet", "says"),
+    [
+        (ProfileAsked("three"), {}, "does not have the bundle three; it has: two 1."),
+        (ProfileAsked("two", 7), {}, "does not have the bundle two version 7"),
+        (ASKED, {"profiling": False}, "fleet.profiling = false"),
+    ],
+    ids=["bundle", "version", "setting"],
+)
+async def test_a_device_says_why_it_measures_nothing(
+    site: Site, asked: ProfileAsked, fleet: dict[str, Any], says: str
+) -> None:
+    async with site.agent(**fleet):
+        await site.known()
+        await site.ask(asked)
+        found = await site.ended()
+    assert found.state is ProfilingState.REFUSED and says in found.message, found
+
+
+async def test_a_disk_that_is_nearly_full_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline_edge.profiling.room.SPARE_BYTES", 1 << 62)
+    async with site.agent():
+        await site.known()
+        await site.ask()
+        found = await site.ended()
+    assert found.state is ProfilingState.REFUSED and "make room, then ask again" in found.message
+
+
+@pytest.mark.mosquitto
+async def test_a_device_without_http_says_so(mosquitto: Broker, tmp_path: Path) -> None:
+    async with site_at(tmp_path, mosquitto, bytes_by_http=False) as site, site.agent():
+        await site.known()
+        await site.ask()
+        found = await site.ended()
+    assert found.state is ProfilingState.REFUSED and "has no HTTP link" in found.message
+
+
+async def test_an_agent_of_before_is_named(site: Site) -> None:
+    key = create_key(site.gateway.settings.store, "old", "device")
+    async with httpx.AsyncClient(base_url=site.url, headers=bearer(key), timeout=20) as old:
+
+        async def report(sequence: int, revision: int) -> None:
+            said = msgspec.to_builtins(Reported("s", sequence, revision, agent_version="0.1.0"))
+            del said["profiles"]  # as it was before
+            assert (await old.put("/fleet/v1/twin/reported", content=json.dumps(said))).is_success
+
+        await report(1, 0)
+        asked = await site.gateway.profile_requests.ask("old", ASKED, "application:ops")
+        assert asked.state is ProfilingState.SENT and "has not heard it yet" in asked.message
+        await report(2, (await site.gateway.fleet.device("old")).desired.revision)
+    (found,) = (await site.gateway.profile_requests.of("old")).requests
+    assert found.state is ProfilingState.UNKNOWN and "old runs agent 0.1.0, which knows no such" in found.message
+
+
+async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(site: Site) -> None:
+    key = create_key(site.gateway.settings.store, "cam", "device")
+    async with httpx.AsyncClient(base_url=site.url, headers=bearer(key), timeout=20) as cam:
+        await cam.get("/fleet/v1/twin")
+        mine = encode(profile(1.0, machine="cam"))
+        refused = await cam.put(own_profile_path("digits", 1), content=mine)
+        assert refused.status_code == 409 and "Nobody asks cam" in refused.json()["detail"]
+        await site.gateway.profile_requests.ask("cam", ProfileAsked("digits", 1), "application:ops")
+        assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
+        other = encode(profile(1.0, machine="press"))
+        assert (await cam.put(own_profile_path("digits", 1), content=other)).status_code == 400
+        later = encode(profile(1.0, machine="cam", version=2))
+        assert (await cam.put(own_profile_path("digits", 2), content=later)).status_code == 409
+
+
+async def test_requests_have_a_limit_and_those_that_ended_make_room(site: Site) -> None:
+    async with site.agent(profiling=False):
+        await site.known()
+    for number in range(8):
+        assert (await site.ask(ProfileAsked(f"b{number}"))).new
+    with pytest.raises(ConflictError, match="has 8 profiles to measure"):
+        await site.ask(ProfileAsked("b8"))
+    assert (await site.ask(ProfileAsked("b7", quick=True))).new  # in the place of the other
+    async with site.agent(profiling=False):
+
+        async def all_ended() -> bool:
+            return all(one.ended for one in (await site.gateway.profile_requests.of("device-1")).requests)
+
+        await until(all_ended)
+    assert (await site.ask(ProfileAsked("b8"))).new
+    assert len((await site.gateway.profile_requests.of("device-1")).requests) == 8
+
+
+async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
+    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator}
+    command = ["profile", *map(str, arguments)]
+    result = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+async def test_the_command_asks_follows_and_prints(site: Site) -> None:
+    few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
+    assert "Nobody has heard of a device" in (await said(site, "two", *few, code=1)).output
+    async with site.agent():
+        await site.known()
+        table = await said(site, site.bundle, *few)
+    assert "two version 1 on device-1" in table.stdout
+    assert "firstline model profile show two 1 device-1" in table.stdout
+    stands = (await said(site, "two", *few, "--no-wait")).stdout
+    assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands
+    assert "no longer asked" in (await said(site, "two", "--on", "device-1", "--cancel")).stdout
+    assert "is asked for no profile" in (await said(site, "two", "--on", "device-1", "--cancel", code=1)).output
+    assert "--alone is for this machine" in (await said(site, "two", *few, "--alone", code=2)).output
+    assert "name the device with --on" in (await said(site, site.bundle, "--no-wait", code=2)).output
+
+
+async def test_a_refusal_ends_the_command_with_the_devices_words(site: Site) -> None:
+    async with site.agent(profiling=False):
+        await site.known()
+        refused = await said(site, "two", "--on", "device-1", code=1)
+    assert "device-1: This device measures nothing for the fleet" in refused.output
+
+
+def _measuring() -> list[int]:
+    """Processes of ours that measure."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if b"firstline_edge.profiling.process" in command and parent == os.getpid():
+                found.append(int(entry.name))
+    return found

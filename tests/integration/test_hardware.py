@@ -1,0 +1,80 @@
+"""The device's catalogue in an agent and at the command line; the survey runs as the process that it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.agent import edge_settings, serving_agent, until
+from support.boards import board, say
+
+from firstline_core.hardware.readings import measured
+from firstline_core.hardware.tree import Tree
+from firstline_edge.hardware.surveyor import Surveyor, survey
+
+
+def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "firstline_edge", *arguments, "--set", f"agent.state_dir={state_dir}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+async def test_a_device_is_measured_once_and_known_from_then_on(tmp_path: Path) -> None:
+    measured_here = await survey(Path("/"), tmp_path)
+    assert measured_here.measured
+    assert measured_here.memory.bandwidth is not None
+    assert measured_here.engine("onnx", "CPUExecutionProvider")
+    news: list[bool] = []
+    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", changed=lambda: news.append(True))
+    keeper.keep(measured_here)
+    await keeper.run()  # it would take half a minute if it measured anew
+    assert news == [True]
+    assert keeper.catalogue is not None
+    assert keeper.catalogue.engines == measured_here.engines
+    told = edge_agent("hardware", state_dir=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "onnx CPUExecutionProvider works" in told.stdout
+    assert "GB/s" in told.stdout
+    said = json.loads(edge_agent("hardware", "-o", "json", state_dir=tmp_path).stdout)
+    assert said["catalogue"]["fingerprint"] == measured_here.fingerprint
+    assert said["sensors"]["cpu_busy_share"]["kind"] == "measured"
+
+
+async def test_a_damaged_catalogue_is_measured_anew(tmp_path: Path) -> None:
+    (tmp_path / "hardware.json").write_text('{"format": 1}\nbroken\n')
+    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", measures=False)
+    assert keeper.kept() is None
+    await keeper.run()
+    assert keeper.catalogue is not None
+    assert not keeper.catalogue.measured
+
+
+async def test_a_state_directory_that_is_gone_is_no_disk(tmp_path: Path) -> None:
+    keeper = Surveyor(Tree(), tmp_path / "absent", tmp_path / "hardware.json", measures=False)
+    await keeper.run()
+    assert keeper.catalogue is not None
+    assert keeper.catalogue.storage is None
+
+
+async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
+    with board("raspberry-pi-4", tmp_path / "board") as root:
+        settings = edge_settings(tmp_path / "state", hardware__root=str(root), hardware__period_s=0.1)
+        async with serving_agent(settings) as (agent, _):
+            sampler = agent.parts.hardware.sampler
+
+            async def hot() -> bool:
+                return measured(sampler.latest.hottest_c) == 82.277
+
+            await until(hot)
+            assert agent.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
+            assert 'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.exposition()[0].decode()
+            say(root, "sys/class/thermal/thermal_zone0/temp", "61000")
+
+            async def cool() -> bool:
+                return measured(sampler.latest.hottest_c) == 61.0
+
+            await until(cool)
+            catalogue = agent.parts.hardware.surveyor.catalogue
+            assert catalogue is not None
+            assert catalogue.board.startswith("Raspberry Pi 4")

@@ -1,0 +1,146 @@
+"""Profiles that a gateway keeps: over HTTP, and by `firstline model profile`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from click.testing import Result
+from support.gateway import DIGITS, serving
+from support.keys import bearer, create_key
+from support.profiles import profile
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
+from firstline_core.profile.profile import decode, encode
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
+
+PLACE = profile_path("digits", 1, "bench")
+
+
+class Site:
+    """A gateway, and an operator's key."""
+
+    def __init__(self, gateway: Gateway, url: str) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.key = create_key(gateway.settings.store, "ops", "operator")
+
+
+@pytest_asyncio.fixture
+async def site(store_settings: Store, tmp_path: Path) -> AsyncIterator[Site]:
+    settings = load(
+        None,
+        overrides={
+            "models.directory": str(DIGITS.parent),
+            "store.url": store_settings.url,
+            "identity.directory": str(tmp_path / "identity"),
+            "execution.sessions": 1,
+        },
+    )
+    gateway = open_gateway(settings)
+    async with serving(gateway) as url:
+        yield Site(gateway, url)
+
+
+@pytest_asyncio.fixture
+async def keeper(site: Site) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=site.url, headers=bearer(site.key), timeout=20) as found:
+        yield found
+
+
+async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
+    environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.key}
+    command = ["model", "profile", *map(str, arguments)]
+    result = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncClient) -> None:
+    content = encode(profile(1.0, 2.0)).replace(b'"format":1', b'"format": 1,"later":true')
+    put = await keeper.put(PLACE, content=content)
+    assert put.status_code == 200, put.text
+    entry = put.json()
+    assert (entry["by"], entry["points"], entry["size_bytes"]) == ("application:ops", 2, len(content))
+    found = await keeper.get(PLACE)
+    assert found.content == content
+    assert (await keeper.get(PLACE, headers={"If-None-Match": found.headers["etag"]})).status_code == 304
+    await keeper.put(PLACE, content=encode(profile(3.0)))
+    assert (await keeper.get(PLACE, headers={"If-None-Match": found.headers["etag"]})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "says"),
+    [
+        (PLACE, b"{}", 400, "is no profile"),
+        (PLACE, b"[" * 100_000, 400, "is no profile"),
+        (PLACE, encode(profile(1.0)).replace(b'"format":1', b'"format":2'), 400, "has format 2"),
+        (PLACE, b" " * (BODY_BYTES + 1), 413, "bytes"),
+        (profile_path("digits", 2, "bench"), encode(profile(1.0)), 400, "of digits version 1 on bench"),
+        (profile_path("digits", 1, "cam"), encode(profile(1.0)), 400, "that of digits version 1 on cam"),
+        (profile_path("digits", 0, "cam"), encode(profile(1.0)), 400, "cannot be a version"),
+        (profile_path("a%20b", 1, "cam"), encode(profile(1.0)), 400, "cannot be the name of a bundle"),
+    ],
+    ids=["empty", "deep", "newer", "long", "version", "machine", "no version", "no name"],
+)
+async def test_what_is_no_profile_of_that_place_is_refused(
+    keeper: httpx.AsyncClient, path: str, content: bytes, status: int, says: str
+) -> None:
+    refused = await keeper.put(path, content=content)
+    assert refused.status_code == status and says in refused.json()["detail"], refused.text
+    assert (await keeper.get(PROFILES_PATH)).json()["profiles"] == []
+
+
+async def test_pages_are_followed_and_wrong_ones_refused(keeper: httpx.AsyncClient) -> None:
+    for version in (1, 2, 10):
+        made = profile(1.0, version=version)
+        assert (await keeper.put(profile_path("digits", version, "bench"), content=encode(made))).is_success
+    after, versions = "", []
+    while after is not None:
+        page = (await keeper.get(PROFILES_PATH, params={"limit": 2, "after": after, "bundle": "digits"})).json()
+        versions += [one["version"] for one in page["profiles"]]
+        after = page["after"]
+    assert versions == [1, 2, 10]
+    for wrong in ({"after": "digits"}, {"after": "//"}, {"limit": 0}, {"bundle": "a b"}):
+        assert (await keeper.get(PROFILES_PATH, params=wrong)).status_code == 400, wrong
+
+
+async def test_what_people_do_is_in_the_trail(keeper: httpx.AsyncClient) -> None:
+    await keeper.put(PLACE, content=encode(profile(1.0)))
+    assert (await keeper.delete(PLACE)).status_code == 200
+    missing = await keeper.delete(PLACE)
+    assert missing.status_code == 404 and "on bench" in missing.json()["detail"]
+    assert (await keeper.get(PLACE)).status_code == 404
+    entries = (await keeper.get("/fleet/v1/audit", params={"subject": "profile:digits/1"})).json()["entries"]
+    assert [one["action"] for one in entries] == ["profile.put", "profile.remove"]
+
+
+async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "digits@bench.json"
+    file.write_bytes(encode(profile(1.0, 2.0)))
+    assert "digits version 1 on bench: 2 points" in (await said(site, "push", file)).stdout
+    (listed,) = json.loads((await said(site, "ls", "digits", "-o", "json")).stdout)
+    assert (listed["machine"], listed["points"]) == ("bench", 2)
+    assert "bench" in (await said(site, "ls", "--machine", "bench")).stdout
+    assert json.loads((await said(site, "ls", "--machine", "cam", "-o", "json")).stdout) == []
+    shown = (await said(site, "show", "digits", "1", "bench", "-o", "json")).stdout
+    assert decode(shown.encode(), "what was shown") == profile(1.0, 2.0)
+    assert "digits version 1 on bench" in (await said(site, "show", "digits", "1", "bench")).stdout
+    assert "is forgotten" in (await said(site, "rm", "digits", "1", "bench")).stdout
+    assert "Nobody has stored a profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
+
+
+async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path) -> None:
+    assert "is not there" in (await said(site, "push", tmp_path / "none.json", code=2)).output
+    (tmp_path / "other.json").write_text("{}")
+    assert "is no profile" in (await said(site, "push", tmp_path / "other.json", code=2)).output

@@ -1,0 +1,168 @@
+"""A gateway that runs a model itself and has another one run it too, which stops, goes on and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from support.behind import COMMAND, Behind, Site, site_in
+from support.bundles import model, write_manifest
+from support.gateway import serving
+from support.onnx_models import laborious
+
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import InputSpec
+from firstline_core.bundle.store import open_bundle
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+
+ROUNDS = 10  # some milliseconds on one core
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return site_in(tmp_path)
+
+
+def laborious_bundle(folder: Path) -> Path:
+    folder.mkdir()
+    full = model(laborious(folder / "full.onnx", 4, rounds=ROUNDS, width=1024), folder)
+    write_manifest(folder, [], ["a", "b", "c", "d"], name="m", full=full, input=InputSpec("x", "FP32", (-1, 4)))
+    return folder
+
+
+@asynccontextmanager
+async def near(site: Site, far: Behind, bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A gateway in this process with two executors."""
+    (site.folder / "token").write_text(site.token)
+    overrides: dict[str, object] = {
+        "auth.mode": "off",
+        "models.directory": str(bundle),
+        "store.url": f"sqlite:///{site.folder / 'near.db'}",
+        "oip.token_file": str(site.folder / "token"),
+        "executors": {
+            "here": {"engine": "local", "sessions": 1},
+            "far": {"engine": "oip", "endpoints": [far.url], "sessions": 1},
+        },
+    }
+    gateway = open_gateway(load(None, environ={}, overrides=overrides))
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        yield client
+
+
+async def told(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    listed = (await client.get("/firstline/v1/executors")).json()["executors"]
+    return {each["name"]: each for each in listed}
+
+
+async def answered(client: httpx.AsyncClient, name: str) -> int:
+    return int((await told(client))[name]["batches"].get("answered", 0))
+
+
+class Asking:
+    """Clients that ask without a pause until they are told to end; every answer has to be right."""
+
+    def __init__(self, client: httpx.AsyncClient, right: dict[int, list[float]], clients: int = 4) -> None:
+        self._client = client
+        self._right = right
+        self._ended = False
+        self.count = 0
+        self._tasks = [asyncio.create_task(self._go(first)) for first in range(clients)]
+
+    async def _go(self, number: int) -> None:
+        while not self._ended:
+            number = (number + 1) % len(self._right)
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [number / 10, 0, 1, 2]}
+            reply = await self._client.post("/v2/models/m/infer", json={"inputs": [tensor]})
+            assert reply.status_code == 200, reply.text
+            np.testing.assert_allclose(reply.json()["outputs"][0]["data"], self._right[number], atol=1e-4)
+            self.count += 1
+
+    async def until(self, come: Callable[[], Any]) -> None:
+        """Waits for what is to come, while all goes well."""
+        async with asyncio.timeout(60):
+            while not await come():
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+                await asyncio.sleep(0.05)
+
+    async def more(self, count: int) -> None:
+        wanted = self.count + count
+
+        async def come() -> bool:
+            return self.count >= wanted
+
+        await self.until(come)
+
+    async def end(self) -> None:
+        self._ended = True
+        await asyncio.gather(*self._tasks)
+
+
+def what_it_says(bundle: Path) -> dict[int, list[float]]:
+    found = open_bundle(bundle)
+    assert found.manifest.full is not None
+    loaded = load_model(found, found.manifest.full, RuntimeOptions())
+    rows = {number: np.array([[number / 10, 0, 1, 2]], np.float32) for number in range(20)}
+    right = {number: loaded.predict(Tensor("x", row))[0].tolist() for number, row in rows.items()}
+    loaded.close()
+    return right
+
+
+@pytest.mark.timeout(300)  # the start of a process, on a machine that may be busy
+async def test_work_moves_away_from_one_that_stops_comes_back_and_moves_away_when_it_dies(site: Site) -> None:
+    bundle = laborious_bundle(site.folder / "bundle")
+    with site.behind("far", bundle) as far:
+        async with near(site, far, bundle) as client:
+            asking = Asking(client, what_it_says(bundle))
+
+            async def both_have_their_part() -> bool:
+                found = await told(client)
+                return all(each["batches"].get("answered", 0) > 40 for each in found.values())
+
+            async def far_has_more_than(count: int) -> bool:
+                return await answered(client, "far") > count
+
+            await asking.until(both_have_their_part)
+
+            far.process.send_signal(signal.SIGSTOP)
+            await asking.more(40)  # with what was under way there: run again here
+            before = await answered(client, "far")
+            await asking.more(40)
+            assert await answered(client, "far") == before
+            far.process.send_signal(signal.SIGCONT)
+            await asking.until(lambda: far_has_more_than(before + 30))
+
+            far.end(signal.SIGKILL)
+            await asking.more(60)
+
+            async def far_is_away() -> bool:
+                return bool((await told(client))["far"]["problem"])
+
+            await asking.until(far_is_away)
+            text = (await client.get("/metrics")).text
+            assert 'firstline_gateway_executor_up{executor="far"} 0.0' in text
+            assert 'firstline_gateway_executor_up{executor="here"} 1.0' in text
+            await asking.end()
+            url = str(client.base_url)
+            said = await asyncio.to_thread(status_of, url)
+            assert "executor: here: up (" in said
+            assert re.search(r"executor: far: (.+ is away|It failed)", said)
+
+
+def status_of(url: str) -> str:
+    """What the command says of the gateway."""
+    asked = subprocess.run([*COMMAND, "status", url], capture_output=True, text=True, timeout=60, check=True)
+    return asked.stdout

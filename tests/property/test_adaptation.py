@@ -1,0 +1,215 @@
+"""The controller of variants: patient, never where a guard forbids it, and the same again from the same readings."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.adaptation.choice import Prices, in_time
+from firstline_core.adaptation.controller import Controller, Patience, Stance
+from firstline_core.adaptation.guards import Advice, Limits, battery, heat, memory
+from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.hardware.readings import Absent, Measured, Reading
+from firstline_core.hardware.sensors.snapshot import Snapshot
+
+LIMITS, PATIENCE = Limits(), Patience()
+MB = 1 << 20
+NOBODY = Absent("There is no such sensor.")
+
+
+def readings(low: float, high: float) -> st.SearchStrategy[Reading]:
+    return st.just(NOBODY) | st.floats(low, high).map(lambda value: Measured(value, "/sys/file"))
+
+
+SNAPSHOTS = st.builds(
+    Snapshot,
+    temperature_c=readings(20, 100).map(lambda reading: {"soc": reading}),
+    throttling=st.dictionaries(st.sampled_from(["throttled", "under_voltage"]), readings(0, 1), max_size=2),
+    battery_share=readings(0, 1),
+    powered=st.sampled_from([NOBODY, Measured(0, "/sys/online"), Measured(1, "/sys/online")]),
+    memory_available_bytes=readings(0, 1024 * MB),
+    memory_stalled_share=readings(0, 0.2),
+)
+RUNGS = st.integers(1, 4).map(
+    lambda count: [Rung(f"v{at}", 16 / 2**at, 8 / 2**at, 40 * MB, 1 - at / 10) for at in range(count)]
+)
+
+
+@st.composite
+def days(draw: st.DrawFn) -> list[Snapshot]:
+    """Readings at rising times; most last for a while, or nothing would ever be calm."""
+    found: list[Snapshot] = []
+    at_s = 0.0
+    for lasting in draw(st.lists(st.tuples(SNAPSHOTS, st.integers(1, 30)), min_size=1, max_size=12)):
+        snapshot, times = lasting
+        for _ in range(times):
+            at_s += draw(st.sampled_from([1.0, 5.0])) if len(found) < 8 else 5.0
+            found.append(_at(snapshot, at_s))
+    return found
+
+
+def _at(snapshot: Snapshot, at_s: float) -> Snapshot:
+    return Snapshot(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | {"at_s": at_s})
+
+
+def place(stance: Stance) -> int:
+    return stance.rung + stance.shed
+
+
+def lived(rungs: list[Rung], day: list[Snapshot]) -> list[Stance]:
+    controller = Controller(rungs, LIMITS, PATIENCE)
+    return [controller.look(snapshot) for snapshot in day]
+
+
+@given(RUNGS, days())
+def test_it_is_never_less_patient_than_it_says(rungs: list[Rung], day: list[Snapshot]) -> None:
+    stances = [Stance(), *lived(rungs, day)]
+    moves = [
+        (snapshot.at_s, place(before), place(after))
+        for (before, after), snapshot in zip(pairwise(stances), day, strict=True)
+        if place(before) != place(after)
+    ]
+    for (first_s, _, _), (then_s, before, after) in pairwise(moves):
+        if after < before:
+            assert after == before - 1
+            assert then_s - first_s >= PATIENCE.dwell_s, "a step up waits for calm, whatever came before"
+    fell_s = [(at_s, after) for at_s, before, after in moves if after > before]
+    for (first_s, _), (then_s, after) in pairwise(fell_s):
+        if then_s - first_s < PATIENCE.settle_s:
+            assert after == len(rungs) - 1, "only what is urgent does not wait for the last step's effect"
+
+
+@given(RUNGS, days())
+def test_what_a_guard_forbids_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
+    for stance, snapshot in zip(lived(rungs, day), day, strict=True):
+        said = [heat(snapshot, 0.0, LIMITS), memory(snapshot, 0, LIMITS)]
+        if min(word.advice for word in said) <= Advice.CHEAPEST:
+            assert stance.rung == len(rungs) - 1
+
+
+@given(RUNGS, days())
+def test_a_cheaper_variant_first_and_none_second(rungs: list[Rung], day: list[Snapshot]) -> None:
+    """It sheds only where a guard wants nothing computed, and only from the last rung, after it was given its time."""
+    stances = [Stance(), *lived(rungs, day)]
+    since_s = float("-inf") if len(rungs) == 1 else None
+    for (before, after), snapshot in zip(pairwise(stances), day, strict=True):
+        if after.shed and not before.shed:
+            assert since_s is not None
+            assert snapshot.at_s - since_s >= PATIENCE.settle_s
+            assert after.word is not None
+            assert after.word.advice is Advice.SHED
+        if place(after) != place(before):
+            since_s = snapshot.at_s if place(after) == len(rungs) - 1 else None
+
+
+@given(RUNGS, days())
+def test_a_replay_says_the_same(rungs: list[Rung], day: list[Snapshot]) -> None:
+    assert lived(rungs, day) == lived(rungs, day)
+
+
+@given(st.floats(20, 100), st.floats(0, 30), st.floats(-1, 1), st.floats(0, 1))
+def test_hotter_never_asks_for_more(hottest_c: float, more_c: float, rise: float, steeper: float) -> None:
+    def advice(at_c: float, rise_c_per_s: float) -> Advice:
+        return heat(Snapshot(temperature_c={"soc": Measured(at_c, "")}), rise_c_per_s, LIMITS).advice
+
+    assert advice(hottest_c + more_c, rise + steeper) <= advice(hottest_c, rise)
+
+
+@given(RUNGS, st.floats(20, 100), st.floats(0, 30), st.booleans())
+def test_where_it_comes_to_stand_is_monotone_in_heat(
+    rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool
+) -> None:
+    """Wherever it began, the hotter of two lasting temperatures never leaves a device higher up."""
+    begin = [Snapshot(at_s=at, temperature_c={"soc": Measured(90, "")}) for at in range(60)] if hot_before else []
+
+    def comes_to(at_c: float) -> int:
+        lasting = [Snapshot(at_s=60 + 5 * at, temperature_c={"soc": Measured(at_c, "")}) for at in range(400)]
+        return place(lived(rungs, begin + lasting)[-1])
+
+    assert comes_to(hottest_c + more_c) >= comes_to(hottest_c)
+
+
+@given(RUNGS, days())
+def test_calm_leads_back_to_the_best(rungs: list[Rung], day: list[Snapshot]) -> None:
+    calm = Snapshot(temperature_c={"soc": Measured(40, "")}, memory_available_bytes=Measured(4096 * MB, ""))
+    end_s = day[-1].at_s
+    steps = len(rungs) * 32 * int(PATIENCE.dwell_s)  # the longest that a step may be waited for
+    assert lived(rungs, day + [_at(calm, end_s + 5 * at) for at in range(1, steps // 5 + 20)])[-1].rung == 0
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 4))
+def test_the_emptier_the_thriftier(charge: float, more: float, rungs: int, stands: int) -> None:
+    def advice(share: float) -> Advice:
+        return battery(Snapshot(battery_share=Measured(share, "")), min(stands, rungs), rungs, LIMITS).advice
+
+    assert advice(charge) <= advice(min(1.0, charge + more))
+
+
+RUNS_MS = st.lists(st.floats(0.1, 100), min_size=1, max_size=4).map(lambda runs_ms: sorted(runs_ms, reverse=True))
+TIMES_MS = st.floats(0, 200)
+FOUR = {"min_size": 4, "max_size": 4}
+PRICES = st.builds(
+    Prices,
+    st.lists(st.floats(0.1, 100), **FOUR).map(tuple),
+    st.lists(st.floats(0, 1), **FOUR).map(tuple),
+    st.floats(0, 100),
+)
+
+
+@given(RUNS_MS, st.floats(0, 1), TIMES_MS, TIMES_MS, TIMES_MS | st.just(math.inf), st.none() | PRICES)
+def test_whoever_can_be_in_time_is(  # noqa: PLR0917
+    runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: Prices | None
+) -> None:
+    """Also with the full model's answer, where that can be; whatever energy says."""
+    done_ms = wait_ms + runs_ms[in_time(runs_ms, busy, wait_ms, left_ms, link_ms, prices=prices)]
+    soonest_ms = wait_ms + runs_ms[-1]
+    if soonest_ms + link_ms <= left_ms:
+        assert done_ms + link_ms <= left_ms
+    elif soonest_ms <= left_ms:
+        assert done_ms <= left_ms
+    else:
+        assert done_ms == soonest_ms
+
+
+@given(RUNS_MS, TIMES_MS, st.floats(-50, 200), st.floats(0, 50))
+def test_more_time_is_never_a_worse_variant(
+    runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float
+) -> None:
+    assert in_time(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= in_time(runs_ms, 0.0, wait_ms, left_ms)
+
+
+@given(RUNS_MS, st.floats(0, 1), st.floats(0, 1), TIMES_MS, TIMES_MS)
+def test_the_busier_the_cheaper(runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float) -> None:
+    """While there is time for the full model."""
+    if runs_ms[0] + link_ms <= left_ms:
+        least, most = sorted((busy, more))
+        assert in_time(runs_ms, least, 0.0, left_ms, link_ms) <= in_time(runs_ms, most, 0.0, left_ms, link_ms)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Rung,
+            st.uuids().map(str),
+            st.floats(0.1, 100),
+            st.none() | st.floats(0.1, 100),
+            st.integers(0, 100 * MB),
+            st.floats(0, 1),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_each_rung_is_quicker_and_thriftier_than_all_above_it(rungs: list[Rung]) -> None:
+    kept = ladder(rungs)
+    assert max(rung.merit for rung in rungs) == kept[0].merit
+    assert min(rung.row_ms for rung in rungs) == kept[-1].row_ms or any(rung.energy_mj is not None for rung in rungs)
+    for at, rung in enumerate(kept):
+        for better in kept[:at]:
+            assert rung.merit <= better.merit
+            assert rung.row_ms < better.row_ms
+            if rung.energy_mj is not None and better.energy_mj is not None:
+                assert rung.energy_mj < better.energy_mj

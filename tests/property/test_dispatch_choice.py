@@ -1,0 +1,105 @@
+"""Which executor a batch goes to, whatever they are like."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_gateway.executors.dispatch.budgets import WINDOW_S, Energy, Memory
+from firstline_gateway.executors.dispatch.choice import Candidate, choose, wait_s
+
+seconds = st.floats(0, 100)
+candidate = st.builds(
+    Candidate,
+    name=st.integers(0, 9),
+    wait_s=seconds,
+    run_s=st.none() | seconds,
+    under_way=st.integers(0, 20),
+    trusted=st.booleans(),
+    memory_bytes=st.floats(0, 1e9),
+    free_bytes=st.floats(-1e9, 1e9) | st.just(math.inf),
+    energy_j=st.floats(0, 100),
+    left_j=st.floats(-100, 100) | st.just(math.inf),
+)
+
+
+@given(st.lists(candidate, max_size=8))
+def test_the_earliest_within_the_budgets_is_chosen(candidates: list[Candidate[int]]) -> None:
+    chosen = choose(candidates)
+    fitting = [each for each in candidates if each.memory_bytes <= each.free_bytes and each.energy_j <= each.left_j]
+    if chosen is None:
+        assert not fitting, "somebody had room"
+        return
+    assert chosen in fitting, "never one over its budget while another fits, nor else"
+    trusted = [each for each in fitting if each.trusted]
+    assert chosen.trusted or not trusted
+    assert chosen.done_s == min(each.done_s for each in (trusted or fitting))
+
+
+@given(st.lists(seconds, max_size=30), st.integers(1, 8))
+def test_a_slot_is_free_when_enough_of_them_have_ended(left_s: list[float], slots: int) -> None:
+    found_s = wait_s(left_s, slots)
+    if len(left_s) < slots:
+        assert found_s == 0
+    else:
+        assert found_s <= sum(left_s) / slots * (1 + 1e-9), "the earliest of the slots is no later than their mean"
+        assert found_s >= min(left_s)
+
+
+@given(st.lists(st.floats(0.001, 0.1), min_size=2, max_size=5), st.integers(1, 3), st.integers(1, 200))
+def test_many_at_once_do_not_run_to_the_same_one(run_s: list[float], slots: int, batches: int) -> None:
+    """Each choice adds to what is under way, which the next one sees: nobody could have gone elsewhere and be done
+    earlier, and the work of all ends within one batch of what a perfect division would take."""
+    given_to: dict[int, list[float]] = {name: [] for name in range(len(run_s))}
+    ends_s = []
+    for _ in range(batches):
+        candidates = [
+            Candidate(name, wait_s(given_to[name], slots), each, len(given_to[name])) for name, each in enumerate(run_s)
+        ]
+        chosen = choose(candidates)
+        assert chosen is not None
+        ends_s.append(chosen.done_s)
+        given_to[chosen.name].append(run_s[chosen.name])
+    rate = sum(slots / each for each in run_s)
+    assert max(ends_s) <= batches / rate + max(run_s) + 1e-9
+    assert ends_s == sorted(ends_s), "later ones are done later: none was passed by"
+
+
+def test_equals_have_equal_parts() -> None:
+    given_to: Counter[int] = Counter()
+    for _ in range(9):
+        chosen = choose(Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3))
+        assert chosen is not None
+        given_to[chosen.name] += 1
+    assert set(given_to.values()) == {3}
+
+
+@given(
+    st.floats(0.1, 1000),
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 500)), min_size=1, max_size=60),
+)
+def test_energy_stays_within_the_average_and_one_batch(budget_w: float, asked: list[tuple[float, float]]) -> None:
+    energy, now_s, spent_j, largest_j = Energy(budget_w), 0.0, 0.0, 0.0
+    for pause_s, joules in asked:
+        now_s += pause_s
+        if joules <= energy.left_j(now_s):
+            assert energy.wait_s(joules, now_s) == 0
+            energy.spend(joules, now_s)
+            spent_j, largest_j = spent_j + joules, max(largest_j, joules)
+        else:
+            wait = energy.wait_s(joules, now_s)
+            now_s += wait * (1 + 1e-9) + 1e-9
+            assert energy.left_j(now_s) >= joules, "after that wait there is room"
+        assert spent_j <= budget_w * (WINDOW_S + now_s) * (1 + 1e-6) + largest_j
+    assert energy.spent_j == pytest.approx(spent_j)
+
+
+def test_no_budget_is_no_limit() -> None:
+    assert (Energy(0).left_j(0), Memory(0).free_bytes, Memory(0).fits(1e18)) == (math.inf, math.inf, True)
+    small = Memory(100)
+    small.models_bytes, small.batches_bytes = 60, 30
+    assert (small.free_bytes, small.fits(40), small.fits(41)) == (10, True, False)

@@ -1,0 +1,63 @@
+"""The Pareto front: whatever is left out is beaten by something on it, and nothing on it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.profiles import point
+
+from firstline_core.hardware.readings import Absent, Measured, Modelled
+from firstline_core.profile.front import front
+from firstline_core.profile.profile import Point
+
+RIGHT = {"a" * 64: 0.9, "b" * 64: 0.8}
+ENERGY = st.sampled_from([Measured(1.0, "rail"), Measured(2.0, "rail")])
+
+
+@st.composite
+def points(draw: st.DrawFn) -> list[Point]:
+    found = []
+    for threads in range(1, draw(st.integers(1, 6)) + 1):
+        one = point(
+            draw(st.sampled_from([1.0, 2.0, 3.0])), digest=draw(st.sampled_from(sorted(RIGHT))), threads=threads
+        )
+        found.append(replace(one, energy_mj=draw(ENERGY)))
+    return found
+
+
+def _beats(one: Point, other: Point) -> bool:
+    def costs(of: Point) -> tuple[float, float, float]:
+        assert isinstance(of.energy_mj, Measured)
+        return of.query.p50_ms, -RIGHT[of.key.model_digest], of.energy_mj.value
+
+    return costs(one) != costs(other) and all(a <= b for a, b in zip(costs(one), costs(other), strict=True))
+
+
+@given(points())
+def test_what_is_on_it_is_beaten_by_nothing_and_what_is_not_by_something_on_it(among: list[Point]) -> None:
+    found = front(among, RIGHT)
+    best = [one for one in among if one.key in found.keys]
+    assert found.by_energy and best
+    for one in among:
+        assert any(_beats(other, one) for other in best) == (one.key not in found.keys)
+        assert any(_beats(other, one) for other in among) == (one.key not in found.keys)
+
+
+def test_energy_counts_only_where_it_is_known_of_all_in_the_same_way() -> None:
+    slow = replace(point(2.0, threads=1), energy_mj=Measured(1.0, "rail"))
+    for other in (Absent("no sensor"), Modelled(9.0, "stated")):
+        quick = replace(point(1.0, threads=2), energy_mj=other)
+        found = front([slow, quick], RIGHT)
+        assert not found.by_energy and found.keys == {quick.key}
+    assert len(front([slow, replace(quick, energy_mj=Measured(9.0, "rail"))], RIGHT).keys) == 2
+
+
+def test_models_of_unknown_accuracy_batches_and_throttled_points_are_passed_over() -> None:
+    known = point(2.0)
+    throttled, batch = (
+        replace(known, key=replace(known.key, **changed))  # type: ignore[arg-type]
+        for changed in ({"condition": "emulated"}, {"batch": 4})
+    )
+    found = front([known, throttled, batch, point(1.0, digest="c" * 64)], RIGHT)
+    assert found.candidates == (known,) and found.keys == {known.key}

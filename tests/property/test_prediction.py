@@ -1,0 +1,80 @@
+"""The simulated queue against what is known of queues in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.profiles import point
+
+from firstline_core.profile.distribution import distribution
+from firstline_core.profile.predict import Stream, predict, replayed, sojourn
+
+LOADS = st.floats(0.1, 0.6)
+SEEDS = st.integers(0, 2**32 - 1)
+QUERIES = 40_000
+FEW = settings(max_examples=15, deadline=None)
+
+
+@FEW
+@given(load=LOADS, seed=SEEDS)
+def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float, seed: int) -> None:
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / load, QUERIES))
+    service = np.ones(QUERIES)
+    waits = sojourn(arrivals, service, service, 1) - 1
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.25)  # M/D/1
+
+
+@FEW
+@given(load=LOADS, seed=SEEDS)
+def test_exponential_service_stays_exponentially_long(load: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrivals, service = np.cumsum(random.exponential(1 / load, QUERIES)), random.exponential(1, QUERIES)
+    stays = sojourn(arrivals, service, service, 1)
+    p50, p99 = np.quantile(stays, (0.5, 0.99))
+    assert p50 == pytest.approx(np.log(2) / (1 - load), rel=0.2)  # M/M/1
+    assert p99 == pytest.approx(np.log(100) / (1 - load), rel=0.4)
+
+
+@FEW
+@given(seed=SEEDS, servers=st.integers(1, 4))
+def test_a_further_server_makes_nobody_wait_longer(seed: int, servers: int) -> None:
+    random = np.random.default_rng(seed)
+    arrivals, service = np.cumsum(random.exponential(0.5, 500)), random.exponential(1, 500)
+    fewer, more = (sojourn(arrivals, service, service, count) for count in (servers, servers + 1))
+    assert (more <= fewer + 1e-9).all() and (more >= service - 1e-9).all()
+
+
+def test_a_query_that_finds_the_server_free_takes_what_a_rested_one_does() -> None:
+    found = sojourn(np.array([0.0, 10.0, 11.0]), np.full(3, 2.0), np.full(3, 5.0), 1)
+    assert found.tolist() == [5.0, 5.0, 6.0]  # the third waits for 4, and is served for 2
+
+
+def test_a_mix_lies_between_its_kinds_and_the_same_seed_says_the_same() -> None:
+    quick, slow = point(query_ms=1.0), point(query_ms=9.0)
+    mixed = predict([Stream(quick, 20), Stream(slow, 10)], seed=3)
+    assert mixed == predict([Stream(quick, 20), Stream(slow, 10)], seed=3)
+    assert mixed.utilisation == pytest.approx(0.11)
+    assert predict([Stream(quick, 30)], seed=3).mean_ms < mixed.mean_ms < predict([Stream(slow, 30)], seed=3).mean_ms
+
+
+def test_a_load_without_queries_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one stream"):
+        predict([Stream(point(query_ms=1.0), 0.0)])
+
+
+def test_a_query_after_another_models_takes_what_the_turn_costs_more() -> None:
+    turned = replace(point(query_ms=1.0), switched=distribution([0.0015]))
+    arrivals_ms, kinds = np.arange(0.0, 40.0, 10.0), np.array([0, 0, 1, 0])
+    took = replayed([turned, point(query_ms=9.0)], arrivals_ms, kinds, servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 1.0, 9.0, 1.5])
+
+
+def test_a_turn_is_never_taken_for_a_gain() -> None:
+    quicker = replace(point(query_ms=1.0), switched=distribution([0.0005]))
+    assert replayed([quicker, quicker], np.array([0.0, 9.0]), np.array([0, 1]), servers=1, seed=0).tolist() == [
+        1.0,
+        1.0,
+    ]

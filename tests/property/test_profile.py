@@ -1,0 +1,153 @@
+"""Profiles: what is written is read, a sample is told truly by its quantiles, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline_core.errors import ProtocolError
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.profile.distribution import STEPS, Distribution, distribution
+from firstline_core.profile.profile import (
+    FORMAT,
+    LIMIT_BYTES,
+    Key,
+    Moved,
+    Operator,
+    Point,
+    Profile,
+    Server,
+    WarmUp,
+    decode,
+    encode,
+    sweet_spot,
+)
+
+_AMOUNTS = st.floats(0, 1e6)
+_COUNTS = st.integers(0, 2**40)
+DISTRIBUTIONS = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=30).map(distribution)
+_SOME = st.sampled_from([distribution(times) for times in ([1e-7], [1e-3, 10.0], [k / 7 for k in range(1, 31)])])
+"""Few, for they are dear to make: of what is in a point, and is neither reckoned nor drawn from."""
+_READINGS: st.SearchStrategy[Reading] = st.one_of(
+    st.builds(Measured, _AMOUNTS, st.just("energy_uj")),
+    st.builds(Modelled, _AMOUNTS, st.just("stated costs")),
+    st.builds(Absent, st.just("no counter")),
+)
+_KEYS = st.builds(
+    Key,
+    variant=st.sampled_from(["edge-a", "full"]),
+    model_digest=st.sampled_from(["a" * 64, "b" * 64]),
+    provider=st.sampled_from(["CPUExecutionProvider", "tflite"]),
+    threads=st.integers(0, 4),
+    batch=st.integers(1, 32),
+    condition=st.sampled_from(["warm", "sustained", "emulated"]),
+)
+POINTS = st.builds(
+    Point,
+    key=_KEYS,
+    runtime=st.just("onnxruntime 1.23.2"),
+    ran_on=st.just("CPUExecutionProvider"),
+    query=_SOME,
+    rested=_SOME,
+    prepare=_SOME,
+    run=_SOME,
+    offline_per_s=_AMOUNTS,
+    warm_up=st.builds(WarmUp, _AMOUNTS, _AMOUNTS, _COUNTS, _AMOUNTS),
+    moved=st.builds(Moved, _COUNTS, _COUNTS, _COUNTS, _COUNTS),
+    peak_memory_bytes=_READINGS,
+    processor_ms=_AMOUNTS,
+    energy_mj=_READINGS,
+    switched=st.none() | _SOME,
+    server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
+    operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
+)
+PROFILES = st.builds(
+    Profile,
+    bundle=st.just("digits"),
+    version=st.integers(1, 99),
+    machine=st.just("board-1"),
+    fingerprint=st.just("f" * 16),
+    points=st.lists(POINTS, max_size=3, unique_by=lambda point: point.key).map(tuple),
+)
+
+
+@given(PROFILES)
+def test_what_is_written_is_read(profile: Profile) -> None:
+    assert decode(encode(profile), "a file") == profile
+
+
+@given(PROFILES)
+def test_a_reader_passes_over_what_it_does_not_know(profile: Profile) -> None:
+    said = msgspec.to_builtins(profile) | {"something_newer": 1}
+    assert decode(msgspec.json.encode(said), "a file") == profile
+
+
+@given(PROFILES)
+def test_a_profile_of_before_turns_were_measured_is_read(profile: Profile) -> None:
+    said = msgspec.to_builtins(profile)
+    for one in said["points"]:
+        del one["switched"]
+    assert all(one.switched is None for one in decode(msgspec.json.encode(said), "a file").points)
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_refused(content: bytes) -> None:
+    with pytest.raises(ProtocolError, match="a file is no profile"):
+        decode(content, "a file")
+
+
+@given(PROFILES, st.data())
+def test_a_profile_that_was_cut_short_is_refused(profile: Profile, data: st.DataObject) -> None:
+    content = encode(profile)
+    with pytest.raises(ProtocolError):
+        decode(content[: data.draw(st.integers(0, len(content) - 1))], "a file")
+
+
+@given(PROFILES)
+def test_a_newer_format_is_refused(profile: Profile) -> None:
+    with pytest.raises(ProtocolError, match="reads format"):
+        decode(encode(msgspec.structs.replace(profile, format=FORMAT + 1)), "a file")
+
+
+def test_a_huge_file_is_refused() -> None:
+    content = encode(Profile("digits", 1, "board-1", "f", ()))
+    assert decode(content + b" " * (LIMIT_BYTES - len(content)), "a file").bundle == "digits"
+    with pytest.raises(ProtocolError, match="at most"):
+        decode(content + b" " * (LIMIT_BYTES - len(content) + 1), "a file")
+
+
+@given(POINTS)
+def test_a_point_stands_in_a_profile_once(point: Point) -> None:
+    said = msgspec.to_builtins(Profile("digits", 1, "board-1", "f", (point,)))
+    said["points"] = [*said["points"], *said["points"]]
+    with pytest.raises(ProtocolError, match="each point once"):
+        decode(msgspec.json.encode(said), "a file")
+
+
+@given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=500))
+def test_quantiles_are_those_of_the_sample(seconds: list[float]) -> None:
+    found = distribution(seconds)
+    for share, value_ms in ((0.5, found.p50_ms), (0.9, found.p90_ms), (0.99, found.p99_ms)):
+        assert value_ms == pytest.approx(1000 * float(np.quantile(seconds, share)), rel=1e-4)
+    assert found.mean_ms == pytest.approx(1000 * float(np.mean(seconds)), rel=1e-4)
+
+
+@given(DISTRIBUTIONS, st.integers(0, 2**32))
+def test_times_drawn_again_have_the_same_mean_and_bounds(found: Distribution, seed: int) -> None:
+    drawn = found.at(np.random.default_rng(seed).random(4_000))
+    assert drawn.min() >= found.quantiles_ms[0] and drawn.max() <= found.quantiles_ms[-1]
+    spread = found.quantiles_ms[-1] - found.quantiles_ms[0]
+    middle = float(np.mean(found.at(np.linspace(0, 1, 20 * STEPS + 1))))
+    assert abs(drawn.mean() - middle) <= 0.1 * spread + 1e-9
+
+
+@given(st.lists(POINTS, min_size=1, max_size=6))
+def test_the_sweet_spot_is_the_smallest_batch_that_is_nearly_the_best(points: list[Point]) -> None:
+    spot = sweet_spot(points)
+    assert spot is not None
+    enough = 0.95 * max(point.offline_per_s for point in points)
+    assert spot.offline_per_s >= enough
+    assert all(point.offline_per_s < enough for point in points if point.key.batch < spot.key.batch)

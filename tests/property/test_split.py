@@ -1,0 +1,158 @@
+"""Splits: the lower envelope is what trying every way gives, and checkpoints come back as near as they promise."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from firstline.workbench.splitting.checkpoint import Checkpoint
+from firstline_core.errors import ProtocolError
+from firstline_core.planning.split import (
+    FORMAT,
+    LIMIT_BYTES,
+    Cut,
+    Form,
+    Splits,
+    Surroundings,
+    Way,
+    best,
+    decode,
+    encode,
+    stretches,
+    ways,
+)
+
+_MS = st.floats(0, 1e4).map(lambda value: round(value, 3))
+_BYTES = st.integers(1, 10**6).map(float)
+_WAYS = st.lists(st.builds(Way, st.just("split"), _MS, _BYTES, st.text("abc", max_size=3)), max_size=12).flatmap(
+    lambda sent: _MS.map(lambda fixed_ms: [Way("device", fixed_ms, 0.0), *sent])
+)
+_FORMS = st.builds(
+    Form,
+    st.sampled_from(["fp32", "fp16", "int8"]),
+    _BYTES,
+    _BYTES,
+    _MS,
+    _MS,
+    st.floats(0, 1),
+    st.none() | st.floats(-1, 1),
+)
+_SPLITS = st.builds(
+    Splits,
+    bundle=st.just("digits"),
+    version=st.integers(1, 9),
+    model=st.just("full"),
+    model_digest=st.just("a" * 64),
+    runtime=st.just("CPUExecutionProvider"),
+    threads=st.just(1),
+    prepare_ms=_MS,
+    model_ms=_MS,
+    input_bytes=_BYTES,
+    rows=st.just(3),
+    points=st.just(3),
+    cuts=st.lists(
+        st.builds(Cut, st.text(max_size=9), st.just((1, 4)), _MS, _MS, st.lists(_FORMS, max_size=3).map(tuple)),
+        max_size=3,
+    ).map(tuple),
+)
+_IMAGES = arrays.arrays(
+    np.float32,
+    st.tuples(st.just(1), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)),
+    elements=st.floats(-1e4, 1e4, width=32),
+)
+
+
+@given(_WAYS, st.floats(1, 1e9))
+def test_the_envelope_is_what_trying_every_way_gives(of: list[Way], bytes_per_s: float) -> None:
+    found = stretches(of)
+    assert found[0].from_bytes_per_s == 0.0
+    assert found[-1].to_bytes_per_s == math.inf
+    assert all(one.to_bytes_per_s == other.from_bytes_per_s for one, other in pairwise(found))
+    [stretch] = [one for one in found if one.from_bytes_per_s <= bytes_per_s < one.to_bytes_per_s]
+    quickest_ms = best(of, bytes_per_s).latency_ms(bytes_per_s)
+    assert stretch.way.latency_ms(bytes_per_s) == pytest.approx(quickest_ms, rel=1e-6, abs=1e-6)
+
+
+@given(_WAYS)
+def test_the_narrower_the_link_the_less_is_sent(of: list[Way]) -> None:
+    sent = [stretch.way.sent_bytes for stretch in stretches(of)]
+    assert sent == sorted(sent)
+
+
+@given(_SPLITS, st.builds(Surroundings, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
+def test_ways_are_the_sums_of_what_was_measured(splits: Splits, around: Surroundings) -> None:
+    device, sent, *cut = ways(splits, around)
+    whole_ms = splits.prepare_ms + splits.model_ms
+    assert device.latency_ms(0.0) == device.fixed_ms == pytest.approx(around.device_slowdown * whole_ms)
+    assert sent.latency_ms(1000 * splits.input_bytes) == pytest.approx(
+        around.gateway_slowdown * whole_ms + around.round_trip_ms + 1
+    )
+    allowed = [
+        (one, form) for one in splits.cuts for form in one.forms if form.disagreement <= around.most_disagreement
+    ]
+    assert len(cut) == len(allowed)
+    for way, (one, form) in zip(cut, allowed, strict=True):
+        near_ms = around.device_slowdown * (splits.prepare_ms + one.head_ms + form.pack_ms)
+        far_ms = around.gateway_slowdown * (form.unpack_ms + one.tail_ms)
+        assert way.fixed_ms == pytest.approx(near_ms + far_ms + around.round_trip_ms)
+        assert way.latency_ms(0.0) == math.inf
+
+
+@given(_SPLITS)
+def test_what_is_written_is_read(splits: Splits) -> None:
+    assert decode(encode(splits), "a file") == splits
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{}", "a file does not say"), (b"\xff", "a file does not say"), (b" " * (LIMIT_BYTES + 1), "are read")],
+)
+def test_nothing_else_is_taken_for_it(content: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        decode(content, "a file")
+
+
+def test_a_newer_format_is_refused() -> None:
+    splits = Splits("digits", 1, "full", "a" * 64, "onnx", 1, 0.0, 0.0, 1.0, 1, 0)
+    newer = encode(splits).replace(f'"format": {FORMAT}'.encode(), f'"format": {FORMAT + 1}'.encode())
+    with pytest.raises(ProtocolError, match="format 2"):
+        decode(newer, "a file")
+
+
+@given(_IMAGES)
+def test_a_checkpoint_comes_back_as_near_as_its_form_promises(values: np.ndarray) -> None:
+    shape = values.shape
+    for axis in (None, 1, 3):
+        int8 = Checkpoint("int8", shape, axis)
+        others = tuple(one for one in range(4) if one != axis)
+        step = np.ptp(values.astype(np.float64), axis=others, keepdims=True) / 255
+        found = int8.unpack(int8.pack(values))
+        # A step is a number of 32 bits: below the smallest normal one there is none to tell values apart by.
+        near = 0.51 * step + 1e-6 * np.abs(values).max() + np.finfo(np.float32).tiny
+        assert (np.abs(found - values) <= near).all()
+    whole, half = Checkpoint("fp32", shape), Checkpoint("fp16", shape)
+    assert (whole.unpack(whole.pack(values)) == values).all()
+    np.testing.assert_allclose(half.unpack(half.pack(values)), values, rtol=1e-3, atol=1e-4)
+
+
+@given(arrays.arrays(np.uint8, (1, 3, 3)), st.floats(-10, 10), st.floats(1e-3, 10))
+def test_a_quantised_tensor_loses_nothing(codes: np.ndarray, low: float, step: float) -> None:
+    """What the tail makes of it are the integers that the head had."""
+    values = (codes.astype(np.float32) * np.float32(step) + np.float32(low)).astype(np.float32)
+    native = Checkpoint("native", codes.shape, known=(low, low + 255 * step))
+    found = native.unpack(native.pack(values))
+    assert (np.rint((found - np.float32(low)) / np.float32(step)) == codes).all()
+
+
+@given(_IMAGES, st.binary(max_size=200))
+def test_other_bytes_are_refused(values: np.ndarray, content: bytes) -> None:
+    form = Checkpoint("int8", values.shape, 1)
+    for wrong in (content, form.pack(values)[:-1], Checkpoint("fp32", (1, 999)).pack(np.zeros((1, 999), np.float32))):
+        with pytest.raises(ProtocolError, match="checkpoint"):
+            form.unpack(wrong)

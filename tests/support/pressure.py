@@ -1,0 +1,92 @@
+"""An agent as a process that is pressed, and a client that asks it without a pause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class Client:
+    """Asks without a pause, and is told what became of each request.
+
+    Args:
+        url: of the agent.
+        variants: ids by digest.
+    """
+
+    def __init__(self, url: str, variants: Mapping[str, str]) -> None:
+        self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=20)
+        self._variants = variants
+        self._asked = 0
+
+    async def asks(self) -> str:
+        """The variant that answered, or the code of the refusal."""
+        self._asked += 1  # a new row each time, which no cache knows
+        body = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [9 + self._asked / 1000, 0]}],
+            "parameters": {"privacy": "any"},
+        }
+        reply = await self._http.post("/v2/models/small/infer", content=json.dumps(body))
+        said = reply.json()
+        if reply.status_code == 200:
+            return self._variants[said["parameters"]["model_digest"]]
+        assert reply.status_code == 503 and "Retry-After" in reply.headers, said
+        return str(said["code"])
+
+    async def status(self) -> dict[str, Any]:
+        """Of the model's variants."""
+        (model,) = (await self._http.get("/firstline/v1/status")).json()["models"]
+        found: dict[str, Any] = model["variants"]
+        return found
+
+    async def read_at_s(self) -> float:
+        """Monotonic time of the sensors' latest reading."""
+        return float((await self._http.get("/firstline/v1/status")).json()["hardware"]["at_s"])
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+@contextmanager
+def agent_process(
+    folder: Path, settings: str, within: Callable[[Sequence[str]], Sequence[str]] = lambda command: command
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs `edge-agent` with `folder/bundle`; yields the process, and its URL once it is ready.
+
+    Args:
+        folder: for its settings, its state and what it logs.
+        settings: sections of its TOML beside the state directory and the bundle.
+        within: what the command is run by.
+    """
+    about = '[agent]\nstate_dir = "state"\n[models]\ndirectories = ["bundle"]\n'
+    (folder / "edge.toml").write_text(about + settings)
+    command = [sys.executable, "-m", "firstline_edge", "run", "--config", str(folder / "edge.toml")]
+    with (folder / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            within([*command, "--port", "0", "-o", "json"]), stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())["url"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def switches(folder: Path) -> list[tuple[str, bool]]:
+    """What the agent switched to so far, and whether it sheds: from its decision log."""
+    logged = [json.loads(line) for line in (folder / "state" / "decisions.jsonl").read_text().splitlines()]
+    return [(line["to"], line["sheds"]) for line in logged if line["event"] == "switched"]
+
+
+def refusals(folder: Path) -> set[str]:
+    """Codes of what was refused so far."""
+    logged = [json.loads(line) for line in (folder / "state" / "decisions.jsonl").read_text().splitlines()]
+    return {line["code"] for line in logged if line["event"] == "refused"}

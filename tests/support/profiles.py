@@ -1,0 +1,34 @@
+"""Points of a profile that are stated, not measured."""
+
+from __future__ import annotations
+
+from firstline_core.hardware.readings import Absent
+from firstline_core.profile.distribution import distribution
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp
+
+
+def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, threads: int = 1) -> Point:
+    """One that always takes the same."""
+    always = distribution([query_ms / 1000])
+    absent = Absent("Nobody measured it.")
+    return Point(
+        key=Key(variant, digest, "CPUExecutionProvider", threads, 1),
+        runtime="onnxruntime 1.23.2",
+        ran_on="CPUExecutionProvider",
+        query=always,
+        rested=always,
+        prepare=always,
+        run=always,
+        offline_per_s=1000 / query_ms,
+        warm_up=WarmUp(1.0, query_ms, 0, 0.0),
+        moved=Moved(1, 1, 1, 1),
+        peak_memory_bytes=absent,
+        processor_ms=query_ms,
+        energy_mj=absent,
+    )
+
+
+def profile(*query_ms: float, bundle: str = "digits", version: int = 1, machine: str = "bench") -> Profile:
+    """One with a point for each number of threads, from 1 on."""
+    points = tuple(point(each, threads=threads) for threads, each in enumerate(query_ms, 1))
+    return Profile(bundle, version, machine, "f" * 16, points, made_s=1.7e9, agent_version="0.1.0")

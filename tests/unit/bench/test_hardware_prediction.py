@@ -1,0 +1,31 @@
+"""What the prediction's benchmark tells: medians over rounds, of each run against the profiles around it."""
+
+from __future__ import annotations
+
+from hardware.prediction import Round, Trial, figures
+
+
+def _round(measured_ms: float, predicted_ms: float, waited: float) -> Round:
+    times = {"measured_p50_ms": measured_ms, "measured_p99_ms": measured_ms, "predicted_p50_ms": predicted_ms}
+    return Round(
+        queries=300,
+        rate_per_s=10.0,
+        edge_ms=1.0,
+        full_ms=2.0,
+        edge_turn_ms=1.0,
+        full_turn_ms=2.0,
+        predicted_p99_ms=2 * predicted_ms,
+        other_p50_ms=1.0,
+        other_p99_ms=1.0,
+        profile_waited_share=waited,
+        run_waited_share=0.01,
+        **times,
+    )
+
+
+def test_a_round_on_a_disturbed_machine_does_not_move_the_median() -> None:
+    rounds = [_round(1.0, 1.1, 0.0), _round(1.0, 1.1, 0.02), _round(50.0, 1.1, 0.5)]
+    p50, p99, waited = figures([Trial("digits", 1, rounds)])
+    assert (p50.value, p50.holds) == (10.0, True)
+    assert (p99.value, p99.holds) == (120.0, False)
+    assert (waited.value, waited.holds) == (2.0, None)

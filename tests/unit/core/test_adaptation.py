@@ -1,0 +1,192 @@
+"""The guards' words, and the controller's way down and up again, by example."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from firstline_core.adaptation.choice import Prices, in_time
+from firstline_core.adaptation.controller import Controller, Patience
+from firstline_core.adaptation.guards import Advice, Limits, heat, memory, trend_per_s
+from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.hardware.readings import Measured, Modelled
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+
+MB = 1 << 20
+LIMITS = Limits(heat_c=80, heat_margin_c=4, horizon_s=20, memory_reserve_bytes=64 * MB)
+RUNGS = (Rung("large", 40, merit=0.9), Rung("medium", 20, merit=0.8), Rung("small", 5, merit=0.6))
+
+
+def hot(celsius: float, at_s: float = 0.0) -> Snapshot:
+    return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "/sys/temp")})
+
+
+def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
+    return Snapshot(at_s=at_s, memory_available_bytes=Measured(available_bytes, "/proc/meminfo"))
+
+
+@pytest.mark.parametrize(
+    ("celsius", "rise", "advice"),
+    [
+        (60, 0.0, Advice.ROOM),
+        (73, 0.0, Advice.STAY),
+        (60, 0.9, Advice.DOWN),
+        (76, 0.0, Advice.DOWN),
+        (78, 0.0, Advice.CHEAPEST),
+        (80, -1.0, Advice.SHED),
+    ],
+)
+def test_heat_is_taken_seriously_before_the_limit(celsius: float, rise: float, advice: Advice) -> None:
+    assert heat(hot(celsius), rise, LIMITS).advice is advice
+
+
+@pytest.mark.parametrize("cause", ["throttled", "under_voltage"])
+def test_hardware_that_holds_itself_back_gets_the_cheapest_and_still_answers(cause: str) -> None:
+    held_back = Snapshot(temperature_c={"soc": Measured(50, "")}, throttling={cause: Measured(1, "")})
+    word = heat(held_back, 0.0, LIMITS)
+    assert word.advice is Advice.CHEAPEST
+    assert cause in word.reason
+
+
+@pytest.mark.parametrize(
+    ("left_mb", "better_mb", "advice"),
+    [
+        (500, 100, Advice.ROOM),
+        (200, 150, Advice.STAY),  # it fits, and would leave too little
+        (60, 0, Advice.CHEAPEST),
+        (20, 0, Advice.SHED),
+    ],
+)
+def test_memory_is_kept_back(left_mb: int, better_mb: int, advice: Advice) -> None:
+    assert memory(free(left_mb * MB), better_mb * MB, LIMITS).advice is advice
+
+
+@pytest.mark.parametrize(("share", "advice"), [(0.05, Advice.ROOM), (0.3, Advice.CHEAPEST), (0.7, Advice.SHED)])
+def test_waiting_for_memory_counts_however_much_is_left(share: float, advice: Advice) -> None:
+    stalled = Snapshot(memory_available_bytes=Measured(1e9, ""), memory_stalled_share=Measured(share, ""))
+    assert memory(stalled, 0, LIMITS).advice is advice
+
+
+def test_a_modelled_reading_moves_nothing() -> None:
+    guessed = Snapshot(temperature_c={"soc": Modelled(99, "a guess")})
+    assert heat(guessed, 5.0, LIMITS).advice is Advice.ROOM
+
+
+def test_nothing_read_leaves_the_best() -> None:
+    assert Controller(RUNGS, LIMITS).look(NOTHING_READ).rung == 0
+
+
+def test_two_points_are_no_trend() -> None:
+    assert trend_per_s([(0, 1), (1, 9)]) == 0
+    assert trend_per_s([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
+    assert trend_per_s([(3, 1), (3, 2), (3, 3)]) == 0
+
+
+def test_a_trend_is_answered_before_the_limit() -> None:
+    controller = Controller(RUNGS, LIMITS)
+    stances = [controller.look(hot(60 + 0.5 * at, at)) for at in range(30)]
+    first = next(at for at, stance in enumerate(stances) if stance.rung)
+    assert 60 + 0.5 * first < LIMITS.heat_c - LIMITS.heat_margin_c
+    word = stances[first].word
+    assert word is not None
+    assert word.guard == "heat"
+    assert not any(stance.shed for stance in stances)
+
+
+def test_a_step_up_that_was_a_mistake_is_tried_again_ever_more_seldom() -> None:
+    """The best variant heats past what the device can lose; each try is waited for twice as long as the last."""
+    patience = Patience(settle_s=10, dwell_s=20, regret_s=120)
+    controller = Controller(RUNGS[:2], LIMITS, patience)
+    celsius, raised, at_s, rung = 60.0, [], 0.0, 0
+    while at_s < 4000:
+        celsius += ((85 if rung == 0 else 55) - celsius) / 20
+        at_s += 1
+        after = controller.look(hot(celsius, at_s)).rung
+        if after < rung:
+            raised.append(at_s)
+        rung = after
+    gaps = [then - first for first, then in pairwise(raised)]
+    assert len(gaps) >= 4
+    assert gaps[3] > 2 * gaps[1] > 3 * gaps[0] / 2
+    assert len(raised) < 4000 / 300
+
+
+def test_out_of_shedding_it_needs_no_room_only_that_nobody_asks_for_less() -> None:
+    controller = Controller(RUNGS[-1:], LIMITS)
+    assert controller.look(hot(81, 0)).shed
+    assert all(controller.look(hot(74, at)).shed for at in range(1, 20))  # between the bound and room
+    assert not controller.look(hot(74, 21)).shed
+
+
+def test_a_ladder_has_no_rung_that_is_no_way_out() -> None:
+    slower = Rung("slower", 50, energy_mj=10, merit=0.7)
+    thirstier = Rung("thirstier", 10, energy_mj=90, merit=0.7)
+    best = Rung("best", 40, energy_mj=80, merit=0.9)
+    assert ladder([slower, best, thirstier, *RUNGS[1:]]) == (best, *RUNGS[1:])
+    with pytest.raises(ValueError, match="needs a rung"):
+        ladder([])
+
+
+@pytest.mark.parametrize(
+    ("busy", "left_ms", "link_ms", "rung"),
+    [
+        (0.0, 200, 50, 0),
+        (0.5, 200, 50, 1),  # there is time to ask the full model: it gives way to the others
+        (1.0, 200, 50, 2),
+        (0.0, 100, 50, 1),  # the best would be done, and too late to ask the full model
+        (1.0, 54, 50, 1),  # there is no time for that anyhow: only a variant that is sure is in time
+        (1.0, 200, math.inf, 0),
+        (0.0, 30, math.inf, 1),
+        (0.0, 3, 0, 2),
+    ],
+)
+def test_the_best_variant_that_is_in_time(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
+    assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
+
+
+# Answers take 15, 8 and 6 mJ, where asking is no trouble.
+THRIFTY = Prices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "link_ms", "rung"),
+    [
+        (300, 10, 2),
+        (
+            300,
+            200,
+            1,
+        ),  # of the 270 and 295 ms left, a quarter and a third are to spare: so many times as dear is asking
+        (300, 235, 0),  # a seventh and a fifth
+        (300, 262, 2),  # the best has no time for it, and the next one hardly any
+        (54, 50, 1),  # as without prices: none has, so only a variant that is sure is in time
+        (300, math.inf, 0),
+    ],
+)
+def test_the_variant_whose_answers_take_the_least_energy(left_ms: float, link_ms: float, rung: int) -> None:
+    for busy in (0.0, 0.9):
+        assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms, prices=THRIFTY) == rung
+
+
+def test_energy_is_the_runs_and_that_of_asking() -> None:
+    dear = Prices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
+    assert in_time([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
+    assert dear.of(1, 0.0, 100.0) == 26.0 and dear.of(1, 50.0, 100.0) == 46.0
+    assert dear.of(1, 100.0, 100.0) == dear.of(1, 0.0, 0.0) == math.inf and dear.of(0, 100.0, 100.0) == 18.0
+
+
+@pytest.mark.parametrize(
+    ("busy", "left_ms", "link_ms", "rung"),
+    [
+        (1.0, 300, 1000, 1),  # it could wait for several runs, and others wait for it
+        (0.9, 300, 1000, 0),
+        (1.0, 200, 1000, 0),
+        (1.0, 300, math.inf, 0),  # nobody else is asked, so nothing is to be had by a lesser answer
+    ],
+)
+def test_who_could_wait_gives_way_where_the_link_is_too_slow(
+    busy: float, left_ms: float, link_ms: float, rung: int
+) -> None:
+    assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung

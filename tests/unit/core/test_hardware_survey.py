@@ -1,0 +1,210 @@
+"""What a device is: described from boards' files, measured on this machine, and told in JSON of bounded size."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.boards import BOARDS, board
+
+from firstline_core.errors import ProtocolError
+from firstline_core.hardware import survey
+from firstline_core.hardware.bandwidth import bandwidth, buffer_bytes
+from firstline_core.hardware.catalogue import FORMAT, LIMIT_BYTES, Catalogue, Engine, ThermalZone, decode, encode
+from firstline_core.hardware.disk import measured, storage
+from firstline_core.hardware.engine_trial import trial
+from firstline_core.hardware.engines import tried
+from firstline_core.hardware.readings import Measured
+from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.words import catalogue_lines, sensor_lines
+
+
+def described(name: str, root: Path) -> Catalogue:
+    with board(name, root):
+        return survey.described(Tree(root), root)
+
+
+def test_a_raspberry_pi(tmp_path: Path) -> None:
+    found = described("raspberry-pi-4", tmp_path)
+    assert found.board == "Raspberry Pi 4 Model B Rev 1.4"
+    cpu = found.processor
+    assert (cpu.model, cpu.cores, cpu.usable_cores, cpu.rated_hz) == ("Cortex-A72", 4, 4.0, 1.5e9)
+    assert cpu.instruction_sets == ("neon",)
+    assert found.memory.total_bytes == 3885396 << 10
+    assert found.thermal_zones == (ThermalZone("cpu-thermal", None, 110.0),)
+    kinds = [(link.name, link.kind, link.up) for link in found.links]
+    assert kinds == [("eth0", "ethernet", False), ("wlan0", "wifi", True), ("lo", "loopback", True)]
+
+
+def test_a_newer_processor_says_what_it_can_do(tmp_path: Path) -> None:
+    assert described("raspberry-pi-5", tmp_path).processor.instruction_sets == ("neon", "asimdhp", "asimddp")
+
+
+def test_a_jetson(tmp_path: Path) -> None:
+    found = described("jetson-orin-nano", tmp_path)
+    assert found.board == "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit"
+    assert [(one.kind, one.source) for one in found.accelerators] == [("gpu", "/dev/nvgpu/igpu0")]
+    assert ThermalZone("cpu-thermal", 99.0, 104.5) in found.thermal_zones
+    assert [(one.name, one.measures) for one in found.power_sources] == [
+        ("VDD_IN", True), ("VDD_CPU_GPU_CV", True), ("VDD_SOC", False),
+    ]  # fmt: skip
+    assert [(link.name, link.kind) for link in found.links] == [
+        ("wlP1p1s0", "wifi"), ("wwan0", "cellular"), ("lo", "loopback"),
+    ]  # fmt: skip
+
+
+def test_a_laptop(tmp_path: Path) -> None:
+    found = described("laptop", tmp_path)
+    assert found.board == "LENOVO 20XW00"
+    assert {"avx2", "avx512_vnni"} <= set(found.processor.instruction_sets)
+    kinds = {(one.name, one.kind) for one in found.power_sources}
+    assert {("AC", "mains"), ("BAT0", "battery"), ("psys", "rapl")} <= kinds
+    assert "hidpp_battery_0" not in {name for name, _ in kinds}
+    assert ("docker0", "virtual") in {(link.name, link.kind) for link in found.links}
+
+
+def test_a_control_group_limits_what_may_be_used(tmp_path: Path) -> None:
+    found = described("virtual-machine", tmp_path)
+    assert (found.processor.cores, found.processor.usable_cores) == (2, 1.5)
+    assert found.processor.last_cache_bytes == 32 << 20
+    assert (found.memory.total_bytes, found.memory.limit_bytes) == (24684084 << 10, 512 << 20)
+    assert {"amx_int8", "avx512_bf16"} <= set(found.processor.instruction_sets)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_travels_and_is_told_in_words(tmp_path: Path, name: str) -> None:
+    found = described(name, tmp_path)
+    assert decode(encode(found), "it") == found
+    assert not found.measured
+    assert "--measure" in catalogue_lines(found)[-1]
+    empty = tmp_path / "empty"
+    for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
+        file.write_bytes(b"\xff")
+    decode(encode(survey.described(Tree(tmp_path), tmp_path)), "it")
+    assert "/proc/meminfo" in survey.described(Tree(empty), empty).notes[0]
+
+
+def test_readings_are_told_in_units_that_people_read() -> None:
+    lines = sensor_lines(Snapshot(memory_available_bytes=Measured(22984700000.0, "/proc/meminfo")))
+    assert "memory      21.4 GiB left" in lines
+    assert any(line.startswith("temperature absent") for line in sensor_lines(Snapshot()))
+
+
+def test_another_board_has_another_fingerprint(tmp_path: Path) -> None:
+    found = {described(name, tmp_path / name).fingerprint for name in BOARDS}
+    assert len(found) == len(BOARDS)
+    again = described(BOARDS[0], tmp_path / "again")
+    assert again.fingerprint in found
+
+
+def test_what_was_measured_stays_and_what_changes_by_itself_does_not(tmp_path: Path) -> None:
+    now = described("raspberry-pi-5", tmp_path)
+    assert now.storage is not None
+    engines = (Engine("onnx", "CPUExecutionProvider", True, "It ran.", 12.0),)
+    kept = replace(now, engines=engines, links=(), measured=True, storage=replace(now.storage, sync_s=0.004))
+    found = survey.refreshed(kept, now)
+    assert (found.engines, found.links, found.measured) == (engines, now.links, True)
+    assert found.storage is not None
+    assert found.storage.sync_s == 0.004
+    assert found.engine("onnx", "CPUExecutionProvider") is engines[0]
+    assert found.engine("tflite", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "no catalogue"),
+        (b"[]", "no catalogue"),
+        (b"\xff", "no catalogue"),
+        (b" " * (LIMIT_BYTES + 1), "at most"),
+    ],
+)
+def test_what_is_no_catalogue_is_refused_in_a_sentence(content: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode(content, "hardware.json")
+
+
+def test_a_catalogue_of_a_newer_version_is_passed_over_or_refused(tmp_path: Path) -> None:
+    found = msgspec.to_builtins(described("laptop", tmp_path))
+    assert decode(msgspec.json.encode(found | {"smell": "burnt"}), "it").board == "LENOVO 20XW00"
+    with pytest.raises(ProtocolError, match=f"format {FORMAT + 1}"):
+        decode(msgspec.json.encode(found | {"format": FORMAT + 1}), "it")
+
+
+def test_arrays_are_larger_than_the_cache_and_small_beside_the_memory() -> None:
+    assert buffer_bytes(8 << 20, 8 << 30) == 32 << 20
+    assert buffer_bytes(32 << 20, 32 << 30) == 128 << 20
+    assert buffer_bytes(None, 8 << 30) == 32 << 20
+    assert buffer_bytes(32 << 20, 128 << 20) == (128 << 20) // 24
+    assert buffer_bytes(32 << 20, 0) == 1 << 20
+
+
+def test_bandwidth_is_bytes_over_the_median_of_the_repeats() -> None:
+    ticks = itertools.count(0.0, 0.001)
+    found = bandwidth(1 << 20, lambda: next(ticks))
+    assert found.repeats == 7
+    assert found.copy_bytes_per_s == pytest.approx(2 * (1 << 20) / 0.001)
+    assert found.triad_bytes_per_s == pytest.approx(5 * (1 << 20) / 0.001)
+
+
+def test_a_slow_memory_is_measured_for_a_bounded_time() -> None:
+    ticks = itertools.count(0.0, 1.0)
+    assert bandwidth(1 << 20, lambda: next(ticks)).repeats == 1
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    found = storage(Tree(), tmp_path)
+    assert found is not None
+    assert found.file_system
+    small = measured(replace(found, free_bytes=32 << 20), tmp_path)  # 2 MiB are written
+    assert small.write_bytes_per_s and small.read_bytes_per_s and small.sync_s is not None
+    assert list(tmp_path.iterdir()) == []
+    assert measured(replace(found, free_bytes=0), tmp_path).write_bytes_per_s is None
+    assert storage(Tree(), tmp_path / "absent") is None
+
+
+def test_the_processor_runs_the_trial_model() -> None:
+    found = trial("onnx", "CPUExecutionProvider")
+    assert found.works
+    assert found.first_run_ms is not None
+
+
+def test_a_provider_that_is_listed_and_leaves_the_work_to_the_processor_does_not_work() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if "AzureExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("this build of ONNX Runtime lists no provider that runs nothing")
+    found = trial("onnx", "AzureExecutionProvider")
+    assert not found.works
+    assert "to the processor" in found.reason
+
+
+@pytest.mark.tflite
+def test_the_interpreter_runs_the_trial_model() -> None:
+    assert trial("tflite", "cpu").works
+
+
+@pytest.mark.tflite
+def test_a_delegate_without_its_library_does_not_work() -> None:
+    found = tried("tflite", "vx")
+    assert not found.works
+    assert "libvx_delegate.so" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("print('hello')", "nothing that makes sense"),
+        ("import time; time.sleep(60)", "did not end within"),
+    ],
+)
+def test_an_engine_that_takes_its_process_down_is_one_that_does_not_work(code: str, why: str) -> None:
+    limit_s = 0.2 if "sleep" in code else 60.0
+    found = tried("onnx", "BrokenExecutionProvider", limit_s=limit_s, trial=("-c", code))
+    assert not found.works
+    assert why in found.reason

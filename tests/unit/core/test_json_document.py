@@ -1,0 +1,41 @@
+"""What is read from other processes is bounded, typed, and of a format that is known."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Struct
+
+from firstline_core.errors import ProtocolError
+from firstline_core.json_document import read_json_document
+
+
+class Note(Struct):
+    text: str
+    format: int = 1
+
+
+class Plain(Struct):
+    text: str
+
+
+def _read(content: bytes, kind: type[Note] | type[Plain] = Note) -> Note | Plain:
+    return read_json_document(content, kind, where="note.json", limit_bytes=40, known=1, fault="is no note")
+
+
+@pytest.mark.parametrize("kind", [Note, Plain])
+def test_what_is_not_known_is_passed_over(kind: type[Note] | type[Plain]) -> None:
+    assert _read(b'{"text": "a", "newer": 1}', kind) == kind("a")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{}", "note.json is no note: Object missing required field `text`"),
+        (b"\xff", "note.json is no note"),
+        (b'{"text": "a", "format": 2}', "note.json has format 2; this version of Firstline reads format 1."),
+        (b" " * 41, "note.json has 41 bytes; at most 40 are read."),
+    ],
+)
+def test_everything_else_is_refused_with_its_reason(content: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said.replace(".", r"\.")):
+        _read(content)

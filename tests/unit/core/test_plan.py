@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import structs
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Processor
+from firstline_core.hardware.readings import Absent, Modelled
+from firstline_core.planning.plan import Link, plan
+from firstline_core.planning.split import Cut, Form, Splits
+from firstline_core.planning.words import plan_lines
+from firstline_core.profile.distribution import distribution
+from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp
+
+_MANIFEST = open_bundle(Path(__file__).parents[3] / "models/digits/bundle").manifest
+_CPU = "CPUExecutionProvider"
+_MACHINE = Catalogue("f" * 16, "a board", "6.1", Processor("", "x86_64", 2, 2.0), Memory(2**30), measured=True)
+
+
+def _point(
+    variant: str, ms: float, *, provider: str = _CPU, threads: int = 1, batch: int = 1, rate: float = 100.0
+) -> Point:
+    model = next(model for model in _MANIFEST.models if model.id == variant)
+    took = distribution([ms / 1000] * 9)
+    return Point(
+        key=Key(variant, model.digest, provider, threads, batch),
+        runtime="onnxruntime 1",
+        ran_on=provider,
+        query=took,
+        rested=took,
+        prepare=distribution([ms / 4000]),
+        run=took,
+        offline_per_s=rate,
+        warm_up=WarmUp(1, 1, 1, 1),
+        moved=Moved(120, 256, 40, 2825),
+        peak_memory_bytes=Absent("nobody looked"),
+        processor_ms=ms,
+        energy_mj=Modelled(2.0, "stated costs"),
+        operators=(Operator("Conv", 3, ms / 2, provider), Operator("Softmax", 1, ms / 10, _CPU)),
+    )
+
+
+def _profile(*points: Point) -> Profile:
+    return Profile("digits", 1, "board-1", "f" * 16, points)
+
+
+def _splits() -> Splits:
+    form = Form("int8", 72, 60, 0.01, 0.01, 0.0)
+    cuts = (Cut("pixels", (1, 64), 0.1, 0.9, (form,)),)
+    return Splits("digits", 1, "full", _MANIFEST.full_digest, _CPU, 1, 0.5, 1.0, 120, 10, 3, cuts)
+
+
+def test_the_quickest_way_to_run_a_variant_with_the_fewest_threads() -> None:
+    found = plan(
+        _MANIFEST,
+        _profile(_point("edge-onnx", 2.0), _point("edge-onnx", 1.0, threads=2), _point("edge-onnx", 0.98, threads=4)),
+    )
+    assert found.chosen is not None
+    assert (found.chosen.threads, found.chosen.row_ms) == (2, 1.0)
+    assert [other.threads for other in found.others] == [4, 1]
+
+
+def test_without_a_link_the_bundles_own_order_decides_between_variants() -> None:
+    found = plan(_MANIFEST, _profile(_point("edge-tflite-int8", 0.1, provider="tflite"), _point("edge-onnx", 5.0)))
+    assert found.chosen is not None
+    assert found.chosen.variant == "edge-onnx"
+    assert any("own order decides" in sentence for sentence in found.open)
+
+
+def test_over_a_stated_link_the_time_to_answer_decides() -> None:
+    """edge-onnx keeps 76 %; a variant that keeps all but is slow wins over a slow link, and loses over a quick one."""
+    first = _MANIFEST.edge[0]
+    assert first.certificate is not None
+    second = structs.replace(
+        _MANIFEST.edge[1],
+        certificate=structs.replace(first.certificate, kept=1.0, edge_digest=_MANIFEST.edge[1].digest),
+    )
+    manifest = structs.replace(_MANIFEST, edge=(first, second))
+    points = (_point(first.id, 1.0), _point(second.id, 4.0, provider="tflite"), _point("full", 500.0))
+    chosen = {}
+    for round_trip_ms in (1.0, 100.0):
+        found = plan(manifest, _profile(*points), splits=_splits(), link=Link(1e6, round_trip_ms))
+        assert found.chosen is not None
+        assert found.chosen.expected_ms is not None
+        chosen[round_trip_ms] = (found.chosen.variant, round(found.chosen.expected_ms, 6))
+    assert chosen == {1.0: (first.id, round(1.0 + 0.24 * (1.0 + 1.5 + 0.12), 6)), 100.0: (second.id, 4.0)}
+
+
+def test_what_does_not_work_here_is_passed_over_and_said() -> None:
+    broken = structs.replace(_MACHINE, engines=(Engine("onnx", "CUDAExecutionProvider", False, "No such device."),))
+    points = (_point("edge-onnx", 0.1, provider="CUDAExecutionProvider"), _point("edge-onnx", 3.0))
+    found = plan(_MANIFEST, _profile(*points), broken)
+    assert found.chosen is not None
+    assert found.chosen.provider == _CPU
+    assert "CUDAExecutionProvider is passed over: No such device." in found.open
+
+
+def test_who_runs_which_operators() -> None:
+    found = plan(_MANIFEST, _profile(_point("edge-onnx", 1.0, provider="XnnpackExecutionProvider")))
+    assert [(share.provider, share.nodes, share.kinds) for share in found.partition] == [
+        ("XnnpackExecutionProvider", 3, ("Conv",)),
+        (_CPU, 1, ("Softmax",)),
+    ]
+
+
+def test_the_smallest_batch_that_is_nearly_as_good() -> None:
+    batches = [_point("edge-onnx", 1.0, batch=rows, rate=rate) for rows, rate in ((1, 100), (4, 390), (16, 400))]
+    assert plan(_MANIFEST, _profile(*batches)).batch == 4
+
+
+def test_what_travels_is_the_smaller_of_input_and_tensor() -> None:
+    full = _point("full", 1.0)
+    small = structs.replace(full, moved=Moved(5000, 256, 40, 1))
+    for point, form in ((full, "encoded"), (small, "tensor")):
+        carried = plan(_MANIFEST, _profile(point)).carried
+        assert carried is not None
+        assert carried.form == form
+
+
+def test_a_device_that_is_slow_sends_its_input() -> None:
+    slow = plan(_MANIFEST, _profile(_point("full", 1500.0)), splits=_splits(), link=Link(1e6, 1.0))
+    assert slow.full is not None
+    assert slow.full.way is not None
+    assert slow.full.way.kind == "input"
+    quick = plan(_MANIFEST, _profile(_point("full", 1.5)), splits=_splits(), link=Link(1e6, 1.0))
+    assert quick.full is not None
+    assert quick.full.way is not None
+    assert quick.full.way.kind == "device"
+
+
+def test_what_was_not_measured_is_said() -> None:
+    found = plan(_MANIFEST, None)
+    assert found.chosen is None
+    assert any(sentence.startswith("No profile") for sentence in found.open)
+    other = plan(_MANIFEST, structs.replace(_profile(_point("edge-onnx", 1.0)), fingerprint="other"), _MACHINE)
+    assert any("another machine" in sentence for sentence in other.open)
+    assert any("'edge-tflite-int8' was not measured" in sentence for sentence in other.open)
+    stale = structs.replace(_point("edge-onnx", 1.0), key=Key("edge-onnx", "0" * 64, _CPU, 1, 1))
+    assert plan(_MANIFEST, _profile(stale)).chosen is None
+    elsewhere = structs.replace(_splits(), model_digest="0" * 64)
+    assert plan(_MANIFEST, None, splits=elsewhere).full is None
+
+
+def test_a_plan_in_words_names_its_figures() -> None:
+    text = "\n".join(
+        plan_lines(
+            plan(_MANIFEST, _profile(_point("edge-onnx", 1.0), _point("full", 9.0)), splits=_splits(), link=Link(1e6))
+        )
+    )
+    assert (
+        "run       edge-onnx by CPUExecutionProvider, 1 thread(s): 1 ms a row (p99 1), 100 rows/s, 2 mJ modelled"
+        in text
+    )
+    assert "keeps 76% under its certificate" in text
+    assert "the input is 120 bytes as it came, its tensor 256 bytes" in text
+    assert "open      The round trip to the gateway is not stated" in text

@@ -1,0 +1,145 @@
+"""A profile as it is measured: by real runs of small models, each in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.bundles import variant_bundle
+
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.hardware.readings import Absent, Measured, Modelled
+from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.profile.energy import joules
+from firstline_core.profile.measure import Wanted, keys, measure_profile, profile_path, read_profile
+from firstline_core.profile.operators import operators
+from firstline_core.profile.profile import Profile
+from firstline_core.profile.scenarios import steady_from
+from firstline_core.profile.words import profile_lines
+
+ONE = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, joules_per_core_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    found: Bundle = variant_bundle(tmp_path_factory.mktemp("profile") / "bundle", "small", "large")
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(bundle: Bundle) -> Path:
+    return profile_path(bundle.path.parent, bundle.manifest.name, "bench")
+
+
+@pytest.fixture(scope="module")
+def measured(bundle: Bundle, path: Path) -> Profile:
+    return measure_profile(bundle, path, ONE, machine="bench")
+
+
+class TestMeasuring:
+    def test_a_point_tells_what_a_query_takes_and_its_parts(self, measured: Profile) -> None:
+        (point,) = measured.points
+        assert (point.key.variant, point.key.threads, point.key.batch) == ("small", 1, 1)
+        assert point.ran_on == "CPUExecutionProvider"
+        assert point.query.count >= 5
+        parts_ms = point.prepare.mean_ms + point.run.mean_ms
+        assert point.query.mean_ms == pytest.approx(parts_ms, rel=0.01)
+        assert point.offline_per_s == pytest.approx(1000 / point.query.mean_ms, rel=0.01)
+        assert point.server is not None and point.warm_up.load_ms > 0
+
+    def test_operators_come_from_the_runtimes_own_trace(self, measured: Profile, bundle: Bundle) -> None:
+        (point,) = measured.points
+        assert {one.provider for one in point.operators} == {"CPUExecutionProvider"}
+        assert sum(one.query_ms for one in point.operators) < 100 * point.run.p99_ms
+        assert point.operators_absent == ""
+
+    def test_energy_is_modelled_where_a_cost_is_stated_and_no_sensor_measures(self, measured: Profile) -> None:
+        (point,) = measured.points
+        if isinstance(point.energy_mj, Modelled):  # a machine with RAPL measures
+            assert point.energy_mj.value == pytest.approx(2.0 * point.processor_ms, rel=0.01)
+        else:
+            assert isinstance(point.energy_mj, Measured)
+
+    def test_it_is_written_down_with_what_it_was_measured_on(self, measured: Profile, path: Path) -> None:
+        assert read_profile(path) == measured
+        assert measured.hardware is not None and measured.fingerprint == measured.hardware.fingerprint
+
+    def test_a_second_run_measures_only_what_is_not_known(self, measured: Profile, bundle: Bundle, path: Path) -> None:
+        told: list[tuple[int, int, str]] = []
+        again = measure_profile(
+            bundle, path, dataclasses.replace(ONE, variants=("small", "large")), machine="bench",
+            progress=lambda done, total, what: told.append((done, total, what)),
+        )  # fmt: skip
+        assert told == [(0, 1, "large, threads 1, batch 1"), (1, 1, "")]
+        assert again.points[0] == measured.points[0]
+        assert [point.key.variant for point in again.points] == ["small", "large"]
+        # `small` was measured by itself; `large` takes turns with it.
+        assert again.points[0].switched is None
+        assert again.points[1].switched is not None and again.points[1].switched.count >= 5
+
+    def test_points_of_another_machine_do_not_hold(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
+        path = tmp_path / "other.json"
+        path.write_bytes(msgspec.json.encode(replace(measured, fingerprint="another")))
+        told: list[int] = []
+        measure_profile(bundle, path, ONE, progress=lambda done, total, what: told.append(total))
+        assert told == [1, 1]
+
+    def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
+        bundle = variant_bundle(tmp_path / "bundle", "small")
+        bundle.file(bundle.manifest.edge[0].artefact).unlink()
+        found = measure_profile(bundle, tmp_path / "p.json", ONE)
+        assert found.points == ()
+        assert "has no" in found.refused[0].reason
+
+    def test_its_lines_name_every_point(self, measured: Profile) -> None:
+        lines = "\n".join(profile_lines(measured))
+        assert "small" in lines and "p99 ms" in lines and "dearest operators" in lines
+
+
+class TestKeys:
+    def test_all_models_with_all_threads_and_batches(self, bundle: Bundle) -> None:
+        found = keys(bundle.manifest, Wanted(batches=(1, 2)), cores=2.0)
+        assert {(key.threads, key.batch) for key in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+        assert len(found) == len(set(found)) == 4 * len(bundle.manifest.models)
+
+    def test_an_unknown_variant_is_refused(self, bundle: Bundle) -> None:
+        with pytest.raises(ConfigError, match="has no model 'other'; it has: small, large"):
+            keys(bundle.manifest, Wanted(variants=("other",)), cores=1.0)
+
+
+class TestSteady:
+    def test_it_begins_where_five_are_as_later_ones(self) -> None:
+        assert steady_from([9.0, 5.0, 3.0, *[1.0] * 20], 1.0) == 1  # the median of 5, 3, 1, 1, 1 is 1
+        assert steady_from([1.0] * 9, 1.0) == 0
+        assert steady_from([9.0] * 9, 1.0) == 9
+
+
+class TestOperators:
+    def test_the_first_run_is_left_out_and_kinds_are_summed(self) -> None:
+        def node(name: str, kind: str, took_us: float) -> dict[str, object]:
+            return {"cat": "Node", "name": f"{name}_kernel_time", "dur": took_us, "args": {"op_name": kind}}
+
+        run = {"cat": "Session", "name": "model_run", "dur": 1}
+        first, later = [node("a", "Conv", 9000.0), run], [node("a", "Conv", 100.0), node("b", "Conv", 200.0), run]
+        (found,) = operators(json.dumps([*first, *later, *later]).encode())
+        assert (found.kind, found.nodes, found.query_ms) == ("Conv", 2, 0.3)
+
+    @pytest.mark.parametrize("trace", [b"", b"{}", b"[]", b'[{"name": 3}]'])
+    def test_what_tells_of_no_run_is_refused(self, trace: bytes) -> None:
+        with pytest.raises(ProtocolError, match="trace"):
+            operators(trace)
+
+
+class TestJoules:
+    def test_packages_are_added_and_their_parts_are_not(self) -> None:
+        before = Snapshot(energy_j={"package-0": Measured(1, "a"), "package-0/core": Measured(1, "b")})
+        after = Snapshot(energy_j={"package-0": Measured(4, "a"), "package-0/core": Measured(2, "b")})
+        assert joules(before, after) == Measured(3, "a")
+
+    def test_no_counter_is_absent(self) -> None:
+        assert isinstance(joules(Snapshot(), Snapshot()), Absent)

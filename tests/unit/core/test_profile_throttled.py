@@ -1,0 +1,120 @@
+"""A machine that is held back: by stops, which are really made, and by heat, which is read from a made-up one."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.bundles import variant_bundle
+
+from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import Absent, Measured, Reading
+from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.profile.front import front
+from firstline_core.profile.measure import Wanted, keys, measure_profile
+from firstline_core.profile.throttled import heat, held_back, settled
+from firstline_core.profile.words import profile_lines
+
+_BUSY = """
+import sys, time
+print("up", flush=True)
+sys.stdin.readline()
+began_s, worked_s = time.monotonic(), time.process_time()
+while time.monotonic() - began_s < 1.0:
+    pass
+print((time.process_time() - worked_s) / (time.monotonic() - began_s))
+"""
+
+
+def _worked_share(share: float) -> float:
+    with subprocess.Popen([sys.executable, "-c", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == b"up\n"
+        with held_back(child, share):
+            said, _ = child.communicate(b"\n")
+    assert child.returncode == 0
+    return float(said)
+
+
+def test_a_process_is_stopped_for_the_rest_of_the_time() -> None:
+    assert 0.02 < _worked_share(0.25) < 0.5
+
+
+def test_points_of_a_share_are_measured_beside_warm_ones_and_again_for_another_share(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, throttled_share=0.5)
+    warm, held = measure_profile(bundle, tmp_path / "p.json", wanted).points
+    assert (warm.key.condition, held.key.condition) == ("warm", "emulated")
+    assert (warm.processor_share, held.processor_share) == (1.0, 0.5)
+    told: list[str] = []
+    profile = measure_profile(
+        bundle,
+        tmp_path / "p.json",
+        dataclasses.replace(wanted, throttled_share=0.25),
+        progress=lambda done, total, what: told.append(what),
+    )
+    assert told == ["small, threads 1, batch 1, emulated", ""]
+    assert [point.processor_share for point in profile.points] == [1.0, 0.25]
+    # Whoever does not ask for throttled points gets none.
+    digest = warm.key.model_digest
+    assert profile.point(digest, threads=1) == warm
+    assert front(profile.points, {digest: 0.9}).candidates == (warm,)
+    assert any("CPU, 25 %" in line for line in profile_lines(profile))
+
+
+def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path)
+    warm, hot = measure_profile(bundle, tmp_path / "p.json", wanted).points
+    assert (warm.heated_s, hot.key.condition) == (0.0, "sustained")
+    assert hot.heated_s >= 0.2  # nothing there measures heat: all of the time
+
+
+def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    wanted = Wanted(threads=(1,), batches=(1, 4), variants=("small",), throttled_share=0.5, sustained_s=60)
+    found = [(key.condition, key.batch) for key in keys(bundle.manifest, wanted, 1.0)]
+    assert found == [("warm", 1), ("warm", 4), ("emulated", 1), ("sustained", 1)]
+
+
+@pytest.mark.parametrize("wrong", [{"throttled_share": 1.0}, {"throttled_share": -0.1}, {"sustained_s": 3601.0}])
+def test_shares_and_times_that_are_none_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    with pytest.raises(ConfigError, match=r"between 0 and 1|from 0 to 60 minutes"):
+        keys(bundle.manifest, dataclasses.replace(Wanted(), **wrong), 1.0)  # type: ignore[arg-type]
+
+
+def _seen(temperatures_c: list[float], megahertz: list[float]) -> list[Snapshot]:
+    return [
+        Snapshot(temperature_c={"cpu": Measured(warmth, "t")}, frequency_hz={"policy0": Measured(1e6 * clock, "f")})
+        for warmth, clock in zip(temperatures_c, megahertz, strict=True)
+    ]
+
+
+def test_it_has_settled_where_neither_heat_nor_clock_goes_anywhere() -> None:
+    assert settled(_seen([70.0, 70.5, 70.2, 70.4], [1500, 1800, 1800, 1500]))
+    assert not settled(_seen([70.0, 70.5, 71.0, 71.5], [1800] * 4))
+    assert not settled(_seen([70.0] * 4, [1800, 1800, 1500, 1500]))
+    assert not settled([Snapshot(temperature_c={"cpu": Absent("no file")})] * 4)
+
+
+class _Board:
+    """Gets warmer by a degree a look, up to a limit; each look is 29 of its seconds later."""
+
+    def __init__(self, limit_c: float) -> None:
+        self.looks, self._limit_c = 0, limit_c
+
+    def read(self, _now_s: float) -> Snapshot:
+        self.looks += 1
+        warmth: Reading = Measured(min(40.0 + self.looks, self._limit_c), "t")
+        return Snapshot(at_s=29.0 * self.looks, temperature_c={"cpu": warmth})
+
+
+def test_heating_ends_where_it_has_settled() -> None:
+    board, began_s = _Board(limit_c=41.0), time.monotonic()
+    took_s = heat(board, limit_s=60.0)
+    assert board.looks == 2
+    assert took_s <= time.monotonic() - began_s < 30

@@ -1,0 +1,270 @@
+"""What the sensors say of real boards' layouts, recorded as text in `tests/data/boards`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.boards import BOARDS, board, say
+
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, known, measured
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, told
+from firstline_core.hardware.tree import Tree
+from firstline_core.routing.tariff import LinkTariff, Tariff
+
+
+class Bench:
+    """One board, read as often as a test asks for, 2 s apart."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.root = root
+        self.now_s = 0.0
+        self.sensors = Sensors(Tree(root), **options)  # type: ignore[arg-type]
+
+    def read(self) -> Snapshot:
+        self.now_s += 2.0
+        return self.sensors.read(self.now_s)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def values(readings: Readings) -> dict[str, float | None]:
+    return {name: measured(reading) for name, reading in readings.items()}
+
+
+def reason(reading: Reading) -> str:
+    assert isinstance(reading, Absent)
+    return reading.reason
+
+
+def test_a_raspberry_pi_4_that_is_hot_and_short_of_power(tmp_path: Path, opened: ExitStack) -> None:
+    found = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path))).read()
+    assert values(found.temperature_c) == {"cpu-thermal": 82.277}
+    assert values(found.throttling) == {
+        "under_voltage": 1, "frequency_capped": 0, "throttled": 1, "soft_temperature_limit": 0,
+    }  # fmt: skip
+    assert measured(found.throttled) == 1
+    assert values(found.frequency_hz) == {"policy0": 1.0e9}
+    assert measured(found.frequency_share) == 1.0  # the firmware throttles beneath what the kernel allows
+    assert (found.power_w, found.energy_j) == ({}, {})
+    assert reason(found.battery_share) == "/sys/class/power_supply: this device has no battery."
+    assert "joules_per_core_second" in reason(found.device_power_w)
+
+
+def test_a_raspberry_pi_5_that_is_well(tmp_path: Path, opened: ExitStack) -> None:
+    found = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path))).read()
+    assert measured(found.hottest_c) == 49.3  # neither the disk's nor the I/O chip's
+    assert set(values(found.throttling).values()) == {0.0}
+    assert measured(found.throttled) == 0
+    assert "PSI" in reason(found.memory_stalled_share)
+
+
+def test_a_supply_alarm_counts_where_the_firmware_says_nothing(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path)))
+    (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").unlink()
+    assert values(bench.read().throttling) == {"under_voltage": 1}
+
+
+@pytest.mark.parametrize("nonsense", ["", "0x", "throttled=0x0", "-1", "1" * 40])
+def test_a_firmware_that_says_nonsense_throttles_for_no_known_cause(
+    tmp_path: Path, opened: ExitStack, nonsense: str
+) -> None:
+    bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
+    say(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", nonsense)
+    assert "hexadecimal" in reason(bench.read().throttling["throttled"])
+
+
+def test_a_jetson_orin_tells_its_rails_and_what_is_switched_off(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
+    found = bench.read()
+    assert values(found.power_w) == {
+        "VDD_IN": pytest.approx(4.984 * 1.856),
+        "VDD_CPU_GPU_CV": pytest.approx(4.976 * 0.624),
+        "VDD_SOC": None,
+    }
+    assert "switched off" in reason(found.power_w["VDD_SOC"])
+    assert found.device_power_w == found.power_w["VDD_IN"]
+    assert "switched off" in reason(found.temperature_c["cv0-thermal"])
+    assert list(found.temperature_c) == ["cpu-thermal", "gpu-thermal", "cv0-thermal", "tj-thermal", "soc2-thermal"]
+    assert measured(found.hottest_c) == 73.906
+    assert measured(found.frequency_share) == pytest.approx(1_132_800 / 1_510_400)
+    assert measured(found.memory_stalled_share) == 0.125
+    # Counters say nothing until they are read again; the alert does at once.
+    assert values(found.throttling) == {
+        "oc1": None, "oc2": None, "oc3": None, "cpu-throttle-alert": 0, "gpu-throttle-alert": 1,
+    }  # fmt: skip
+    say(tmp_path, "sys/class/hwmon/hwmon3/oc3_event_cnt", "38")
+    assert values(bench.read().throttling) == {
+        "oc1": 0, "oc2": 0, "oc3": 1, "cpu-throttle-alert": 0, "gpu-throttle-alert": 1,
+    }  # fmt: skip
+    assert measured(bench.read().throttling["oc3"]) == 0
+
+
+def test_a_jetson_nanos_own_driver(tmp_path: Path, opened: ExitStack) -> None:
+    found = Bench(opened.enter_context(board("jetson-nano", tmp_path))).read()
+    assert values(found.power_w) == {"POM_5V_IN": 2.21, "POM_5V_GPU": 0.041, "POM_5V_CPU": 0.615}
+    assert measured(found.device_power_w) == 2.21
+    assert measured(found.hottest_c) == 43.0  # the zone without a sensor always says 100
+
+
+def test_a_channel_that_is_switched_off_is_no_rail(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
+    say(tmp_path, "sys/class/hwmon/hwmon1/in2_enable", "0")
+    assert set(bench.read().power_w) == {"VDD_IN", "VDD_SOC"}
+
+
+def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+    found = bench.read()
+    assert measured(found.battery_share) == 0.42  # neither the mouse's 3 %, nor the full one's 101
+    assert measured(found.powered) == 1  # a battery that is full does not drain, whatever the other does
+    assert measured(found.power_w["battery BAT0"]) == 11.48
+    assert set(values(found.temperature_c)) == {
+        "acpitz", "INT3400 Thermal", "x86_pkg_temp", "coretemp Package id 0", "coretemp Core 0",
+    }  # fmt: skip
+    assert "cannot be" in reason(found.temperature_c["INT3400 Thermal"])
+    assert measured(found.hottest_c) == 62.0
+    assert values(found.energy_j) == {"package-0": 0.0, "package-0/core": 0.0, "package-0/uncore": 0.0, "psys": 0.0}
+    assert "next reading" in reason(found.power_w["package-0"])
+
+
+def test_counters_of_a_laptop_are_told_from_the_second_reading_on(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+    bench.read()
+    say(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", "29671150")  # it began anew
+    say(tmp_path, "sys/class/powercap/intel-rapl:1/energy_uj", "117000000")
+    say(tmp_path, "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "1")
+    found = bench.read()
+    assert measured(found.energy_j["package-0"]) == pytest.approx(30.0, abs=1e-4)
+    assert measured(found.power_w["package-0"]) == pytest.approx(15.0, abs=1e-4)
+    assert measured(found.device_power_w) == pytest.approx(20.0)  # the platform's
+    assert values(found.throttling) == {"core_throttle": 1, "package_throttle": 0, "Processor": 0}
+
+
+def test_energy_that_only_the_superuser_may_read(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+    for domain in (tmp_path / "sys/class/powercap").iterdir():
+        (domain / "energy_uj").unlink()
+        (domain / "energy_uj").symlink_to("/proc/self/mem")  # refuses whoever reads it, as a driver may
+    bench.read()
+    found = bench.read()
+    assert values(found.energy_j) == dict.fromkeys(found.energy_j)
+    assert measured(found.device_power_w) == 11.48  # of the battery that drains
+
+
+def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("virtual-machine", tmp_path)))
+    found = bench.read()
+    assert measured(found.memory_total_bytes) == 512 << 20
+    assert measured(found.memory_available_bytes) == (512 - 384 + 64) << 20
+    assert measured(found.memory_stalled_share) == 0.25  # the group's, not the machine's
+    assert (found.temperature_c, found.throttling, found.frequency_hz, found.power_w) == ({}, {}, {}, {})
+    assert "no thermal zone" in reason(found.hottest_c)
+    assert "whether the hardware throttles" in reason(found.throttled)
+    assert "no cpufreq" in reason(found.frequency_share)
+    say(tmp_path, "sys/fs/cgroup/system.slice/edge-agent.service/cpu.stat", "usage_usec 2500000\nuser_usec 1")
+    assert measured(bench.read().cpu_busy_share) == 0.5  # 1.5 s of 2 s on 1.5 cores
+
+
+def test_load_is_the_share_of_ticks_that_were_not_idle(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
+    assert "read once" in reason(bench.read().cpu_busy_share)
+    say(tmp_path, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
+    assert measured(bench.read().cpu_busy_share) == pytest.approx(0.4)
+
+
+def test_power_is_modelled_from_stated_costs_and_says_so(tmp_path: Path, opened: ExitStack) -> None:
+    root = opened.enter_context(board("raspberry-pi-5", tmp_path))
+    tariff, link = Tariff(idle_w=2.5, joules_per_core_s=1.25), LinkTariff(1e-6, 2e-6)
+    bench = Bench(root, tariff=tariff, link=link)
+    for way, count in (("tx", "1000"), ("rx", "5000")):
+        say(root, f"sys/class/net/eth0/statistics/{way}_bytes", count)
+    bench.read()
+    say(root, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
+    say(root, "sys/class/net/eth0/statistics/tx_bytes", "201000")
+    say(root, "sys/class/net/eth0/statistics/rx_bytes", "105000")
+    found = bench.read().device_power_w
+    assert isinstance(found, Modelled)
+    assert found.value == pytest.approx(2.5 + 1.6 * 1.25 + 0.1 + 0.1)  # watts; 100 and 50 kB a second
+    assert measured(found) is None
+    assert known(found) == found.value
+    assert "[costs]" in found.source
+    assert told(found) == "4.7 (modelled)"
+
+
+def test_the_owner_says_which_rails_are_the_device(tmp_path: Path, opened: ExitStack) -> None:
+    root = opened.enter_context(board("jetson-orin-nano", tmp_path))
+    found = Bench(root, power_rails=("VDD_CPU_GPU_CV",)).read()
+    assert measured(found.device_power_w) == pytest.approx(4.976 * 0.624)
+    assert "VDD_CPU_GPU_CV" in reason(Bench(root, power_rails=("VDD_CPU", "VDD_SOC")).read().device_power_w)
+
+
+def test_the_queue_is_the_agents_word(tmp_path: Path) -> None:
+    assert Bench(tmp_path, queue=lambda: 3).read().queue_items == Measured(3.0, "the agent")
+    assert "No agent" in reason(Bench(tmp_path).read().queue_items)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("nonsense", ["", "unknown", "-99999999999999999", "9" * 200, "nan", "1e3", "٣", "\x00\x01"])
+def test_whatever_files_say_is_a_reading_or_absent_with_a_reason(
+    tmp_path: Path, opened: ExitStack, name: str, nonsense: str
+) -> None:
+    root = opened.enter_context(board(name, tmp_path))
+    bench = Bench(root, tariff=Tariff(joules_per_core_s=1.0))
+    bench.read()
+    files = [file for file in root.rglob("*") if file.is_file() and file.name not in ("type", "name")]
+    for file in files:
+        file.write_text(nonsense + "\n")
+    found = bench.read()
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Snapshot) == found
+    assert not [name for name, reading in found.temperature_c.items() if isinstance(reading, Measured)]
+    for file in files:
+        file.write_bytes(b"\xff\xfe")
+    bench.read()
+    for file in files:
+        file.unlink()
+        file.mkdir()  # reading it is an error of the kernel's
+    bench.read()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_files_that_vanish_while_they_are_read(
+    tmp_path: Path, opened: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = opened.enter_context(board(name, tmp_path))
+    bench = Bench(root)
+    listed = Tree.names
+    monkeypatch.setattr(Tree, "names", lambda tree, folder, pattern: _without(root, listed(tree, folder, pattern)))
+    assert isinstance(bench.read().hottest_c, Absent)
+
+
+def _without(root: Path, paths: list[str]) -> list[str]:
+    for path in paths:
+        if (root / path).is_file():
+            (root / path).unlink()
+        for file in (root / path).glob("*"):
+            if not file.is_dir():
+                file.unlink()
+    return paths
+
+
+def test_a_thousand_zones_are_cut_off(tmp_path: Path) -> None:
+    for number in range(200):
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", "zone")
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", str(number * 100))
+    found = Bench(tmp_path).read().temperature_c
+    assert len(found) == 32
+    assert list(found)[:3] == ["zone", "zone 2", "zone 3"]
+
+
+def test_before_anything_was_read_everything_is_absent() -> None:
+    assert "not read yet" in reason(NOTHING_READ.cpu_busy_share)
+    assert isinstance(NOTHING_READ.hottest_c, Absent)

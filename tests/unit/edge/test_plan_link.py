@@ -1,0 +1,95 @@
+"""What a plan takes for the link: flags first, then the running agent's own times, then nothing; and it says which."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from support.agent import DIGITS, edge_settings
+from support.profiles import point
+
+from firstline_core.bundle.store import open_bundle
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
+from firstline_core.planning.plan import Link
+from firstline_core.profile.profile import Profile, encode
+from firstline_core.routing.timing import LinkTiming
+from firstline_edge.cli import explain_plan
+from firstline_edge.cli.parser import parse
+from firstline_edge.cli.plan_link import known, measured
+from firstline_edge.state import device_profile_path
+
+
+def status(timing: LinkTiming | None) -> dict[str, Any]:
+    """As far as links are told there: one that was never used, and this one."""
+    report = timing.report(0.0) if timing is not None else None
+    return {"links": {"mqtt": {"timing": None}, "http": {"timing": report and asdict(report)}}}
+
+
+def used(*sizes_bytes: int, service_s: float | None = 0.1) -> LinkTiming:
+    timing = LinkTiming()
+    for size_bytes in sizes_bytes * 20:
+        timing.answered(size_bytes, 0.02 + size_bytes / 1e6 + 0.1, 0.0, service_s)
+    return timing
+
+
+def test_the_running_agents_link_is_taken_where_nothing_is_stated() -> None:
+    link, said = measured(Link(), status(used(1_000, 20_000, 60_000)))
+    assert link.bytes_per_s == pytest.approx(1e6, rel=0.1) and link.round_trip_ms == pytest.approx(20, rel=0.1)
+    assert len(said) == 2 and all("over 'http'" in each for each in said)
+
+
+def test_what_is_stated_overrides() -> None:
+    link, said = measured(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
+    assert link.round_trip_ms == 4.0 and link.bytes_per_s is not None
+    assert len(said) == 1 and "bandwidth" in said[0]
+    link, said = measured(Link(bytes_per_s=5.0), status(used(1_000, 60_000)))
+    assert link.bytes_per_s == 5.0 and len(said) == 1 and "round trip" in said[0]
+
+
+def test_payloads_of_one_size_tell_a_round_trip_of_that_size_and_no_bandwidth() -> None:
+    link, said = measured(Link(), status(used(30_000)))
+    assert link.bytes_per_s is None and link.round_trip_ms == pytest.approx(50, rel=0.1)
+    assert "payloads of 30000 bytes" in said[0] and "tells no bandwidth" in said[1]
+
+
+def test_a_gateway_that_says_nothing_of_its_own_time_leaves_the_round_trip_open() -> None:
+    link, said = measured(Link(), status(used(30_000, service_s=None)))
+    assert link == Link() and "does not say what of 'http' is its own time" in said[0]
+
+
+def test_an_agent_that_has_sent_nothing_tells_nothing() -> None:
+    assert measured(Link(), status(None)) == (
+        Link(), ["The running agent has sent nothing of late, so that it cannot tell how its link is."]
+    )  # fmt: skip
+
+
+def test_without_a_running_agent_it_is_said(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path)
+    link, said = known(8.0, None, settings)
+    assert link == Link(bytes_per_s=1e6) and "No agent" in said[0]
+    assert known(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
+
+
+def test_the_devices_own_profile_is_the_plans_and_a_damaged_one_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, state_dir = tmp_path / "edge-agent.toml", tmp_path / "state"
+    config.write_text(f'[agent]\nstate_dir = "{state_dir}"\n[models]\ndirectories = ["{DIGITS}"]\n')
+    (edge,) = (model for model in open_bundle(DIGITS).manifest.edge if model.id == "edge-onnx")
+    found = replace(point(7.0), key=replace(point(7.0).key, variant=edge.id, model_digest=edge.digest))
+    path = device_profile_path(state_dir, "digits")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode(Profile("digits", 1, "here", described(Tree(Path("/")), state_dir).fingerprint, (found,))))
+
+    def planned() -> str:
+        assert explain_plan.command(parse(["explain", "plan", "digits", "--config", str(config)])) == 0
+        return capsys.readouterr().out
+
+    assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()
+    path.write_bytes(b"{")
+    told = planned()
+    assert "open      No profile" in told and f"open      {path} is no profile" in told

@@ -1,0 +1,116 @@
+"""A ladder with a profile: times, memory and energy are the profile's, and who answers follows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from support.agent import edge_settings
+from support.bundles import variant_bundle
+from support.profiles import point
+
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.hardware.readings import Measured, Modelled, Reading
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
+from firstline_core.ids import new_request_id
+from firstline_core.profile.profile import Profile, encode
+from firstline_core.types import InferRequest, Tensor
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import device_profile_path
+
+
+def settings(folder: Path, **more: Any) -> EdgeSettings:
+    known = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
+    known |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
+    return edge_settings(folder / "state", **(known | more))
+
+
+def profiled(
+    folder: Path,
+    manifest: Manifest,
+    query_ms: tuple[float, ...],
+    energy_mj: tuple[Reading, ...] = (),
+    peak_bytes: tuple[int, ...] = (),
+) -> None:
+    """The device's own profile: a figure for each variant, the best first."""
+    points = [point(ms, variant=edge.id, digest=edge.digest) for ms, edge in zip(query_ms, manifest.edge, strict=True)]
+    for at, energy in enumerate(energy_mj):
+        points[at] = replace(points[at], energy_mj=energy)
+    for at, peak in enumerate(peak_bytes):
+        points[at] = replace(points[at], peak_memory_bytes=Measured(float(peak), "/status"))
+    state_dir = folder / "state"
+    path = device_profile_path(state_dir, manifest.name)
+    path.parent.mkdir(parents=True)
+    fingerprint = described(Tree(folder / "no sensors"), state_dir).fingerprint
+    path.write_bytes(encode(Profile(manifest.name, 1, "here", fingerprint, tuple(points))))
+
+
+async def given(agent: EdgeAgent, left_s: float) -> str:
+    """Which variant answers a request with so much time left."""
+    tensor = Tensor("x", np.array([(9.0, 0.0)], np.float32))
+    deadline_s = agent._clock.monotonic_s() + left_s
+    request = InferRequest("small", (tensor,), request_id=new_request_id(), principal="local", deadline_s=deadline_s)
+    response = await agent.infer(request)
+    (held,) = agent.parts.models.all
+    assert response.answer is not None
+    return {model.digest: model.id for model in held.manifest.edge}[response.answer.model_digest]
+
+
+def rungs(agent: EdgeAgent) -> dict[str, dict[str, Any]]:
+    (model,) = agent.status()["models"]
+    return {rung["variant"]: rung for rung in model["variants"]["rungs"]}
+
+
+async def test_who_answers_by_the_deadline_is_as_the_profile_says(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert await given(agent, 0.2) == "large"  # as measured at load: it takes some tenths of a millisecond
+    profiled(tmp_path, manifest, (500.0, 1.5, 0.5))
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert await given(agent, 0.2) == "medium"
+        assert await given(agent, 60.0) == "large"
+
+
+async def test_times_memory_and_energy_are_the_profiles_and_status_says_so(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    energy_mj = (Measured(30.0, "/rapl"), Measured(20.0, "/rapl"), Modelled(10.0, "stated costs"))
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj, (30_000_000, 20_000_000, 10_000_000))
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        found = rungs(agent)
+    assert [(rung["row_ms"], rung["memory_bytes"], rung["energy_mj"]) for rung in found.values()] == [
+        (3.0, 30_000_000, 30.0), (2.0, 20_000_000, 20.0), (1.0, 10_000_000, 10.0),
+    ]  # fmt: skip
+    assert found["large"]["from"] == {"row_ms": "profile", "memory_bytes": "profile", "energy_mj": "profile"}
+    assert found["small"]["from"]["energy_mj"] == "stated"
+
+
+async def test_a_variant_that_takes_more_energy_than_a_better_one_is_no_rung(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    energy_mj = (Measured(20.0, "/rapl"), Measured(30.0, "/rapl"), Measured(10.0, "/rapl"))
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert list(rungs(agent)) == ["large", "small"]
+
+
+async def test_a_variant_for_whose_measured_peak_there_is_no_memory_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "no sensors" / "proc").mkdir(parents=True)
+    (tmp_path / "no sensors" / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n")
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), peak_bytes=(1_000_000, 10**15, 1_000_000))
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert list(rungs(agent)) == ["large", "small"]
+
+
+async def test_without_a_profile_energy_is_as_stated_and_the_rest_as_loading_showed(tmp_path: Path) -> None:
+    variant_bundle(tmp_path / "bundle")
+    async with EdgeAgent(settings(tmp_path, costs__joules_per_core_second=2.0)) as agent:
+        large = rungs(agent)["large"]
+    assert large["from"] == {"row_ms": "load", "memory_bytes": "load", "energy_mj": "stated"}
+    assert abs(large["energy_mj"] - 2 * large["row_ms"]) < 0.002
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        large = rungs(agent)["large"]
+    assert large["energy_mj"] is None and large["from"]["energy_mj"] is None

@@ -1,0 +1,222 @@
+"""What the fleet asks a device to measure: in order, once, over restarts, and until the gateway has it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.agent import until
+from support.profiles import profile
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
+from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
+from firstline_core.profile.profile import Profile, encode
+from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
+from firstline_edge.profiling.measuring import measured
+from firstline_edge.profiling.process import Order, Told
+from firstline_edge.profiling.profiler import Profiler
+
+ONE, TWO = DesiredProfile("1", "one"), DesiredProfile("2", "two", anew=True)
+
+
+class Device:
+    """A profiler whose points are stated: what is measured, and what the gateway took, in order.
+
+    Attributes:
+        points: that each bundle has; of a bundle with none, measuring waits until it is ended.
+        refusals: what the gateway says to the next uploads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = SimulatedClock()
+        self.points: dict[str, tuple[float, ...]] = {"one": (1.0, 2.0), "two": (1.0,)}
+        self.refusals: list[FirstlineError] = []
+        self.measured: list[Order] = []
+        self.stored: list[Profile] = []
+        self.changes = 0
+        self.profiler = self.start()
+
+    def start(self) -> Profiler:
+        """The process, anew."""
+        self.profiler = Profiler(
+            self.folder / "fleet" / "profiling",
+            self._order,
+            self._upload,
+            clock=self.clock,
+            rng=random.Random(1),
+            changed=self._changed,
+            measure=self._measure,
+        )
+        return self.profiler
+
+    def states(self) -> dict[str, ProfilingState]:
+        return {one.bundle: one.state for one in self.profiler.progress()}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.profiler.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def is_so(self, **states: ProfilingState) -> None:
+        async def so() -> bool:
+            return self.states() == states
+
+        await until(so)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def _order(self, asked: DesiredProfile) -> Order:
+        if asked.bundle not in self.points:
+            raise ConfigError(f"This device does not have {asked.bundle}.")
+        path = str(self.folder / f"{asked.bundle}.json")
+        return Order("-", path, "cam", (), (), (), 1.0, asked.anew, 0.0, "/")
+
+    async def _measure(self, order: Order, told: Callable[[Told], Awaitable[None]]) -> Told:
+        self.measured.append(order)
+        path = Path(order.path)
+        points = self.points[path.stem]
+        if not points:
+            await told(Told(1, 2))
+            await asyncio.Event().wait()
+        for done in range(len(points) + 1):
+            await told(Told(done, len(points)))
+            await asyncio.sleep(0)
+        found = profile(*points, bundle=path.stem, machine="cam")
+        await asyncio.to_thread(path.write_bytes, encode(found))
+        return Told(len(points), len(points), measured=len(points))
+
+    async def _upload(self, found: Profile) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.stored.append(found)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
+    ProfilingState.DONE,
+    ProfilingState.REFUSED,
+    ProfilingState.WAITING,
+    ProfilingState.MEASURING,
+    ProfilingState.UPLOADING,
+)
+
+
+async def test_each_is_measured_once_in_order_and_a_restart_does_none_of_it_again(device: Device) -> None:
+    device.profiler.desire((ONE, TWO))
+    assert device.states() == {"one": WAITING, "two": WAITING}
+    async with device.running():
+        await device.is_so(one=DONE, two=DONE)
+    assert [found.bundle for found in device.stored] == ["one", "two"]
+    assert [(one.done, one.total, one.version) for one in device.profiler.progress()] == [(2, 2, 1), (1, 1, 1)]
+    device.start().desire((ONE, TWO))
+    async with device.running():
+        await device.is_so(one=DONE, two=DONE)
+        device.profiler.desire((DesiredProfile("3", "one"), TWO))
+        await device.is_so(one=DONE, two=DONE)
+    assert [found.bundle for found in device.stored] == ["one", "two", "one"]
+
+
+async def test_what_was_under_way_goes_on_after_a_restart_and_measures_nothing_anew_twice(device: Device) -> None:
+    device.points["two"] = ()
+    device.profiler.desire((TWO,))
+    async with device.running():
+        await device.is_so(two=MEASURING)
+
+        async def begun() -> bool:
+            return read_ledger(device.folder / "fleet" / "profiling").begun == ("2",)
+
+        await until(begun)
+    device.points["two"] = (1.0,)
+    device.start().desire((TWO,))
+    async with device.running():
+        await device.is_so(two=DONE)
+    assert [order.anew for order in device.measured] == [True, False]
+
+
+async def test_a_link_that_is_down_costs_time_alone(device: Device) -> None:
+    device.refusals = [LinkDownError("The gateway is away."), LinkDownError("The gateway is away.")]
+    device.profiler.desire((ONE,))
+    async with device.running():
+
+        async def waits() -> bool:
+            return device.clock.sleepers > 0
+
+        await until(waits)
+        (entry,) = device.profiler.progress()
+        assert (entry.state, entry.message) == (UPLOADING, "The gateway is away.")
+        await device.clock.advance(3600)
+        await device.is_so(one=DONE)
+    assert len(device.measured) == len(device.stored) == 1
+
+
+async def test_what_the_gateway_refuses_ends(device: Device) -> None:
+    device.refusals = [ConflictError("Nobody asks for that any more.")]
+    device.profiler.desire((ONE,))
+    async with device.running():
+        await device.is_so(one=REFUSED)
+    assert device.profiler.progress()[0].message == "Nobody asks for that any more."
+    assert not device.stored
+
+
+async def test_what_is_taken_back_makes_way_for_the_next(device: Device) -> None:
+    device.points["one"] = ()
+    device.profiler.desire((ONE, TWO))
+    async with device.running():
+        await device.is_so(one=MEASURING, two=WAITING)
+        device.profiler.desire((TWO,))
+        await device.is_so(two=DONE)
+    assert [found.bundle for found in device.stored] == ["two"]
+
+
+async def test_what_is_not_here_holds_nobody_up(device: Device) -> None:
+    del device.points["one"]
+    device.profiler.desire((ONE, TWO))
+    async with device.running():
+        await device.is_so(one=REFUSED, two=DONE)
+    assert device.profiler.progress()[0].message == "This device does not have one."
+
+
+async def test_progress_is_told_now_and_then_and_not_for_each_point(device: Device) -> None:
+    device.points["one"] = tuple(range(1, 101))
+    device.profiler.desire((ONE,))
+    async with device.running():
+        await device.is_so(one=DONE)
+    assert device.changes < 10
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
+async def test_a_ledger_that_is_damaged_begins_again(device: Device, damage: bytes) -> None:
+    path = device.folder / "fleet" / "profiling"
+    keep_ledger(path, Ledger((Profiling("1", "one", DONE),)))
+    path.write_bytes(damage)
+    device.start().desire((ONE,))
+    async with device.running():
+        await device.is_so(one=DONE)
+    assert len(device.stored) == 1
+
+
+@pytest.mark.parametrize("bundle", ["none", "empty"])
+async def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path, bundle: str) -> None:
+    (tmp_path / "empty").mkdir()
+    order = Order(str(tmp_path / bundle), str(tmp_path / "p.json"), "cam", (), (), (), 1.0, False, 0.0, "/")
+
+    async def told(said: Told) -> None:
+        assert said.problem
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        await measured(order, told)

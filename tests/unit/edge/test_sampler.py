@@ -1,0 +1,115 @@
+"""Sensors that are read beside the requests, one of which may hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.boards import board
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.hardware.readings import Absent, Measured, Modelled
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.hardware.tree import Tree
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.waiting import first_of
+from firstline_edge.hardware.metrics import add_sensor_gauges
+from firstline_edge.hardware.sampler import Sampler
+
+
+class Driver:
+    """Sensors that count how often they are read, and hang when they are told to."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def read(self, now_s: float) -> Snapshot:
+        self.answers.wait(30)
+        self.reads += 1
+        return Snapshot(at_s=now_s, cpu_busy_share=Measured(0.5, "/proc/stat"))
+
+
+@asynccontextmanager
+async def running(driver: Driver, clock: SimulatedClock) -> AsyncIterator[Sampler]:
+    sampler = Sampler(cast(Sensors, driver), 5.0, clock)
+    task = asyncio.create_task(sampler.run())
+    try:
+        yield sampler
+    finally:
+        driver.answers.set()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not holds():  # noqa: ASYNC110 (of a thread)
+            await asyncio.sleep(0.001)
+
+    await first_of(wait(), asyncio.sleep(30))
+    assert holds()
+
+
+async def test_the_latest_reading_is_there_at_once() -> None:
+    driver, clock = Driver(), SimulatedClock(100.0)
+    async with running(driver, clock) as sampler:
+        assert sampler.latest is NOTHING_READ
+        await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        assert sampler.latest.at_s == 100.0
+        await clock.advance(5.0)
+        await until(lambda: sampler.latest.at_s == 105.0)
+
+
+async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
+    driver, clock = Driver(), SimulatedClock()
+    async with running(driver, clock) as sampler:
+        await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        driver.answers.clear()
+        await clock.advance(29.0)
+        assert isinstance(sampler.latest.cpu_busy_share, Measured)  # an old one is better than none, for so long
+        await clock.advance(31.0)
+        found = sampler.latest.cpu_busy_share
+        assert isinstance(found, Absent)
+        assert "a driver hangs" in found.reason
+        assert isinstance(sampler.latest.hottest_c, Absent)
+        driver.answers.set()
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+
+
+def samples(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
+    families = text_string_to_metric_families(metrics.render()[0].decode())
+    return {
+        (sample.name.removeprefix("firstline_edge_device_"), *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("firstline_edge_device_")
+    }
+
+
+def test_what_is_measured_is_a_gauge_and_what_is_absent_is_not_there(tmp_path: Path) -> None:
+    metrics = RequestMetrics("edge")
+    with board("jetson-orin-nano", tmp_path):
+        now = Sensors(Tree(tmp_path)).read(1.0)
+        add_sensor_gauges(metrics, lambda: now)
+        found = samples(metrics)
+    assert found["temperature_celsius", "tj-thermal"] == 73.906
+    assert ("temperature_celsius", "cv0-thermal") not in found
+    assert found["throttling", "gpu-throttle-alert"] == 1
+    assert found["watts", "measured"] == found["rail_watts", "VDD_IN"]
+    assert ("battery_ratio",) not in found
+    assert found["memory_stalled_ratio",] == 0.125
+
+
+def test_a_modelled_power_says_that_it_is_one() -> None:
+    metrics, now = RequestMetrics("edge"), Snapshot(device_power_w=Modelled(4.5, "[costs]"))
+    add_sensor_gauges(metrics, lambda: now)
+    assert samples(metrics) == {("watts", "modelled"): 4.5}

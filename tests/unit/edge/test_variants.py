@@ -1,0 +1,267 @@
+"""Several variants of one bundle, held at once: the ladder of real models, who answers, and what is unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from support.agent import edge_settings, until
+from support.bundles import variant_bundle
+from support.logs import captured_lines
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, encode_manifest
+from firstline_core.errors import SheddingError
+from firstline_core.hardware.readings import Measured
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.ids import new_request_id
+from firstline_core.telemetry import decisions
+from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Tensor, Tier
+from firstline_edge.adaptation.variants import Variants
+from firstline_edge.agent import EdgeAgent
+from firstline_edge.cli.explain import describe
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import decisions_path
+
+SURE, UNSURE = (9.0, 0.0), (0.1, 0.0)
+GB = 1e9
+
+
+class Device:
+    """An agent whose sensors say what the test has them say."""
+
+    def __init__(self, agent: EdgeAgent) -> None:
+        self.agent = agent
+        self.at_s = agent.parts.hardware.sampler.latest.at_s
+
+    @property
+    def variants(self) -> Variants:
+        held = self.agent.parts.models.find("small")
+        assert held is not None and held.variants is not None
+        return held.variants
+
+    @property
+    def loaded(self) -> list[str]:
+        return [held.edge.loaded.model.id for held in self.variants.loaded if held.edge is not None]
+
+    def feels(self, *, hottest_c: float = 40, left_bytes: float = 4 * GB, for_s: float = 0) -> None:
+        """So it is now, and stays for so long."""
+        assert self.agent.parts.adaptation is not None
+        until_s = self.at_s + for_s
+        while True:
+            self.at_s += 5
+            heat, left = Measured(hottest_c, "/soc"), Measured(left_bytes, "/meminfo")
+            self.agent.parts.adaptation.look(
+                Snapshot(at_s=self.at_s, temperature_c={"soc": heat}, memory_available_bytes=left)
+            )
+            if self.at_s >= until_s:
+                return
+
+    async def asks(self, row: tuple[float, float] = SURE, **fields: Any) -> InferResponse:
+        return await self.agent.infer(request(row, **fields))
+
+    async def variant(self, row: tuple[float, float] = SURE, **fields: Any) -> str:
+        """Which variant answered, by the digest that the answer names."""
+        response = await self.asks(row, **fields)
+        assert response.answer is not None
+        by_digest = {model.digest: model.id for model in self.manifest.edge}
+        return by_digest[response.answer.model_digest]
+
+    @property
+    def manifest(self) -> Manifest:
+        held = self.agent.parts.models.find("small")
+        assert held is not None
+        return held.manifest
+
+    def story(self, request_id: str) -> str:
+        self.agent.parts.recorder.flush()
+        lines = decisions.find(decisions_path(self.agent.settings.state_dir), request_id)
+        return "\n".join(sentence for line in lines for sentence in describe(line))
+
+
+def request(row: tuple[float, float], **fields: Any) -> InferRequest:
+    tensor = Tensor("x", np.array([row], np.float32))
+    known = {"request_id": new_request_id(), "principal": "local"} | fields
+    return InferRequest("small", (tensor,), **known)
+
+
+def settings(folder: Path, **more: Any) -> EdgeSettings:
+    known = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
+    known |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
+    return edge_settings(folder / "state", **(known | more))
+
+
+@pytest.fixture
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
+    variant_bundle(tmp_path / "bundle")
+    async with EdgeAgent(settings(tmp_path)) as agent:
+
+        async def looked() -> bool:
+            return agent.parts.hardware.sampler.latest is not NOTHING_READ
+
+        await until(looked)  # the one reading of the sensors themselves, of which there are none
+        yield Device(agent)
+
+
+async def test_the_ladder_is_by_what_is_kept_and_by_what_was_measured(device: Device) -> None:
+    rungs = device.variants.rungs
+    assert [rung.variant for rung in rungs] == ["large", "medium", "small"] == device.loaded
+    assert [rung.merit for rung in rungs] == [0.9, 0.8, 0.6]
+    assert rungs[0].row_ms > rungs[1].row_ms > rungs[2].row_ms > 0
+    sizes_bytes = [variant.artefact.size_bytes for variant in device.variants.standing.manifest.edge]
+    for rung, size_bytes in zip(rungs, sizes_bytes, strict=True):  # its file, what is parsed of it, and what is used
+        assert 3 * size_bytes <= rung.memory_bytes < 3 * size_bytes + 100e6
+
+
+async def test_off_there_is_one_variant_and_nothing_beside(tmp_path: Path) -> None:
+    variant_bundle(tmp_path / "bundle")
+    async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
+        held = agent.parts.models.find("small")
+        assert held is not None and held.variants is None and held.every == (held,)
+        assert agent.parts.adaptation is None
+        response = await agent.infer(request(SURE))
+        assert response.answer is not None
+        assert response.answer.model_digest == held.manifest.edge[0].digest
+        assert held.edge is not None and held.edge.loaded.model.id == "large"
+
+
+async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
+    variant_bundle(tmp_path / "bundle", "small")
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        held = agent.parts.models.find("small")
+        assert held is not None and held.variants is None and held.edge is not None
+
+
+async def test_so_many_are_held_the_best_and_the_cheapest(tmp_path: Path) -> None:
+    variant_bundle(tmp_path / "bundle")
+    async with EdgeAgent(settings(tmp_path, adaptation__variants_limit=2)) as agent:
+        assert Device(agent).loaded == ["large", "small"]
+
+
+async def test_heat_is_answered_with_a_cheaper_variant_under_its_own_certificate(device: Device) -> None:
+    assert await device.variant() == "large"
+    device.feels(hottest_c=79)
+    response = await device.asks((8.0, 0.0))
+    answer = response.answer
+    assert answer is not None
+    small = device.manifest.edge[2]
+    assert (answer.model_digest, answer.certified, answer.tier) == (small.digest, True, Tier.EDGE)
+    assert device.loaded == ["large", "medium", "small"], "heat needs no memory"
+    story = device.story(answer.request_id)
+    assert "it was given small; not a better one, for heat: 79.0 C" in story
+    device.feels(hottest_c=50, for_s=300)
+    assert await device.variant((7.0, 0.0)) == "large"
+
+
+async def test_one_variants_alarm_is_not_anothers(device: Device) -> None:
+    standings = device.agent.parts.audits.standings
+    large, medium, _ = (standings.find(held) for held in device.variants.loaded)
+    assert large is not None and medium is not None and large.key != medium.key
+
+
+async def test_a_short_deadline_takes_the_best_that_is_in_time(device: Device) -> None:
+    clock = device.agent._clock
+    large = device.variants.loaded[0].edge
+    assert large is not None
+    large.pace.factor = 1000.0  # it has become slow: it would take hundreds of milliseconds
+    response = await device.asks(SURE, deadline_s=clock.monotonic_s() + 0.1)
+    assert response.answer is not None
+    story = device.story(response.answer.request_id)
+    assert "it was given medium; not a better one, for deadline: large would take" in story
+    assert await device.variant((6.0, 0.0), deadline_s=clock.monotonic_s() + 60) == "large"
+
+
+async def test_what_the_cache_has_of_one_variant_is_not_anothers_answer(device: Device) -> None:
+    first = await device.asks(SURE)
+    again = await device.asks(SURE)
+    device.feels(hottest_c=79)
+    other = await device.asks(SURE)
+    tiers = [response.answer.tier for response in (first, again, other) if response.answer is not None]
+    assert tiers == [Tier.EDGE, Tier.CACHE, Tier.EDGE]
+
+
+async def test_without_memory_the_better_variants_are_unloaded_and_come_back(device: Device) -> None:
+    device.feels(left_bytes=40e6)
+    assert device.loaded == ["small"]
+    assert await device.variant() == "small"
+    device.feels(left_bytes=4 * GB, for_s=60)
+
+    async def back() -> bool:
+        device.feels()
+        return device.loaded == ["large", "medium", "small"]
+
+    await until(back)
+    assert await device.variant((5.0, 0.0)) == "large"
+    assert device.agent.parts.audits.standings.find(device.variants.standing) is not None
+
+
+async def test_a_request_keeps_the_variant_that_it_was_given(device: Device) -> None:
+    """Also where that is unloaded while it waits for its turn."""
+    large = device.variants.loaded[0].edge
+    assert large is not None
+    large.pace.factor = 1000.0  # so that it runs in a thread
+    asked = [asyncio.create_task(device.variant((row, 0.0), deadline_s=math.inf)) for row in (9.0, 8.0, 7.0, 6.0, 5.0)]
+    await asyncio.sleep(0)
+    device.feels(left_bytes=40e6)
+    assert device.loaded == ["small"]
+    assert set(await asyncio.gather(*asked)) <= {"large", "small"}
+    assert await device.variant((4.0, 0.0)) == "small"
+
+
+async def test_it_sheds_second_with_a_word_and_a_code_of_its_own(device: Device) -> None:
+    known = await device.asks(SURE)
+    device.feels(left_bytes=20e6)
+    assert await device.variant((8.0, 0.0)) == "small", "first a cheaper variant"
+    device.feels(left_bytes=20e6, for_s=20)
+    assert device.variants.stance.shed
+    cached = await device.asks((8.0, 0.0))
+    assert cached.answer is not None and cached.answer.tier is Tier.CACHE, "what is known is still told"
+    with pytest.raises(SheddingError, match=r"computes nothing at the moment \(memory: .*no link") as refused:
+        await device.asks((3.0, 0.0))
+    assert refused.value.retryable and refused.value.code == "shedding" and refused.value.retry_after_s
+    with pytest.raises(SheddingError, match="bound to it"):
+        await device.asks((2.0, 0.0), privacy=Privacy.LOCAL_ONLY)
+    assert "shedding" in device.story(refused.value.request_id)
+    assert known.answer is not None
+    device.feels(for_s=40)
+    assert not device.variants.stance.shed
+    assert await device.variant((2.0, 0.0)) in {"small", "medium", "large"}
+
+
+async def test_every_switch_is_told_in_log_decisions_metrics_and_status(device: Device) -> None:
+    with captured_lines() as lines:
+        device.feels(hottest_c=79)
+    (said,) = [line for line in lines if line["event"] == "variant switched"]
+    assert (said["from"], said["to"], said["guard"], said["sheds"]) == ("large", "small", "heat", False)
+    device.agent.parts.recorder.flush()
+    logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
+    assert [(line["from"], line["to"]) for line in logged if line["event"] == "switched"] == [("large", "small")]
+    metrics = device.agent.exposition()[0].decode()
+    assert 'firstline_edge_variant_rung{model="small",version="1"} 2.0' in metrics
+    assert 'firstline_edge_variant_switches_total{guard="heat"} 1.0' in metrics
+    (model,) = device.agent.status()["models"]
+    assert model["edge"] == "small"
+    assert model["variants"]["standing"] == "small" and model["variants"]["why"].startswith("heat: 79.0 C")
+    assert [rung["loaded"] for rung in model["variants"]["rungs"]] == [True, True, True]
+
+
+async def test_an_uncertified_variant_never_stands_in_for_a_certified_one(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle")
+    edge = (*bundle.manifest.edge[:2], msgspec.structs.replace(bundle.manifest.edge[2], certificate=None))
+    manifest = msgspec.structs.replace(bundle.manifest, edge=edge)
+    (tmp_path / "bundle" / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert Device(agent).loaded == ["large", "medium"]
+
+
+async def test_the_reason_is_uncertain_and_not_a_variants(device: Device) -> None:
+    """An unsure row of any variant goes where unsure rows go: here, without a link, it stays."""
+    device.feels(hottest_c=79)
+    response = await device.asks(UNSURE)
+    assert response.answer is not None
+    assert response.answer.reason is Reason.LINK_DOWN and not response.answer.certified

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+
+SOURCE = Figures("source", accuracy=0.9, latency_ms=10.0, size_bytes=1000, kept=0.8)
+
+
+def candidate(**fields: float | Reading | None) -> Figures:
+    return msgspec.structs.replace(SOURCE, id="new", **fields)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (candidate(accuracy=0.87, latency_ms=1.0), "loses 3.00 points of accuracy against source, and 2 are allowed"),
+        (candidate(latency_ms=1.0, kept=0.7), "keeps 70.0 % where source keeps 80.0 % for the same promise"),
+        (candidate(latency_ms=1.0, kept=0.0), "is not certified where source keeps 80.0 %"),
+        (candidate(latency_ms=9.5), "a tenth better in latency or size is the least that counts"),
+        (candidate(latency_ms=13.0, size_bytes=700), "1.30 times slower, 1.43 times smaller against source: worse in"),
+        (candidate(latency_ms=5.5, energy_mj=Measured(3.0, "a rail"), size_bytes=2000), "worse in size"),
+    ],
+)
+def test_what_is_refused_and_why(made: Figures, says: str) -> None:
+    found = judge(made, SOURCE, [SOURCE], 0.02)
+    assert not found.accepted
+    assert any(says in reason for reason in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        candidate(accuracy=0.88, latency_ms=5.0),  # exactly what may be lost
+        candidate(latency_ms=10.4, size_bytes=800),  # a little slower is nothing
+        candidate(latency_ms=20.0, size_bytes=500),  # a trade worth making
+        candidate(latency_ms=9.0, kept=0.73),
+    ],
+)
+def test_what_is_taken(made: Figures) -> None:
+    found = judge(made, SOURCE, [SOURCE], 0.02)
+    assert found.accepted, found.reasons
+    assert found.reasons[0].endswith("against source")
+
+
+def test_energy_counts_where_both_have_it() -> None:
+    spends = msgspec.structs.replace(SOURCE, energy_mj=Measured(10.0, "a rail"))
+    found = judge(candidate(energy_mj=Measured(5.0, "a rail")), spends, [spends], 0.02)
+    assert found.accepted
+    assert "2.00 times thriftier" in found.reasons[0]
+    assert not judge(candidate(energy_mj=Measured(5.0, "a rail")), SOURCE, [SOURCE], 0.02).accepted
+    assert not judge(candidate(energy_mj=Modelled(5.0, "stated")), spends, [spends], 0.02).accepted
+    absent = msgspec.structs.replace(SOURCE, energy_mj=Absent("No sensor."))
+    assert not judge(candidate(energy_mj=Absent("No sensor.")), absent, [absent], 0.02).accepted
+
+
+def test_it_has_to_stand_against_everything_that_is_as_accurate() -> None:
+    small = Figures("small", accuracy=0.885, latency_ms=4.0, size_bytes=400, kept=0.8)
+    worse = msgspec.structs.replace(small, id="worse", accuracy=0.8)
+    made = candidate(latency_ms=6.0, size_bytes=600)
+    assert judge(made, SOURCE, [SOURCE, worse], 0.02).accepted
+    refused = judge(made, SOURCE, [SOURCE, small, worse], 0.02)
+    assert not refused.accepted
+    assert len(refused.reasons) == 1
+    assert "against small" in refused.reasons[0]
+
+
+def test_a_promise_that_was_given_is_not_ended() -> None:
+    unproved = [msgspec.structs.replace(SOURCE, kept=0.0)]
+    made = candidate(latency_ms=5.0, kept=0.0)
+    assert judge(made, unproved[0], unproved, 0.02).accepted
+    refused = judge(made, unproved[0], unproved, 0.02, promised=True)
+    assert refused.reasons == (
+        "is not certified on this data, and what is there carries a certificate; give more images",
+    )
+
+
+positive = st.floats(0.1, 1000)
+
+
+@given(positive, positive, st.floats(0, 0.92), st.integers(1, 10**6))
+def test_what_is_taken_is_better_by_a_tenth_and_harms_little(
+    latency_ms: float, there_ms: float, accuracy: float, size_bytes: int
+) -> None:
+    there = msgspec.structs.replace(SOURCE, latency_ms=there_ms)
+    found = judge(candidate(latency_ms=latency_ms, accuracy=accuracy, size_bytes=size_bytes), there, [there], 0.02)
+    ratios = (there_ms / latency_ms, 1000 / size_bytes)
+    if found.accepted:
+        assert accuracy >= 0.88 - 1e-6
+        assert max(ratios) >= GAIN
+        assert min(ratios) >= 1 / HARM or max(ratios) >= WORTH_A_TRADE
+    else:
+        assert accuracy < 0.88 or max(ratios) < GAIN or min(ratios) < 1 / HARM

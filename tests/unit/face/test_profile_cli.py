@@ -1,0 +1,109 @@
+"""`firstline profile` and `edge-agent profile`: where a profile lies, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from support.bundles import variant_bundle
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_edge.__main__ import main as edge_agent
+
+POINTS = Wanted(threads=(1,), batches=(1,), total_s=0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle, and its profile as the workbench keeps it: the commands have nothing left to measure."""
+    folder = tmp_path_factory.mktemp("cli")
+    bundle = variant_bundle(folder / "bundle", "small", name="two")
+    measure_profile(bundle, folder / "profiles" / "two@bench.json", POINTS, machine="bench")
+    (folder / "state" / "profiles").mkdir(parents=True)
+    (folder / "state" / "profiles" / "two.json").write_bytes((folder / "profiles" / "two@bench.json").read_bytes())
+    return folder
+
+
+def test_the_workbench_prints_the_profile_that_lies_beside_the_bundle(folder: Path) -> None:
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options, "-o", "json"])
+    assert found.exit_code == 0, found.output
+    assert [point["key"]["variant"] for point in json.loads(found.stdout)["points"]] == ["small", "full"]
+    text = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options])
+    assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
+
+
+def test_threads_that_are_no_numbers_are_refused(folder: Path) -> None:
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), "--threads", "many"])
+    assert found.exit_code == 2
+    assert "--threads many is no list of numbers" in found.output
+
+
+@pytest.mark.parametrize("by", ["name", "folder"])
+def test_the_device_keeps_it_in_its_state(
+    folder: Path, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "two" if by == "name" else str(folder / "bundle")
+    there = ["--set", f"agent.state_dir={folder / 'state'}", "--set", f'models.directories=["{folder / "bundle"}"]']
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", said, *there, "--threads", "1", "--batches", "1"])
+    assert edge_agent() == 0
+    assert f"Written: {folder}/state/profiles/two.json" in capsys.readouterr().out
+
+
+def test_a_model_that_the_device_does_not_have_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--set", f'models.directories=["{folder / "bundle"}"]']
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "three", *there])
+    assert edge_agent() == 2
+    assert "no model of models.directories, which has: two" in capsys.readouterr().err
+
+
+def _right(folder: Path) -> None:
+    """Has the bundle say how many answers are right; digests of models stay as they were."""
+    path = folder / "bundle" / "manifest.json"
+    said = json.loads(path.read_text())
+    for model, share in ((said["edge"][0], 0.9), (said["full"], 0.95)):
+        model["measured"] = {"accuracy": share}
+    path.write_text(json.dumps(said))
+
+
+def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    _right(own)
+    profile = own / "profiles" / "two@bench.json"
+    other = tmp_path / "board.json"
+    other.write_bytes(profile.read_bytes().replace(b'"machine":"bench"', b'"machine":"board"'))
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    pictures = [tmp_path / "one.svg", tmp_path / "both.svg", tmp_path / "both.png"]
+    for picture, more in zip(pictures, ([], ["--beside", str(other)], ["--beside", str(other)]), strict=True):
+        found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options, "--draw", str(picture), *more])
+        assert found.exit_code == 0, found.output
+        assert f"Drawn: {picture}" in found.stdout
+    assert "95.00 % +" in found.stdout  # nothing is as right as the full model
+    assert "on the Pareto front of latency and accuracy" in found.stdout
+    one, both, png = (picture.read_bytes() for picture in pictures)
+    assert one.count(b"<svg") == both.count(b"<svg") == 1 and png.startswith(b"\x89PNG")
+    assert b"board" not in one and b"board" in both
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--draw", "front.gif"], "let its name end with .svg or .png"),
+        (["--draw", "front.svg"], "no accuracy of a model"),
+        (["--beside", "other.json"], "say --draw FILE too"),
+        (["--draw", "front.svg", "--beside", "missing.json"], "there is no such file"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(folder: Path, options: list[str], said: str) -> None:
+    known = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *known, *options])
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.split())

@@ -1,0 +1,124 @@
+"""What an executor's batches cost, by a profile of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.profile.distribution import distribution
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.forecast import Forecast
+from firstline_gateway.executors.dispatch.profiles import beside, costs_of, read
+
+DIGEST = "a" * 64
+CPU = "CPUExecutionProvider"
+
+
+def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: Any) -> Point:
+    said = {"variant": "full", "model_digest": DIGEST, "provider": CPU, "threads": 1, "batch": batch} | key
+    took = distribution([seconds])
+    return Point(
+        key=Key(**said),
+        runtime="onnxruntime",
+        ran_on=CPU,
+        query=took,
+        rested=took,
+        prepare=took,
+        run=took,
+        offline_per_s=batch / seconds,
+        warm_up=WarmUp(1, 1, 1, 1),
+        moved=Moved(1, 1, 1, 1),
+        peak_memory_bytes=Measured(peak_mb * 1e6, "VmHWM"),
+        processor_ms=1,
+        energy_mj=energy,
+    )
+
+
+def profile(*points: Point) -> Profile:
+    return Profile("m", 1, "board", "f" * 64, points)
+
+
+def test_a_profile_tells_seconds_memory_and_energy_by_rows(tmp_path: Path) -> None:
+    made = profile(
+        point(1, 0.01, 50, Measured(20, "RAPL")),
+        point(8, 0.04, 80, Measured(100, "RAPL")),
+        point(1, 9.0, 50, Absent("no"), model_digest="b" * 64),
+        point(1, 9.0, 50, Absent("no"), provider="CUDAExecutionProvider"),
+        point(1, 9.0, 50, Absent("no"), condition="sustained"),
+    )
+    (tmp_path / "m.json").write_bytes(encode(made))
+    costs = costs_of(read((str(tmp_path / "m.json"),)), DIGEST, CPU, power_w=5.0)
+    assert costs.seconds == {1: 0.01, 8: 0.04}
+    assert (costs.source, costs.energy_of(1, 9.9), costs.energy_of(16, 9.9)) == ("measured", 0.02, pytest.approx(0.2))
+    assert (costs.memory_of(1), costs.memory_of(8)) == (0, pytest.approx(30e6))
+    forecast = Forecast(costs.seconds)
+    assert (forecast.seconds(1), forecast.seconds(8)) == (pytest.approx(0.01), pytest.approx(0.04))
+
+
+def test_without_measured_energy_the_stated_watts_hold_and_say_so() -> None:
+    modelled = costs_of([profile(point(1, 0.01, 50, Modelled(20, "stated")))], DIGEST, "", 5.0)
+    assert modelled.source == "modelled"
+    stated = costs_of([profile(point(1, 0.01, 50, Absent("no meter")))], DIGEST, "", 5.0)
+    assert (stated.source, stated.energy_of(1, 0.5)) == ("modelled", 2.5)
+    assert costs_of([], DIGEST, "", 0.0) == Costs(energy_source="measured")
+    assert costs_of([], DIGEST, "", 0.0).source == "absent"
+
+
+def test_what_an_executor_is_seen_to_take_outweighs_a_profile_size_by_size() -> None:
+    """The machine of the profile gains by batches, this one does not: it takes twice as long for large ones."""
+    forecast, now_s = Forecast({1: 0.01, 8: 0.04}), 0.0
+    for _ in range(200):
+        for rows, took_s in ((1, 0.01), (8, 0.08)):
+            now_s += 0.1
+            forecast.observe(rows, took_s, wait_s=0.0, pace=forecast.pace, now_s=now_s)
+    assert forecast.seconds(1) == pytest.approx(0.01, rel=0.15)
+    assert forecast.seconds(8) == pytest.approx(0.08, rel=0.15)
+
+
+def test_a_slow_moment_is_the_pace_and_no_other_size() -> None:
+    forecast, now_s = Forecast({1: 0.01, 8: 0.04}), 0.0
+    for slowness in (1.0, 3.0, 1.0):
+        for _ in range(20):
+            for rows, usual_s in ((1, 0.01), (8, 0.04)):
+                now_s += 0.1
+                forecast.observe(rows, slowness * usual_s, wait_s=0.0, pace=forecast.pace, now_s=now_s)
+        assert forecast.seconds(8) == pytest.approx(slowness * 0.04, rel=0.15)
+    assert forecast.pace == pytest.approx(1.0, abs=0.2)
+
+
+def test_of_the_profiles_that_lie_with_a_bundle_those_of_this_machine_count(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    mine = profile(point(1, 0.01, 50, Absent("no")))
+    (tmp_path / "profiles" / "m@board.json").write_bytes(encode(mine))
+    (tmp_path / "profiles" / "m@other.json").write_bytes(encode(msgspec.structs.replace(mine, fingerprint="e" * 64)))
+    (tmp_path / "profiles" / "m@torn.json").write_bytes(encode(mine)[:100])
+    for bundle in (tmp_path, tmp_path / "bundle"):  # with it, and beside it
+        assert beside(bundle, "m", lambda: "f" * 64) == [mine]
+        assert beside(bundle, "m", lambda: "d" * 64) == []
+    assert beside(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
+
+
+def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_takes_no_time() -> None:
+    forecast = Forecast({})
+    forecast.observe(1, 0.3, wait_s=0.2, pace=1.0, now_s=0.0)
+    first_s = forecast.seconds(1)
+    assert first_s is not None and first_s > 0
+    for turn in range(20):
+        forecast.observe(1, 0.1, wait_s=0.0, pace=forecast.pace, now_s=1.0 + turn)
+    settled_s = forecast.seconds(1)
+    assert settled_s is not None and settled_s == pytest.approx(0.1, rel=0.5)
+
+
+def test_what_is_no_profile_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    with pytest.raises(ConfigError, match=r"p\.json cannot be read"):
+        read((str(file),))
+    file.write_bytes(msgspec.json.encode({"bundle": "m"}))
+    with pytest.raises(ConfigError, match=r"p\.json is no profile"):
+        read((str(file),))

@@ -1,0 +1,335 @@
+"""Several executors for a model, in simulated time: shares, budgets, one that degrades, hangs, fails and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from support.gateway import NothingToLoad
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    BudgetExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    LinkDownError,
+    QueueFullError,
+)
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ExecutorReport, ModelKey, Outcome
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.models.repository import ServedModel
+
+T = TypeVar("T")
+MIB = 1 << 20
+
+
+def model(name: str, size_bytes: int = 1) -> ServedModel:
+    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
+    manifest = Manifest(
+        name=name, version=1, labels=("a", "b"), input=InputSpec("x", "FP32", (-1, 1)), edge=(), full=full
+    )
+    return ServedModel(ModelKey(name, 1), Path(), manifest, None, manifest.full_digest)
+
+
+SERVED = model("m")
+M = SERVED.key
+
+
+class Timed(NothingToLoad):
+    """Takes a time for each row, in as many slots as it has; may fail, or say nothing."""
+
+    def __init__(self, clock: SimulatedClock, row_s: float, slots: int = 1) -> None:
+        super().__init__(slots)
+        self._clock = clock
+        self._free = asyncio.Semaphore(slots)
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self.row_s = row_s
+        self.error: FirstlineError | None = None
+        self.batches: list[int] = []
+        self.dropped: list[ModelKey] = []
+
+    def stop(self) -> None:
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self.batches.append(rows)
+        async with self._free:
+            await self._clock.sleep(rows * self.row_s)
+            await self._goes_on.wait()
+        if self.error is not None:
+            raise self.error
+        return [
+            InvalidTensorError("negative") if (tensor.array < 0).any() else (tensor.array * 2).astype(np.float32)
+            for tensor in inputs
+        ]
+
+    async def drop(self, key: ModelKey) -> None:
+        self.dropped.append(key)
+
+
+class Site:
+    """Executors by their names, and the dispatcher that gives them batches."""
+
+    def __init__(self, row_s: dict[str, float], **found: dict[str, float]) -> None:
+        self.clock = SimulatedClock()
+        slots = found.get("slots", {})
+        self.executors = {name: Timed(self.clock, each, int(slots.get(name, 1))) for name, each in row_s.items()}
+        self.members = {
+            name: Member(
+                name,
+                executor,
+                costs=lambda _, name=name: Costs(  # type: ignore[misc]
+                    seconds={1: row_s[name]} if "unknown" not in found else {},
+                    memory_bytes={1: found.get("batch_mib", {}).get(name, 0) * MIB},
+                    power_w=found.get("power_w", {}).get(name, 0.0),
+                ),
+                sessions=0,
+                memory=Memory(int(found.get("memory_mib", {}).get(name, 0)) * MIB),
+                energy=Energy(found.get("energy_w", {}).get(name, 0.0)),
+            )
+            for name, executor in self.executors.items()
+        }
+        for member in self.members.values():
+            member.place(SERVED)
+        self.dispatcher = Dispatcher(list(self.members.values()), patience_s=10.0, clock=self.clock)
+        self.late: list[float] = []
+
+    async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
+        future = asyncio.ensure_future(awaited)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        while not future.done():
+            await self.clock.advance(step_s)
+        return future.result()
+
+    async def ask(self, *values: float, timeout_s: float | None = None) -> list[Outcome]:
+        inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
+        due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        return await self.dispatcher.run(M, inputs, [due_s] * len(inputs))
+
+    async def go(self, seconds: float, clients: int = 2) -> list[float]:
+        """Clients that ask without a pause for so long; what each request took. Each has the right answer."""
+        end_s, took_s = self.clock.monotonic_s() + seconds, []
+
+        async def client(value: float) -> None:
+            while (now_s := self.clock.monotonic_s()) < end_s:
+                (outcome,) = await self.ask(value)
+                assert not isinstance(outcome, FirstlineError), outcome
+                assert outcome.tolist() == [[2 * value]]
+                took_s.append(self.clock.monotonic_s() - now_s)
+
+        await self.until(asyncio.gather(*(client(float(number)) for number in range(clients))))
+        return took_s
+
+    def shares(self) -> dict[str, float]:
+        """Of the rows since the last look."""
+        rows = {name: sum(each.batches) for name, each in self.executors.items()}
+        for each in self.executors.values():
+            each.batches.clear()
+        return {name: count / max(1, sum(rows.values())) for name, count in rows.items()}
+
+    def report(self, name: str) -> ExecutorReport:
+        return next(each for each in self.dispatcher.report().executors if each.name == name)
+
+    @property
+    def repeats(self) -> Counter[str]:
+        return Counter({why[0]: int(count) for why, count in self.dispatcher.report().repeats.items()})
+
+
+@asynccontextmanager
+async def site(row_s: dict[str, float], **found: dict[str, float]) -> AsyncIterator[Site]:
+    made = Site(row_s, **found)
+    await made.dispatcher.start()
+    yield made
+    assert await made.until(made.dispatcher.close(0))
+    assert not any(member.running for member in made.members.values())
+
+
+async def test_work_spreads_in_proportion_to_the_speeds() -> None:
+    async with site({"fast": 0.01, "slow": 0.04}) as made:
+        await made.go(4.0, clients=8)
+        assert made.shares()["fast"] == pytest.approx(0.8, abs=0.05)
+
+
+async def test_one_request_at_a_time_goes_where_it_is_done_first() -> None:
+    async with site({"fast": 0.01, "slow": 0.04}) as made:
+        took_s = await made.go(2.0, clients=1)
+        assert made.shares()["slow"] < 0.05, "but for copies"
+        assert max(took_s) < 0.012
+
+
+async def test_what_was_never_measured_is_got_to_know_by_copies() -> None:
+    async with site({"one": 0.02, "other": 0.01}, unknown={}) as made:
+        took_s = await made.go(2.0, clients=1)
+        assert made.shares()["other"] > 0.9
+        assert made.repeats["executor_probe"] >= 1
+        assert max(took_s) < 0.022
+
+
+async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        await made.go(1.0, clients=1)
+        assert made.shares()["one"] > 0.9
+        made.executors["one"].row_s = 0.2
+        took_s = await made.go(1.0, clients=1)
+        assert max(took_s) < 0.1, "what is late is run elsewhere too"
+        made.shares()
+        await made.go(2.0, clients=1)
+        assert made.shares()["one"] < 0.1
+        assert made.report("one").paces[M] > 3
+        made.executors["one"].row_s = 0.01
+        await made.go(6.0, clients=1)
+        made.shares()
+        await made.go(1.0, clients=1)
+        assert made.shares()["one"] > 0.9
+        assert made.report("one").paces[M] == pytest.approx(1.0, abs=0.3)
+
+
+async def test_what_hangs_in_one_is_answered_by_another() -> None:
+    async with site({"one": 0.01, "other": 0.015}) as made:
+        made.executors["one"].stop()
+        took_s = await made.go(3.0, clients=2)
+        assert max(took_s) < 0.2
+        assert made.repeats["executor_late"] >= 1
+        assert len(took_s) > 100, "and nobody runs into it again and again"
+        made.executors["one"].go_on()
+        await made.go(6.0, clients=2)
+        made.shares()
+        await made.go(1.0, clients=2)
+        assert made.shares()["one"] > 0.4
+
+
+@pytest.mark.parametrize("error", [LinkDownError("gone"), QueueFullError("full"), InferenceError("no kernel")])
+async def test_what_fails_on_one_is_answered_by_another_and_it_is_left_alone(error: FirstlineError) -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        made.executors["one"].error = error
+        took_s = await made.go(4.0, clients=1)
+        assert max(took_s) < 0.2
+        assert 3 <= made.repeats["executor_retry"] <= 6
+        assert "It failed; it is tried again in" in made.report("one").problem
+        assert made.dispatcher.slots == 1
+        made.executors["one"].error = None
+        await made.go(20.0, clients=1)
+        assert made.report("one").problem == ""
+        made.shares()
+        await made.go(1.0, clients=1)
+        assert made.shares()["one"] > 0.9
+
+
+async def test_only_what_failed_is_asked_again() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        outcomes = await made.until(made.ask(1.0, -1.0, 3.0))
+        assert [isinstance(each, InvalidTensorError) for each in outcomes] == [False, True, False]
+        assert made.report("one").batches == {"refused": 1}
+        assert made.repeats["executor_retry"] == 0, "another executor would say the same"
+
+
+async def test_a_request_that_fails_everywhere_is_nobodys_fault() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        for executor in made.executors.values():
+            executor.error = InferenceError("a row of zeros")
+        for _ in range(5):
+            (outcome,) = await made.until(made.ask(1.0))
+            assert isinstance(outcome, InferenceError)
+        assert made.report("one").problem == made.report("other").problem == ""
+
+
+async def test_where_everything_fails_repeats_are_bounded() -> None:
+    async with site({"one": 0.001, "other": 0.001}) as made:
+        for executor in made.executors.values():
+            executor.error = LinkDownError("gone")
+        for _ in range(400):
+            outcomes = await made.until(asyncio.gather(made.ask(1.0), return_exceptions=True), 0.01)
+            assert outcomes
+        assert made.repeats["executor_retry"] <= 64 + 0.1 * 400 + 1
+
+
+async def test_nothing_is_asked_again_after_its_deadline() -> None:
+    async with site({"one": 0.05, "other": 0.01}) as made:
+        made.executors["other"].error = LinkDownError("gone")
+        made.executors["other"].row_s = 0.03
+        (outcome,) = await made.until(made.ask(1.0, timeout_s=0.02))
+        assert isinstance(outcome, LinkDownError)
+        assert made.repeats["executor_retry"] == 0
+
+
+async def test_nobody_there_is_a_sentence() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        made.executors["one"].away = "It is out."
+        assert made.dispatcher.trouble(M) == ""
+        await made.until(made.ask(1.0))
+        made.executors["other"].away = "It sleeps."
+        assert made.dispatcher.trouble(M) == "one: It is out. other: It sleeps."
+        with pytest.raises(EngineUnavailableError, match="It sleeps"):
+            await made.until(made.ask(1.0))
+        assert made.dispatcher.slots == 1
+
+
+async def test_energy_over_the_budget_is_taken_elsewhere() -> None:
+    """10 W for 10 ms are 0.1 J a batch; 0.5 W let 5 a second run there, once the first minute's 30 J are gone."""
+    async with site({"fast": 0.01, "slow": 0.04}, power_w={"fast": 10.0}, energy_w={"fast": 0.5}) as made:
+        await made.go(10.0, clients=1)
+        made.shares()
+        await made.go(10.0, clients=1)
+        shares = made.shares()
+        assert 0.1 < shares["fast"] < 0.35
+        assert made.members["fast"].energy.spent_j <= 0.5 * (60 + made.clock.monotonic_s()) + 0.2
+        report = made.report("fast")
+        assert (report.energy_sources, report.energy_j > 30) == (frozenset({"modelled"}), True)
+
+
+async def test_where_nobody_has_energy_left_a_batch_waits_or_is_told_when_to_come_back() -> None:
+    async with site({"only": 0.01}, power_w={"only": 1000.0}, energy_w={"only": 1.0}) as made:
+        for _ in range(6):
+            await made.until(made.ask(1.0))  # 10 J each, of 60
+        began_s = made.clock.monotonic_s()
+        await made.until(made.ask(1.0))
+        assert made.clock.monotonic_s() - began_s == pytest.approx(10.0, abs=0.2)
+        with pytest.raises(BudgetExceededError, match="beyond the memory or energy") as refused:
+            await made.until(made.ask(1.0, timeout_s=1.0))
+        assert refused.value.retry_after_s == pytest.approx(10.0, abs=0.2)
+
+
+async def test_batches_beyond_the_memory_go_elsewhere_or_wait_for_an_end() -> None:
+    batch_mib = {"small": 4.0, "large": 4.0}
+    memory_mib = {"small": 6.0, "large": 10.0}
+    async with site({"small": 0.01, "large": 0.05}, slots={"small": 4, "large": 4}, batch_mib=batch_mib,
+                    memory_mib=memory_mib) as made:  # fmt: skip
+        began_s = made.clock.monotonic_s()
+        asked = [asyncio.ensure_future(made.ask(1.0)) for _ in range(4)]
+        await asyncio.sleep(0.001)
+        assert [len(member.running) for member in made.members.values()] == [1, 2]
+        await made.until(asyncio.gather(*asked))
+        assert made.clock.monotonic_s() - began_s < 0.07, "the fourth had the first one's room"
+
+
+async def test_a_model_goes_where_there_is_room_for_it() -> None:
+    async with site({"small": 0.01, "large": 0.02}, memory_mib={"small": 8.0}) as made:
+        heavy = model("heavy", 16 * MIB)
+        await made.dispatcher.put(heavy)
+        assert [member.has(heavy.key) for member in made.members.values()] == [False, True]
+        assert made.dispatcher.trouble(heavy.key) == ""
+        await made.dispatcher.drop(heavy.key)
+        assert made.executors["large"].dropped == [heavy.key]
+        assert made.executors["small"].dropped == []
+        assert "No executor has room" in made.dispatcher.trouble(heavy.key)
+        assert made.members["small"].memory.models_bytes == made.members["large"].memory.models_bytes

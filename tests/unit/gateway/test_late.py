@@ -1,0 +1,204 @@
+"""The batcher before several executors, in simulated time: batches wait in the queue for one that is worth it.
+
+Batches gain by size here, as those of most models: two executors are no slower than the better one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.gateway import NothingToLoad, doubled, request_of
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import EngineUnavailableError, FirstlineError, LinkDownError
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.scheduling.admission import Bounds
+from firstline_gateway.scheduling.batcher import Batcher
+
+FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
+MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
+SERVED = ServedModel(ModelKey("m", 1), Path(), MANIFEST, None, MANIFEST.full_digest)
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+class Gains(NothingToLoad):
+    """Takes some seconds for each batch, and some for each row, as often side by side as it has slots."""
+
+    def __init__(self, clock: SimulatedClock, speed: float, slots: int = 1) -> None:
+        super().__init__(slots)
+        self._clock = clock
+        self._free = asyncio.Semaphore(slots)
+        self.speed = speed
+        self.error: FirstlineError | None = None
+        self.stopped = False
+        self.batches: list[int] = []
+
+    def seconds(self, rows: int) -> float:
+        return (0.004 + 0.002 * rows) / self.speed
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self.batches.append(rows)
+        async with self._free:
+            await self._clock.sleep(1000.0 if self.stopped else self.seconds(rows))
+        if self.error is not None:
+            raise self.error
+        return [doubled(tensor) for tensor in inputs]
+
+
+class Bench:
+    """A batcher, and the dispatcher or one executor alone behind it."""
+
+    def __init__(
+        self, *speeds: float, knows: bool = True, memory_mib: int = 0, energy_w: float = 0.0, rows: int = 32
+    ) -> None:
+        self.clock = SimulatedClock()
+        self.executors = [Gains(self.clock, speed) for speed in speeds]
+        self.members = [
+            Member(
+                str(number),
+                executor,
+                costs=lambda _, executor=executor: Costs(  # type: ignore[misc]
+                    seconds={size: executor.seconds(size) for size in SIZES} if knows else {},
+                    memory_bytes={size: size << 20 for size in SIZES} if memory_mib else {},
+                    power_w=100.0 if energy_w else 0.0,
+                ),
+                sessions=1,
+                memory=Memory(memory_mib << 20),
+                energy=Energy(0.0 if number else energy_w),
+            )
+            for number, executor in enumerate(self.executors)
+        ]
+        for member in self.members:
+            member.place(SERVED)
+        engine = Dispatcher(self.members, patience_s=10.0, clock=self.clock)
+        self.batcher = Batcher(
+            engine if len(speeds) > 1 else self.executors[0],
+            clock=self.clock,
+            bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=10.0, batch_rows=rows),
+        )
+
+    async def submit(self, value: float = 1.0, **fields: object) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(SERVED.key, request_of(value, **fields)))  # type: ignore[arg-type]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    async def until(self, *tasks: asyncio.Task[Probabilities]) -> None:
+        while not all(task.done() for task in tasks):
+            await self.clock.advance(0.001)
+
+    async def load(self, rate_per_s: float, seconds: float) -> list[float]:
+        """Requests as a Poisson process; what each took, in order of size. All are answered."""
+        draw, took_s, tasks = random.Random(7), [], []
+        due_s = self.clock.monotonic_s()
+        end_s = due_s + seconds
+
+        async def one() -> None:
+            began_s = self.clock.monotonic_s()
+            await self.batcher.submit(SERVED.key, request_of(1.0))
+            took_s.append(self.clock.monotonic_s() - began_s)
+
+        while (due_s := due_s + draw.expovariate(rate_per_s)) < end_s:
+            while (now_s := self.clock.monotonic_s()) < due_s:
+                await self.clock.advance(min(0.001, due_s - now_s + 1e-9))
+            tasks.append(asyncio.create_task(one()))
+            await asyncio.sleep(0)
+        while not all(task.done() for task in tasks):
+            await self.clock.advance(0.001)
+        for task in tasks:
+            task.result()
+        return sorted(took_s)
+
+
+def p99(took_s: Sequence[float]) -> float:
+    return float(np.quantile(took_s, 0.99))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("rate_per_s", [60.0, 150.0, 300.0])
+async def test_two_executors_are_not_slower_than_the_better_one(rate_per_s: float, knows: bool) -> None:
+    alone = await Bench(1.0).load(rate_per_s, 5.0)
+    both = await Bench(1.0, 0.5, knows=knows).load(rate_per_s, 5.0)
+    assert p99(both) <= p99(alone)
+    assert np.mean(both) <= np.mean(alone)
+
+
+async def test_what_one_cannot_do_alone_both_do() -> None:
+    """One that is full answers 470 rows a second with batches of 32, both 700."""
+    bench = Bench(1.0, 0.5)
+    took_s = await bench.load(560.0, 5.0)
+    assert p99(took_s) < 0.2
+    assert sum(bench.executors[1].batches) > 0.15 * len(took_s)
+
+
+async def test_a_slow_one_is_left_free_where_the_fast_one_is_done_sooner_with_all() -> None:
+    bench = Bench(1.0, 0.1)
+    tasks = [await bench.submit() for _ in range(4)]
+    assert bench.batcher.depth == 3
+    await bench.until(*tasks)
+    assert [executor.batches for executor in bench.executors] == [[1, 3], [1]], "together; and one copy to learn by"
+
+
+async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:
+    bench = Bench(1.0, 0.1)
+    bench.executors[0].stopped = True
+    first, second = await bench.submit(), await bench.submit()
+    await bench.until(first, second)
+    assert bench.clock.monotonic_s() < 0.5
+
+
+async def test_a_newcomer_that_is_more_urgent_goes_before_what_waits() -> None:
+    bench = Bench(1.0, 0.1, rows=1)
+    first = await bench.submit(1.0)
+    waits, urgent = await bench.submit(2.0), await bench.submit(3.0, priority=1)
+    await bench.until(first, urgent)
+    assert not waits.done()
+    await bench.until(waits)
+
+
+async def test_where_all_fail_it_is_said_and_nothing_waits_for_ever() -> None:
+    bench = Bench(1.0, 0.5)
+    for executor in bench.executors:
+        executor.error = LinkDownError("gone")
+    for _ in range(6):
+        tasks = [await bench.submit() for _ in range(3)]
+        await bench.until(*tasks)
+        assert all(isinstance(task.exception(), EngineUnavailableError | LinkDownError) for task in tasks)
+    for executor in bench.executors:
+        executor.error = None
+    await bench.clock.advance(30.0)
+    for _ in range(4):
+        await bench.until(task := await bench.submit())
+    assert not task.exception()
+
+
+async def test_a_batch_is_no_larger_than_what_the_memory_allows() -> None:
+    bench = Bench(1.0, 0.9, memory_mib=int(SERVED.memory_bytes >> 20) + 5)
+    tasks = [await bench.submit() for _ in range(12)]
+    await bench.until(*tasks)
+    assert max(max(executor.batches) for executor in bench.executors) <= 4
+
+
+async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done() -> None:
+    bench = Bench(1.0, 0.2, energy_w=1.0)
+    bench.members[0].energy.spend(60.0, bench.clock.monotonic_s())
+    tasks = [await bench.submit() for _ in range(3)]
+    await bench.until(*tasks)
+    assert bench.executors[0].batches == []
+    await bench.clock.advance(60.0)
+    await bench.until(await bench.submit())
+    assert bench.executors[0].batches == [1]

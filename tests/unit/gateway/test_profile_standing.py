@@ -1,0 +1,71 @@
+"""How a request for a profile stands, in words: heard or not, by whom, and how long somebody has been away."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
+from firstline_core.fleet.twin import Desired, Reported
+from firstline_gateway.fleet.devices import Device
+from firstline_gateway.profiles.standing import request_of
+
+NOW_S = 1.8e9
+ASKED = DesiredProfile("1", "digits")
+CAM = Device(
+    "cam",
+    {},
+    accepted_s=0.0,
+    first_seen_s=0.0,
+    last_seen_s=NOW_S - 5,
+    online=True,
+    session="s",
+    reported=Reported("s", 1, revision=3, agent_version="0.1.0"),
+    desired=Desired(4, profiles=(ASKED,)),
+)
+
+
+def said(state: ProfilingState, *, revision: int = 4, **fields: int | str) -> Reported:
+    return Reported("s", 2, revision, profiles=(Profiling("1", "digits", state, **fields),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("device", "state", "message"),
+    [
+        (CAM, "sent", "cam has not heard it yet."),
+        (
+            replace(CAM, online=False, last_seen_s=NOW_S - 7300),
+            "sent",
+            "cam is offline: it was heard of last 2 hours ago. The request stands until it comes.",
+        ),
+        (
+            replace(CAM, last_seen_s=None, reported=None),
+            "sent",
+            "cam was never heard of. The request stands until it comes.",
+        ),
+        (
+            replace(CAM, reported=Reported("s", 2, revision=4, agent_version="0.1.0")),
+            "unknown",
+            "cam runs agent 0.1.0, which knows no such requests; update it, then it measures, or take the request "
+            "back.",
+        ),
+        (replace(CAM, reported=said(ProfilingState.WAITING)), "waiting", ""),
+        (
+            replace(CAM, reported=said(ProfilingState.MEASURING), online=False, last_seen_s=NOW_S - 30),
+            "measuring",
+            "cam is offline: it was heard of last 30 seconds ago. It goes on when it is back.",
+        ),
+        (replace(CAM, reported=said(ProfilingState.REFUSED, message="No.")), "refused", "No."),
+        # Another request has come since: what the device said of this one holds.
+        (replace(CAM, reported=said(ProfilingState.DONE, revision=3, version=2)), "done", ""),
+    ],
+)
+def test_what_people_are_told(device: Device, state: str, message: str) -> None:
+    found = request_of(device, ASKED, NOW_S)
+    assert (found.state.value, found.message) == (state, message)
+
+
+def test_what_was_said_of_another_request_is_not_taken_for_this_ones() -> None:
+    other = replace(ASKED, id="2")
+    device = replace(CAM, reported=said(ProfilingState.DONE, revision=3))
+    assert request_of(device, other, NOW_S).state is ProfilingState.SENT

@@ -1,0 +1,49 @@
+"""What rollouts have to find signed for still, and what is said to whoever would have it signed for no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.databases import sqlite_store
+
+from firstline_core.fleet.twin import DesiredModel
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Rollout
+from firstline_gateway.rollouts.needing import Version, needed
+from firstline_gateway.rollouts.states import RolloutState
+from firstline_gateway.rollouts.subject import Subject
+from firstline_gateway.store.database import open_database
+
+S = RolloutState
+OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "said"),
+    [
+        (S.DRAFT, 2, None),
+        (S.RUNNING, 2, "is running"),
+        (S.RUNNING, 1, "may go back to cameras version 1"),
+        (S.PAUSED, 1, "is paused"),
+        (S.ROLLING_BACK, 1, "is rolling back"),
+        (S.RUNNING, 3, None),
+        (S.COMPLETED, 2, "by the completed rollout r"),
+        (S.COMPLETED, 1, None),
+        (S.ROLLED_BACK, 2, None),
+    ],
+)
+def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version: int, said: str | None) -> None:
+    database = open_database(sqlite_store(tmp_path))
+    rollout = Rollout("r", Definition("cameras", 2, "2" * 64), S.DRAFT, "ops", 1.7e9, seed=1)
+    with database.begin() as connection:
+        records.add(connection, rollout, None)
+        records.put(connection, replace(rollout, state=state))
+        told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
+        records.assign(connection, "r", [told])
+        reason = needed(connection, {Version(Subject.MODEL, "cameras", version)})
+        assert needed(connection, {Version(Subject.MODEL, "others", version)}) is None
+        assert needed(connection, {Version(Subject.CONFIGURATION, "cameras", version)}) is None
+    database.close()
+    assert reason is None if said is None else said in (reason or "")
