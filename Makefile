@@ -51,8 +51,8 @@ PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
 command -v $(1) >/dev/null || echo '$(1) is not installed: what needs it is left out' >&2
 endef
 
-.PHONY: help demo test check format mosquitto postgres kubectl node chromium wrk tflite ray clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
-  bench bench-peers hot-path loadgen bench-routing bench-fleet alarm \
+.PHONY: help demo test check format mosquitto postgres kubectl node chromium wrk tflite ray train clients perf-analyzer tuf-conformance lock wheel resolve size evaluate certificate \
+  bench bench-peers hot-path loadgen olive bench-routing bench-hardware bench-fleet alarm \
   chaos chaos-full update-kill soak fuzz audit sbom stampede scale heartbeats behind idle decision agent escalation mqtt-bench deliveries wear timing line \
   overload admission fresh clean
 
@@ -104,6 +104,10 @@ ray: .venv-ray/stamp ## the tests marked ray, with Ray: a cluster of two machine
 	files=$$(grep -rl 'mark\.ray' tests --include='test_*.py'); \
 	.venv-ray/bin/pytest $(PYTEST_ARGS) -m ray $$files
 
+train: .venv-train/stamp ## the tests marked train, with PyTorch: a student is taught
+	files=$$(grep -rl 'mark\.train' tests --include='test_*.py'); \
+	.venv-train/bin/pytest $(PYTEST_ARGS) -m train $$files
+
 clients: .venv/test.stamp .venv-clients/stamp ## the tests marked clients, with the Triton and KServe clients
 	$(BIN)/pytest $(PYTEST_ARGS) -m clients
 
@@ -121,11 +125,14 @@ lock: .venv/uv.stamp ## make the locks from pyproject.toml (UPGRADE=--upgrade fo
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
 	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra postgres --extra s3
+	$(LOCK) --output-file requirements/console.lock --constraint requirements/dev.lock pyproject.toml --extra console
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build
 	$(LOCK) --output-file requirements/clients.lock --group clients
 	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
+	$(LOCK) --output-file requirements/train.lock --constraint requirements/dev.lock pyproject.toml --extra train --group test --group build
 	$(LOCK) --output-file requirements/loadgen.lock --group loadgen
+	$(LOCK) --output-file requirements/olive.lock --constraint requirements/dev.lock --group olive
 	$(LOCK) --output-file requirements/perf-analyzer.lock --group perf-analyzer
 	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
@@ -145,14 +152,17 @@ bench: .venv/test.stamp wrk mosquitto wheel ## both tiers beside the raw limit o
 bench-peers: .venv/test.stamp wrk $(PEERS:%=.venv-peers/%/stamp) ## the gateway beside MLServer, pytriton, LitServe, BentoML and Ray Serve (15 minutes)
 	$(BIN)/python bench/bench_peers.py $(BENCH_ARGS)
 
-bench-fleet: .venv/test.stamp ## rollouts of simulated devices: false aborts, bad models found, a thousand devices (ten minutes)
-	$(BIN)/python bench/bench_fleet.py $(BENCH_ARGS)
+bench-fleet: .venv/test.stamp mosquitto ## rollouts: false aborts, bad models found, a thousand simulated devices, twenty agents (eleven minutes)
+	PYTHONPATH=tests:bench $(BIN)/python bench/bench_fleet.py $(BENCH_ARGS)
 
 hot-path: .venv/test.stamp ## what a request costs the gateway in its process, without a network: time and calls (a minute)
 	$(BIN)/python bench/hot_path.py
 
 loadgen: .venv/test.stamp .venv-loadgen/stamp ## MLPerf LoadGen against both tiers: SingleStream, Server, Offline (minutes)
 	$(BIN)/python bench/bench_loadgen.py $(BENCH_ARGS)
+
+olive: .venv/test.stamp .venv-olive/stamp ## what Olive makes of the same models as firstline compress, in one run (GBs to install; minutes)
+	PYTHONPATH=tests:bench $(BIN)/python bench/bench_hardware.py --only olive $(BENCH_ARGS)
 
 evaluate: .venv/test.stamp ## accuracy and edge share of the digits bundle, and of two real pairs where their data is there
 	$(BIN)/python bench/evaluate_pairs.py
@@ -162,6 +172,9 @@ certificate: .venv/test.stamp ## whether certified thresholds keep their word on
 
 bench-routing: .venv/test.stamp ## promises kept, alarms, value, on time, on budget: tables, plots and figures (minutes)
 	$(BIN)/python bench/bench_routing.py
+
+bench-hardware: .venv/test.stamp ## where a model had best run, splits, chains, energy, the controller, predictions, what profiling costs, compression, several executors (minutes for each; BENCH_ARGS='--only PART')
+	PYTHONPATH=tests:bench $(BIN)/python bench/bench_hardware.py $(BENCH_ARGS)
 
 alarm: .venv/test.stamp ## how often audits alarm falsely, and how soon they find a shift
 	$(BIN)/python bench/alarm.py
@@ -229,7 +242,7 @@ fuzz: .venv/test.stamp ## a million damaged inputs for the decoders, and request
 audit: .venv/test.stamp ## look up every locked package in the advisories (where the package index itself is reached)
 	$(BIN)/python bench/audit.py
 
-sbom: .venv/test.stamp ## write dist/firstline-*.cdx.json: what device, gateway and workbench install
+sbom: .venv/test.stamp ## write dist/firstline-*.cdx.json: what device, gateway, console and workbench install
 	$(BIN)/python bench/sbom.py
 
 fresh: ## clone this checkout into an empty folder and time `make demo` there
@@ -263,6 +276,12 @@ clean: ## remove the environments, the caches and what was built
 	$(call install_project,.venv-tflite)
 	touch $@
 
+.venv-train/stamp: requirements/train.lock pyproject.toml .venv/uv.stamp
+	[ -x .venv-train/bin/python ] || $(PYTHON) -m venv --without-pip .venv-train
+	$(call install,.venv-train,$<)
+	$(call install_project,.venv-train)
+	touch $@
+
 # On a Python that Ray has no wheels for, this fails, and nothing else does.
 .venv-ray/stamp: requirements/ray.lock pyproject.toml .venv/uv.stamp
 	[ -x .venv-ray/bin/python ] || $(PYTHON) -m venv --without-pip .venv-ray
@@ -293,6 +312,11 @@ clean: ## remove the environments, the caches and what was built
 	[ -x .venv-conformance/bin/python ] || $(PYTHON) -m venv --without-pip .venv-conformance
 	$(UV) pip install --quiet --python .venv-conformance/bin/python \
 	  "tuf-conformance @ git+https://github.com/theupdateframework/tuf-conformance@1bc18916ee35f753b6eb8ee19dabb98449ca7326"
+	touch $@
+
+.venv-olive/stamp: requirements/olive.lock .venv/uv.stamp
+	[ -x .venv-olive/bin/python ] || $(PYTHON) -m venv --without-pip .venv-olive
+	$(call install,.venv-olive,$<)
 	touch $@
 
 .venv-loadgen/stamp: requirements/loadgen.lock .venv/uv.stamp
