@@ -6,5 +6,6 @@ Rooms
     disk            the part on disk: sealed, bounded, and never missed
     database        its SQLite file, and what reads it
     writer          what writes it: one thread, and groups that share a commit
+    outdated        what it still holds, and may tell no longer
     key_filter      keys that the file cannot hold are not asked for
 """

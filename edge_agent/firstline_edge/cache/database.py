@@ -71,10 +71,15 @@ class Database(Generic[Value]):
             writing.execute("ROLLBACK")
             failing.pop_all()
         self._connection = reading
-        self.writer = Writer(writing, limit_bytes, write)
+        self.writer = Writer(writing, limit_bytes, write, self.filter.passes)
 
     def get(self, key: bytes) -> tuple[object, float] | None:
-        """What the file holds under the key, and when it ends by the wall's clock; whoever wrote it chose its type."""
+        """What the file holds under the key, and when it ends by the wall's clock; whoever wrote it chose its type.
+
+        None where that is outdated, see `Writer.outdated`.
+        """
+        if self.writer.outdated(key):
+            return None
         found: tuple[object, float] | None = self._connection.execute(_FIND, (key,)).fetchone()
         return found
 

@@ -100,7 +100,7 @@ class DiskCache:
             return self._seal.open(value, key), left_s
         except IntegrityError as error:
             log.warning("removed a cache entry that cannot be read", error=error.message)
-            cache.writer.put(key, b"", 0.0, self._clock.monotonic_s())  # which has ended, and goes with the next sweep
+            cache.writer.remove(key)
             return None
 
     def put(self, key: bytes, value: Value) -> None:

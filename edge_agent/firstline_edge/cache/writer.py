@@ -3,6 +3,9 @@
 A result is small and a commit is not: alone it would write seven pages. So results wait in memory for others, and are
 read from there until the disk has them; a power cut costs the last few, and flash memory is spared (`make wear`). One
 group at a time is on its way to the disk, and the next one gathers meanwhile.
+
+What never gets there, for the disk refuses it or is too slow, leaves no older value of its key behind: that is a miss
+from then on, and goes with the next group. Only a power cut before that brings it back.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from typing import Generic, TypeVar
 
 from firstline_core.telemetry.logs import logger
+from firstline_edge.cache.outdated import Outdated
 
 log = logger(__name__)
 
@@ -42,30 +46,47 @@ class Writer(Generic[Value]):
         connection: its own from now on.
         limit_bytes: of the file; the oldest entries make room.
         write: makes of a value and its key what the file is to hold; called by the writing thread, too.
+        may_hold: whether the file may hold anything under a key.
 
     Attributes:
         outcome: of the group that is on its way to the disk: how many entries it removed; None where there is none.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, limit_bytes: int, write: Callable[[Value, bytes], bytes]
+        self,
+        connection: sqlite3.Connection,
+        limit_bytes: int,
+        write: Callable[[Value, bytes], bytes],
+        may_hold: Callable[[bytes], bool],
     ) -> None:
         self._connection = connection
         self._limit_pages = limit_bytes // PAGE_BYTES
         self._write = write
+        self._may_hold = may_hold
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         self._waiting: dict[bytes, tuple[Value, float]] = {}
         self._group_limit = 1
         self._due_s = 0.0
         self._leaving: dict[bytes, tuple[Value, float]] = {}
         self.outcome: Future[int] | None = None
-        self._to_remove = 0  # by that group, at most
+        self._outdated = Outdated()
+        self._removing = Outdated()  # by the group on its way
+        self._sweep_limit = 0  # of the next group
+        self._sweeping_limit = 0  # of the one on its way
         self._swept: bool | None = None  # whether the last sweep left nothing; None where `sweep` told that
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """What the file is to hold under the key, and when that ends by the wall's clock; None once it may hold it."""
         found = self._waiting.get(key) or self._leaving.get(key)
         return None if found is None else (self._write(found[0], key), found[1])
+
+    def outdated(self, key: bytes) -> bool:
+        """Whether what the file holds under the key is not to be told, where `get` knows nothing."""
+        return key in self._outdated or key in self._removing
+
+    def remove(self, key: bytes) -> None:
+        """Has the file hold nothing under a key, with the next group."""
+        self._outdated.add((key,))
 
     def put(self, key: bytes, value: Value, expires_s: float, now_s: float) -> None:
         """Has the file hold a value.
@@ -83,16 +104,18 @@ class Writer(Generic[Value]):
         if self.outcome is None and (len(self._waiting) >= self._group_limit or now_s >= self._due_s):
             self._begin()
         elif len(self._waiting) > _WAITING_LIMIT:
-            del self._waiting[next(iter(self._waiting))]
+            self._drop(next(iter(self._waiting)))
 
     def sweep(self, limit: int) -> bool:
         """Has what waits written and what has ended removed, no more than `limit`; whether to come again soon."""
-        if self.outcome is not None:
-            return True
         swept, self._swept = self._swept, None
-        if not swept:
-            self._begin(limit)
-        return not swept
+        if swept:
+            return False
+        if not self._sweeping_limit:  # else one is on its way
+            self._sweep_limit = limit
+        if self.outcome is None:
+            self._begin()
+        return True
 
     @property
     def ended(self) -> bool:
@@ -105,13 +128,7 @@ class Writer(Generic[Value]):
         Raises:
             sqlite3.Error, OSError: the disk refuses it; it is forgotten, and the next one put tries alone.
         """
-        if self.outcome is None:
-            return ()
-        group, outcome, to_remove = self._leaving, self.outcome, self._to_remove
-        self._leaving, self.outcome = {}, None
-        error = outcome.exception()
-        if to_remove:
-            self._swept = error is not None or outcome.result() < to_remove
+        group, error = self._ended_group()
         if error is not None:
             self._group_limit = 1
             raise error
@@ -124,35 +141,68 @@ class Writer(Generic[Value]):
     def forget(self) -> None:
         """What waits need not be written."""
         self._waiting.clear()
+        self._outdated = Outdated()
 
     def close(self) -> None:
         """Writes what waits, and lets go of the file; calling it twice is harmless."""
         self._thread.shutdown()
+        self._ended_group()
         waiting, self._waiting = self._waiting, {}
+        outdated, self._outdated = self._outdated, Outdated()
         try:
-            if waiting:
-                self._commit(waiting, 0)
+            if waiting or outdated:
+                self._commit(list(waiting.items()), outdated, 0)
         except REFUSED as error:
             log.warning("the disk refuses the latest results", results=len(waiting), error=str(error))
         finally:
             self._connection.close()
 
-    def _begin(self, to_remove: int = 0) -> None:
-        self._leaving, self._waiting, self._to_remove = self._waiting, {}, to_remove
-        self.outcome = self._thread.submit(self._commit, self._leaving, to_remove)
+    def _begin(self) -> None:
+        self._leaving, self._waiting = self._waiting, {}
+        self._removing, self._outdated = self._outdated, Outdated()
+        self._sweeping_limit, self._sweep_limit = self._sweep_limit, 0
+        self.outcome = self._thread.submit(
+            self._commit, list(self._leaving.items()), self._removing, self._sweeping_limit
+        )
 
-    def _commit(self, group: dict[bytes, tuple[Value, float]], to_remove: int) -> int:
-        """Has the disk take a group, and removes what has ended; how many entries that were."""
-        rows = [(key, self._write(value, key), expires_s) for key, (value, expires_s) in group.items()]
+    def _ended_group(self) -> tuple[Iterable[bytes], BaseException | None]:
+        """The keys of the group that has ended, where there is one, and what the disk said against it."""
+        if self.outcome is None:
+            return (), None
+        group, outcome, sweeping_limit = self._leaving, self.outcome, self._sweeping_limit
+        removing, self._removing = self._removing, Outdated()
+        self._leaving, self.outcome, self._sweeping_limit = {}, None, 0
+        error = outcome.exception()
+        if sweeping_limit:
+            self._swept = error is not None or outcome.result() < sweeping_limit
+        if error is not None:
+            self._outdated.merge(removing)
+            self._outdated.add(filter(self._may_hold, group))
+        return group, error
+
+    def _drop(self, key: bytes) -> None:
+        """Forgets what waits under a key, and whatever came before it."""
+        del self._waiting[key]
+        if self._leaving.pop(key, None) is not None or self._may_hold(key):
+            self._outdated.add((key,))
+
+    def _commit(self, group: Sequence[tuple[bytes, tuple[Value, float]]], outdated: Outdated, sweep_limit: int) -> int:
+        """Has the disk take a group, and removes what is outdated or has ended; how many of the latter that were."""
+        rows = [(key, self._write(value, key), expires_s) for key, (value, expires_s) in group]
         # Newest first, for there may be more than the file has room for.
         pages = list(accumulate(2 + len(written) // PAGE_BYTES for _, written, _ in reversed(rows)))
         fit = bisect_right(pages, self._limit_pages)
+        left_out, rows = rows[: len(rows) - fit], rows[len(rows) - fit :]
+        gone = Outdated()
+        gone.merge(outdated)
+        gone.add(key for key, _, _ in left_out)
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            if fit:
+            gone.remove_from(self._connection)
+            if rows:
                 self._make_room(pages[fit - 1], fit)
-                self._connection.executemany(_PUT, rows[-fit:])
-            return self._connection.execute(_EXPIRED, (time.time(), to_remove)).rowcount if to_remove else 0
+                self._connection.executemany(_PUT, rows)
+            return self._connection.execute(_EXPIRED, (time.time(), sweep_limit)).rowcount if sweep_limit else 0
 
     def _make_room(self, pages: int, entries: int) -> None:
         """Removes the oldest until so many pages are free, as many entries at a time as are to come."""

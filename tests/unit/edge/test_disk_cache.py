@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,29 @@ def written(cache: DiskCache) -> None:
     while cache._cache is not None and (outcome := cache._cache.writer.outcome) is not None:
         wait([outcome])
         _ = cache.problem
+
+
+def waited_for(cache: DiskCache) -> Future[int]:
+    """The group that is on its way to the disk."""
+    assert cache._cache is not None and cache._cache.writer.outcome is not None
+    return cache._cache.writer.outcome
+
+
+def put_group(cache: DiskCache, group: int, puts: int = 64) -> None:
+    """As many new keys as share a commit."""
+    for number in range(puts):
+        cache.put((64 * group + number).to_bytes(32), b"v")
+
+
+@contextlib.contextmanager
+def refusing(directory: Path) -> Iterator[None]:
+    """A disk without room for another page."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((directory / "cache.db-wal").stat().st_size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def sweep(cache: DiskCache) -> int:
@@ -229,8 +254,12 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
 
 def rows_on_disk(directory: Path) -> int:
     """What another process would find: what was committed."""
+    return len(keys_on_disk(directory))
+
+
+def keys_on_disk(directory: Path) -> set[bytes]:
     connection = sqlite3.connect(directory / "cache.db")
-    found: int = connection.execute("SELECT count(*) FROM results").fetchone()[0]
+    found = {key for (key,) in connection.execute("SELECT key FROM results")}
     connection.close()
     return found
 
@@ -271,14 +300,10 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(di
     cache = opened(directory)
     cache.put(KEY, b"kept")
     written(cache)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((directory / "cache.db-wal").stat().st_size, limits[1]))
-    try:
+    with refusing(directory):
         for number in range(64):
             cache.put(number.to_bytes(32), b"refused")
         written(cache)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "The disk refuses the result cache" in cache.problem
     assert [cache.get(number.to_bytes(32)) for number in range(64)] == [None] * 64
     found = cache.get(KEY)
@@ -420,6 +445,122 @@ def test_nothing_is_written_behind_an_erasure(directory: Path) -> None:
     cache.put(KEY, b"new")
     cache.close()
     assert rows_on_disk(directory) == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_has_ended_goes_under_a_steady_load(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(directory)
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s - 61)
+    cache.put(KEY, b"has ended")
+    written(cache)
+    monkeypatch.undo()
+    for number in range(0, 6, 2):  # whoever comes to sweep finds a group on its way, each time
+        with Held(directory):
+            put_group(cache, number)
+            again = cache.expire()
+            put_group(cache, number + 1)
+            on_its_way = waited_for(cache)
+        wait([on_its_way])
+        if not again:
+            break
+    assert not again
+    assert KEY not in keys_on_disk(directory)
+    cache.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_a_slow_disk_has_no_time_for_leaves_no_older_value_behind(directory: Path) -> None:
+    cache, early = opened(directory), b"e" * 32
+    cache.put(KEY, b"older")
+    written(cache)
+    with Held(directory):
+        cache.put(early, b"older, and on its way")
+        put_group(cache, 0, puts=63)
+        cache.put(KEY, b"newer")
+        cache.put(early, b"newer")
+        assert [(cache.get(key) or (b"",))[0] for key in (KEY, early)] == [b"newer"] * 2
+        for group in range(1, 17):
+            put_group(cache, group)
+        assert [cache.get(key) for key in (KEY, early)] == [None, None]
+    wait([waited_for(cache)])  # it has written that older value
+    _ = cache.problem
+    assert [cache.get(key) for key in (KEY, early)] == [None, None]
+    written(cache)
+    assert [cache.get(key) for key in (KEY, early)] == [None, None]
+    assert not {KEY, early} & keys_on_disk(directory)
+    cache.put(KEY, b"newest")
+    cache.close()
+    again = opened(directory)
+    assert [(again.get(key) or (b"",))[0] for key in (KEY, early)] == [b"newest", b""]
+    again.close()
+
+
+@pytest.mark.parametrize("goes", ["with the next group", "when the cache is closed"])
+def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(directory: Path, goes: str) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"older")
+    written(cache)
+    with refusing(directory):
+        cache.put(KEY, b"newer")
+        put_group(cache, 0, puts=63)
+        written(cache)
+        assert cache.problem
+        assert cache.get(KEY) is None
+        cache.put(KEY, b"newer")  # alone, and refused once more
+        written(cache)
+    if goes == "with the next group":
+        cache.put(b"n" * 32, b"v")
+        written(cache)
+        assert KEY not in keys_on_disk(directory)
+    cache.close()
+    assert KEY not in keys_on_disk(directory)
+
+
+def test_a_group_that_fails_while_the_cache_is_closed_leaves_no_older_value_behind(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 0.0)
+    cache = opened(directory)
+    cache.put(KEY, b"older")
+    written(cache)
+    with Held(directory):
+        cache.put(KEY, b"newer")
+        put_group(cache, 0, puts=63)
+        wait([waited_for(cache)])
+    cache.close()
+    assert KEY not in keys_on_disk(directory)
+
+
+def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -> None:
+    cache = opened(directory, 1 << 16)
+    cache.put(KEY, b"older")
+    written(cache)
+    cache.put(KEY, bytes(1 << 17))
+    cache.close()
+    assert KEY not in keys_on_disk(directory)
+
+
+def test_what_cannot_be_remembered_one_by_one_costs_all_of_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 0.0)
+    cache, kept = opened(directory), b"kept" * 8
+    cache.put(kept, b"v")
+    keys = [number.to_bytes(32) for number in range(5000)]
+    for key in keys:
+        cache.put(key, b"older")
+        if cache._cache is not None and len(cache._cache.writer._waiting) >= 64:
+            written(cache)
+    sweep(cache)
+    assert rows_on_disk(directory) == 5001
+    with Held(directory):  # each tries alone, and is refused
+        for key in keys:
+            cache.put(key, b"newer")
+            written(cache)
+        assert cache.get(kept) is None
+    cache.put(KEY, b"taken again")
+    written(cache)
+    assert keys_on_disk(directory) == {KEY}
+    cache.close()
 
 
 def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path) -> None:
