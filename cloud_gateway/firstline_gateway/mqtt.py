@@ -38,7 +38,8 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publ
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.secrets_file import read_secret
-from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry import logs
+from firstline_core.telemetry.trace import TraceContext
 from firstline_gateway.settings.settings import Mqtt
 from firstline_gateway.telemetry.journal import record
 from firstline_gateway.telemetry.metrics import GatewayMetrics
@@ -50,7 +51,7 @@ _UNSUBSCRIBE_S = 2
 # How long the broker keeps an answer for a device that left, where the request had no deadline.
 _ANSWER_EXPIRY_S = 60
 
-log = logger(__name__)
+log = logs.logger(__name__)
 
 
 class MqttConsumer:
@@ -127,6 +128,9 @@ class MqttConsumer:
                 self._idle.set()
 
     async def _answer(self, message: Message) -> None:
+        trace = envelope.trace_of(message)
+        if trace is not None:
+            logs.FACTS.set(trace.facts)  # until there is a request that says more
         try:
             device, model = parse_request(message.topic, self._settings.prefix)
             own = Topics(device, self._settings.prefix).response
@@ -142,7 +146,7 @@ class MqttConsumer:
             return
         started_s = self._clock.monotonic_s()
         principal = device_principal(device)
-        publication, error = await self._work(message, model, own, principal)
+        publication, error = await self._work(message, model, own, principal, trace)
         record(
             self._metrics,
             transport="mqtt",
@@ -161,13 +165,18 @@ class MqttConsumer:
         message.ack()
 
     async def _work(
-        self, message: Message, model: str, response_topic: str, principal: str
+        self, message: Message, model: str, response_topic: str, principal: str, trace: TraceContext | None
     ) -> tuple[Publication, FirstlineError | None]:
         """The answer to publish, and the error that it tells of."""
         expiry_s = _ANSWER_EXPIRY_S
-        now_s = self._clock.monotonic_s()
         read = partial(
-            envelope.read_request, message, model, now_s=now_s, principal=principal, limits=self._plane.limits
+            envelope.read_request,
+            message,
+            model,
+            now_s=self._clock.monotonic_s(),
+            principal=principal,
+            limits=self._plane.limits,
+            trace=trace,
         )
         try:
             request = await decoded(read, {}, envelope.json_bytes(message))
@@ -185,7 +194,11 @@ class MqttConsumer:
             )
         except FirstlineError as error:
             publication = envelope.error_publication(
-                error, topic=response_topic, correlation_data=message.correlation_data, expiry_s=expiry_s
+                error,
+                topic=response_topic,
+                correlation_data=message.correlation_data,
+                expiry_s=expiry_s,
+                trace=trace,
             )
             return publication, error
 

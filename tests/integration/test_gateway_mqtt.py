@@ -17,6 +17,7 @@ from msgspec import structs
 from PIL import Image
 from support.broker import Broker
 from support.gateway import DIGITS, GatedExecutor
+from support.logs import captured_lines
 from support.mqtt_device import device_at
 
 from firstline_core.errors import (
@@ -31,6 +32,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Publication
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.trace import received
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.gateway import Gateway
@@ -146,6 +148,25 @@ async def test_a_refusal_comes_back_as_the_error_it_is(
             await device.ask(device.publication(request_of(**change)))
         assert type(caught.value) is kind
         assert counted(gateway, f'firstline_gateway_errors_total{{code="{kind.code}"}}') == 1
+
+
+async def test_a_refusal_names_its_trace_in_its_line_and_on_its_way_back(
+    mosquitto: Broker, repository: Repository
+) -> None:
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
+    assert trace is not None
+    with captured_lines("info") as lines:
+        async with gateway_at(mosquitto, repository) as gateway, device_at(mosquitto, "press-7") as device:
+            for change in ({"payload": b"no request"}, {"topic": device.topics.request("cats")}):
+                await device.client.publish(device.publication(request_of(trace=trace), **change))
+                async with asyncio.timeout(10):
+                    answer = await device.got.get()
+                assert trace.trace_id in answer.properties["traceparent"]
+                assert answer.properties["tracestate"] == "a=1"
+            await device.client.publish(device.publication(request_of(trace=trace), response_topic="elsewhere"))
+            await until(lambda: counted(gateway, 'firstline_gateway_errors_total{code="invalid_request"}') == 1)
+    refused = [line for line in lines if line["event"] in ("refused", "mqtt request dropped")]
+    assert [line.get("trace_id") for line in refused] == [trace.trace_id] * 3
 
 
 async def test_an_expired_request_is_answered_so_and_not_run(mosquitto: Broker, repository: Repository) -> None:

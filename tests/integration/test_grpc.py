@@ -100,6 +100,22 @@ async def test_a_call_s_trace_is_in_its_line(tmp_path: Path) -> None:
     assert [line.get("trace_id") for line in lines if line["event"] == "answered"] == [trace_id, None]
 
 
+async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
+    settings = load(None, overrides=overrides(tmp_path))
+    key = create_key(settings.store, "shop", "application")
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    traced = ("traceparent", f"00-{trace_id}-b7ad6b7169203331-01")
+    with captured_lines() as lines:
+        async with listening(open_gateway(settings)) as port, calling(port) as found:
+            stranger = found("ModelInfer", digits_message(), metadata=(traced,))
+            assert (await refusal(stranger))[0] == "UNAUTHENTICATED"
+            known = (traced, ("authorization", f"Bearer {key}"))
+            assert (await refusal(found("ModelInfer", b"no message", metadata=known)))[0] == "INVALID_ARGUMENT"
+            assert (await found("ModelStreamInfer", b"no message", metadata=known)).error_message
+    refused = [line for line in lines if line["event"] == "refused"]
+    assert [line.get("trace_id") for line in refused] == [trace_id] * 3
+
+
 async def test_an_inference_is_answered_logged_and_counted(call: Call) -> None:
     with captured_lines() as lines:
         found = await call("ModelInfer", digits_message(rows=3, id="mine"))

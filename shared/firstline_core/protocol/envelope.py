@@ -83,8 +83,19 @@ def request_publication(
     )
 
 
+def trace_of(message: Message) -> TraceContext | None:
+    """The trace that a message belongs to; None where it names none."""
+    return received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
+
+
 def read_request(
-    message: Message, model: str, *, now_s: float, principal: str, limits: Limits = DEFAULT_LIMITS
+    message: Message,
+    model: str,
+    *,
+    now_s: float,
+    principal: str,
+    limits: Limits = DEFAULT_LIMITS,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
     """The request in a message. Its `request_id` is kept: only devices, whom the broker knows, publish these.
 
@@ -97,6 +108,7 @@ def read_request(
         now_s: on this tier's monotonic clock.
         principal: the device of the topic, which the broker authorised.
         limits: held against the declared sizes.
+        trace: that the request belongs to, from `trace_of`.
 
     Raises:
         RequestError: the message does not say what it must; `InvalidTensorError`, `PayloadTooLargeError`.
@@ -118,7 +130,6 @@ def read_request(
         None if message.expiry_s is None else now_s + message.expiry_s,
     ]
     deadline_s = min((end_s for end_s in ends_s if end_s is not None), default=None)
-    trace = received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
     return replace(request, deadline_s=deadline_s, trace=trace)
 
 
@@ -151,10 +162,15 @@ def response_publication(
 
 
 def error_publication(
-    error: FirstlineError, *, topic: str, correlation_data: bytes, expiry_s: int | None = None
+    error: FirstlineError,
+    *,
+    topic: str,
+    correlation_data: bytes,
+    expiry_s: int | None = None,
+    trace: TraceContext | None = None,
 ) -> Publication:
-    """A refusal to publish."""
-    properties = {STATUS: error.code}
+    """A refusal to publish, under the trace that the request belonged to."""
+    properties = {STATUS: error.code} | ({} if trace is None else trace.headers())
     return Publication(topic, error_body(error), properties, correlation_data=correlation_data, expiry_s=expiry_s)
 
 

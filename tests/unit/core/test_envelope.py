@@ -50,14 +50,17 @@ def test_a_request_s_trace_travels_beside_it_and_back_with_its_answer() -> None:
     publication = published(request(trace=context))
     assert {"traceparent": context.traceparent, "tracestate": "a=1"}.items() <= publication.properties.items()
     assert context.trace_id.encode() not in publication.payload
-    read = envelope.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
+    came = delivered(publication)
+    read = envelope.read_request(came, "digits", now_s=7.0, principal="cam", trace=envelope.trace_of(came))
     assert read.trace is not None
     assert (read.trace.trace_id, read.trace.parent_id) == (context.trace_id, context.span_id)
     answer = envelope.response_publication(read, response(read), topic="t")
     assert answer.properties["traceparent"] == read.trace.traceparent
-    for name, value in (("traceparent", "00-x"), ("traceparent", "")):
-        broken = delivered(publication, properties=publication.properties | {name: value})
-        assert envelope.read_request(broken, "digits", now_s=7.0, principal="cam").trace is None
+    refused = envelope.error_publication(errors.RequestError("No."), topic="t", correlation_data=b"", trace=read.trace)
+    assert refused.properties["traceparent"] == read.trace.traceparent
+    for value in ("00-x", ""):
+        broken = delivered(publication, properties=publication.properties | {"traceparent": value})
+        assert envelope.trace_of(broken) is None
 
 
 def test_time_spent_with_the_broker_counts() -> None:

@@ -25,7 +25,7 @@ from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.grpc.statuses import status_of, trailers_of
-from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.trace import TraceContext, from_lines
 from firstline_core.types import InferRequest, TensorSpec
 
@@ -37,7 +37,7 @@ _SMALL_BYTES = 65_536
 INFER, OPERATE = "infer", "operate"
 """What a call wants of its caller: to ask models, or to change which are served."""
 
-log = logger(__name__)
+log = logs.logger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, whose stubs say less than its documentation
 Messages = AsyncIterator[bytes]
@@ -152,6 +152,7 @@ class InferenceService:
             return await _refuse(context, refused)
         arrived_s = self._clock.monotonic_s()
         remaining_s = context.time_remaining()
+        trace = _followed(context)
         journal = _Journal(self._door.record, self._clock, arrived_s)
         try:
             caller = await self._door.authorize(context, INFER)
@@ -159,7 +160,7 @@ class InferenceService:
             with self._door.share(caller.principal) as take:
                 sent = await _first(messages)
                 take(len(sent))
-                beside = _Beside.of(context, None if remaining_s is None else arrived_s + remaining_s)
+                beside = _Beside(None if remaining_s is None else arrived_s + remaining_s, trace)
                 found = await self._answer(sent, caller, arrived_s, beside, journal)
                 encoded: bytes = found.SerializeToString()
         except FirstlineError as error:
@@ -187,12 +188,13 @@ class InferenceService:
             return
         async for sent in messages:
             arrived_s = self._clock.monotonic_s()
+            beside = _Beside(None, _followed(context))
             journal = _Journal(self._door.record, self._clock, arrived_s, caller.principal)
             reply = message("ModelStreamInferResponse")()
             try:
                 with self._door.share(caller.principal) as take:
                     take(len(sent))
-                    answered = await self._answer(sent, caller, arrived_s, _Beside.of(context), journal)
+                    answered = await self._answer(sent, caller, arrived_s, beside, journal)
                 reply.infer_response.CopyFrom(answered)
                 # Triton's, for models that give several responses: this one gives one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
@@ -266,10 +268,6 @@ class _Beside(NamedTuple):
     deadline_s: float | None
     trace: TraceContext | None
 
-    @classmethod
-    def of(cls, context: Context, deadline_s: float | None = None) -> _Beside:
-        return cls(deadline_s, from_lines(context.invocation_metadata() or ()))
-
 
 class _Journal:
     """How one inference ended, told once."""
@@ -290,6 +288,14 @@ class _Journal:
 
     def ended(self, error: FirstlineError | None) -> None:
         self._record(self.model, self.principal, self._clock.monotonic_s() - self._arrived_s, error)
+
+
+def _followed(context: Context) -> TraceContext | None:
+    """The trace that a request belongs to, which the lines about it name from now on."""
+    trace = from_lines(context.invocation_metadata() or ())
+    if trace is not None:
+        logs.FACTS.set(trace.facts)  # until there is a request that says more
+    return trace
 
 
 def _reply(kind: str, /, **fields: object) -> Any:
