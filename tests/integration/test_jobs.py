@@ -357,6 +357,27 @@ async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
         executor.release()
 
 
+async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
+        anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
+        asked = []
+        for key in (anna, bob):
+            address = f"/firstline/v1/answers/{await submit(client, **key)}"
+            asked.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
+        await until(lambda: gateway.jobs.endings._waits_of.total() == 2)
+        revoke_key(settings.store, "anna")
+        async with asyncio.timeout(10):  # less than the wait
+            refused = await asked[0]
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        while not asked[1].done():
+            if executor.held:
+                executor.release()
+            await asyncio.sleep(0.001)
+        assert (await asked[1]).status_code == 200  # nobody else is
+        assert not gateway.jobs.endings._waiting
+
+
 async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         good = await submit(client, ROW)

@@ -23,7 +23,7 @@ from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
 from firstline_gateway.api.asked import caller, gateway_of
-from firstline_gateway.api.auth import still_let_in
+from firstline_gateway.api.auth import authorize, still_let_in
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
@@ -88,7 +88,7 @@ async def fetch(request: Request, request_id: str) -> Response:
     gateway, form, wait_s = gateway_of(request), _form(request), _wait_s(request)
     if not wait_s:
         return response_of(_told(gateway, await gateway.jobs.find(request_id, request.state.principal), form))
-    reply = _told(gateway, await gateway.jobs.ended(request_id, request.state.principal, wait_s), form)
+    reply = _told(gateway, await _waited_for(gateway, request, request_id, wait_s), form)
     reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return response_of(reply)
 
@@ -113,7 +113,7 @@ async def follow(request: Request, request_id: str) -> Response:
             last = job
             while last.status == RUNNING:
                 yield events.HEARTBEAT  # the first has the head go out
-                if not await _ended_while_let_in(gateway, request, ending):
+                if not await _ended_while_let_in(gateway, request, ending, HEARTBEAT_S):
                     return
                 if ending.done():
                     try:
@@ -127,13 +127,33 @@ async def follow(request: Request, request_id: str) -> Response:
         return _Held(said(), held.pop_all())
 
 
-async def _ended_while_let_in(gateway: Gateway, request: Request, ending: asyncio.Future[None]) -> bool:
-    """Waits for the end of a job, at most until a heartbeat is due; False where the caller is no more let in.
+async def _waited_for(gateway: Gateway, request: Request, job_id: str, wait_s: float) -> Job:
+    """The caller's job once it has ended, or after so many seconds.
 
-    Looks as often as revocations are taken over, so that a stream ends when requests begin to be refused.
+    Raises:
+        UnauthorizedError: the caller is no more let in.
+        QueueFullError: too many wait.
+        FirstlineError: as `Jobs.find`.
     """
-    look_s = min(HEARTBEAT_S, gateway.settings.auth.refresh_s)
-    until_s = asyncio.get_running_loop().time() + HEARTBEAT_S
+    principal = request.state.principal
+    with gateway.jobs.endings.watched(job_id, principal) as ending:
+        job = await gateway.jobs.find(job_id, principal)
+        if job.status != RUNNING:
+            return job
+        if not await _ended_while_let_in(gateway, request, ending, wait_s):
+            await authorize(gateway.identity, request, "infer")  # which says why not
+    return await gateway.jobs.find(job_id, principal)
+
+
+async def _ended_while_let_in(
+    gateway: Gateway, request: Request, ending: asyncio.Future[None], within_s: float
+) -> bool:
+    """Waits for the end of a job, no longer than that; False where the caller is no more let in.
+
+    Looks as often as revocations are taken over, so that who waits is refused when requests begin to be.
+    """
+    look_s = gateway.settings.auth.refresh_s
+    until_s = asyncio.get_running_loop().time() + within_s
     while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
         await asyncio.wait([ending], timeout=min(look_s, left_s))
         if not await still_let_in(gateway.identity, request):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.jobs import records
-from firstline_gateway.jobs.endings import Ending, Endings
+from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import RUNNING, Job, Room
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
@@ -126,23 +125,6 @@ class Jobs:
             raise _unknown(job_id)
         self.endings.tell(job_id)
 
-    async def ended(self, job_id: str, principal: str, within_s: float) -> Job:
-        """As `find`, once the job has ended, or after so many seconds.
-
-        Raises:
-            QueueFullError: too many wait.
-        """
-        with self.endings.watched(job_id, principal) as ending:
-            job = await self.find(job_id, principal)
-            if job.status != RUNNING:
-                return job
-            timer = self._clock.call_at(self._clock.monotonic_s() + within_s, partial(_end, ending))
-            try:
-                await ending
-            finally:
-                timer.cancel()
-        return await self.find(job_id, principal)
-
     async def _write(self, operation: Callable[[Connection], T]) -> T:
         await in_task()
         try:
@@ -153,11 +135,6 @@ class Jobs:
 
     def _silent(self) -> StoreUnavailableError:
         return silent(self._readers.database)
-
-
-def _end(ending: Ending) -> None:
-    if not ending.done():
-        ending.set_result(None)
 
 
 def _unknown(job_id: str) -> UnknownAnswerError:
