@@ -55,7 +55,7 @@ async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[MqttDe
     files = IdentityFiles(folder / name)
     token = parse_join_token((await gateway.token_file(name)).read_text())
     identity = await join_gateway(gateway.url, token, files)
-    tls = Credentials(files, identity, SYSTEM_CLOCK).context
+    tls = Credentials(files, identity, files.written(), SYSTEM_CLOCK).context
     async with MqttDevice(name, MqttSettings(HOST, gateway.device_port, tls=tls)) as found:
         yield found
 

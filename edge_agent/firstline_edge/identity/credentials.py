@@ -22,6 +22,7 @@ class Credentials:
     Args:
         files: where they lie.
         identity: as read from there.
+        written: what `files.written` said before it was read.
         clock: the device's.
 
     Attributes:
@@ -31,21 +32,37 @@ class Credentials:
         problem: what is wrong, "" for nothing.
     """
 
-    def __init__(self, files: IdentityFiles, identity: Identity, clock: Clock) -> None:
+    def __init__(self, files: IdentityFiles, identity: Identity, written: Written, clock: Clock) -> None:
         self.files = files
-        self.written = files.written()
+        self.written = written
         self.identity = identity
         self.floor = TimeFloor(files.time, clock, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
         self.context: DeviceContext = device_context(self._fault_of)
         self.problem = ""
         self._vouched_until_s = 0.0  # when the certificate ends that the latest server showed
-        self._load()
+        self.load()
 
     def renewed(self, identity: Identity, written: Written) -> None:
         """Has new connections show the certificate that the files hold now, as of that writing of them."""
         self.identity, self.written = identity, written
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)
-        self._load()
+        self.load()
+
+    def load(self) -> bool:
+        """Has new connections show what the files hold; whether they can."""
+        try:
+            self.context.load_verify_locations(self.files.authorities)
+            self.context.load_cert_chain(self.files.device)
+        except (OSError, ssl.SSLError) as error:  # the one is the other's base, but reads better so
+            if not self.problem:
+                log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
+            self.problem = (
+                f"The certificate in {self.files.folder} cannot be used ({error}); join anew with `edge-agent join URL "
+                "--token-file FILE --force`."
+            )
+            return False
+        self.problem = ""
+        return True
 
     def heard(self, now_s: float) -> None:
         """Takes up the time (wall, seconds) that came over a connection made with `context`."""
@@ -57,18 +74,6 @@ class Credentials:
             self.heard(parsedate_to_datetime(date).timestamp())
         except (ValueError, OverflowError):
             log.debug("the gateway sent a date that is none", date=date[:40])
-
-    def _load(self) -> None:
-        self.problem = ""
-        try:
-            self.context.load_verify_locations(self.files.authorities)
-            self.context.load_cert_chain(self.files.device)
-        except (OSError, ssl.SSLError) as error:  # the one is the other's base, but reads better so
-            self.problem = (
-                f"The certificate in {self.files.folder} cannot be used ({error}); join anew with `edge-agent join URL "
-                "--token-file FILE --force`."
-            )
-            log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
 
     def _fault_of(self, begins_s: float, ends_s: float) -> str:
         # That a certificate of our authority begins says that it is later: a clock that says otherwise is behind.

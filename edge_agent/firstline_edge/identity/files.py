@@ -97,13 +97,15 @@ class IdentityFiles:
     def written(self) -> Written:
         """Differs once an identity was written; None where there is none."""
         try:
-            found = self._identity.stat()
+            return _writing(self._identity.stat())
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
 
-    def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> None:
+    def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> Written:
         """Takes a new certificate; a power cut in between leaves the old one, or the new one.
+
+        Returns:
+            What `written` says until somebody writes another one.
 
         Raises:
             CapacityError: the disk refuses.
@@ -112,11 +114,12 @@ class IdentityFiles:
             make_folder(self.folder)
             write_whole(self.authorities, authorities_pem.encode())
             write_whole(self.device, (key_pem + certificate_pem).encode())
-            write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
+            found = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
             self._joining.unlink(missing_ok=True)
             self._give_to_owner()
         except OSError as error:
             raise self._refused(error) from error
+        return _writing(found)
 
     def joining_key(self) -> str | None:
         """The key of an enrolment that was begun and not finished."""
@@ -151,6 +154,10 @@ class IdentityFiles:
         return CapacityError(
             f"{self.folder} cannot be written: {error.strerror}; join as the agent's user, and free space there."
         )
+
+
+def _writing(found: os.stat_result) -> Written:
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read(path: Path) -> bytes | None:

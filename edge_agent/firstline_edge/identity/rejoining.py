@@ -53,9 +53,14 @@ class Rejoining:
                 log.exception("the device's identity cannot be looked at")
 
     async def look(self) -> None:
-        """Takes up what `join` has written since the last time."""
+        """Takes up what `join` has written since the last time, or could not be loaded then.
+
+        Root, who joins, gives the agent's user one file after the other.
+        """
         credentials = self._renewal.credentials
         written = credentials.files.written()
+        if credentials.problem and written == credentials.written and credentials.load():
+            await self._renewal.adopt()
         if written is None or written in (credentials.written, self._passed_by):
             return
         try:

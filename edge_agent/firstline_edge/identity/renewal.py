@@ -90,9 +90,9 @@ class Renewal:
         anew = credentials.files.written() != credentials.written
         if anew and await asyncio.to_thread(readable_identity, credentials.files.state_dir) is not None:
             raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
-        await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
+        written = await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self.take_up(identity, credentials.files.written())
+        await self.take_up(identity, written)
 
     async def take_up(self, identity: Identity, written: Written) -> None:
         """Has every link show the certificate that the files hold now, as of that writing of them."""

@@ -39,12 +39,12 @@ class IdentityRoom:
         if not settings.agent.use_identity:
             return
         try:
-            identity = files.read()
+            written, identity = files.written(), files.read()
         except ConfigError as error:
             self._damage = error.message
             return
         if identity is not None:
-            self.credentials = Credentials(files, identity, clock)
+            self.credentials = Credentials(files, identity, written, clock)
             self.renewal = Renewal(self.credentials, clock, random.Random())  # noqa: S311 (jitter)
             self._rejoining = Rejoining(self.renewal, clock)
 

@@ -51,8 +51,11 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> os.stat_result:
     """Puts the content into the file's place, mode 0600: after a power cut it is the old one or the new one.
+
+    Returns:
+        What the system says of the file that was written, whatever anybody has put into its place since.
 
     Raises:
         OSError: the disk refuses; the old one stays.
@@ -62,8 +65,10 @@ def write_whole(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+        written = os.fstat(stream.fileno())
     fresh.replace(path)
     sync_folder(path.parent)
+    return written
 
 
 def copy_whole(source: Path, target: Path) -> None:

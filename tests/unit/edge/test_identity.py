@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
 from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
+from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
 
@@ -61,7 +63,7 @@ class TestRejoining:
     def rejoining(self, files: IdentityFiles, identity: Identity) -> tuple[Rejoining, Renewal, list[Identity]]:
         taken: list[Identity] = []
         clock = SimulatedClock(wall_start_s=NOW_S)
-        renewal = Renewal(Credentials(files, identity, clock), clock, random.Random(1))
+        renewal = Renewal(Credentials(files, identity, files.written(), clock), clock, random.Random(1))
 
         async def adopt() -> None:
             taken.append(renewal.credentials.identity)
@@ -88,6 +90,64 @@ class TestRejoining:
         await rejoining.look()
         assert taken == [again]
         assert rejoining.problem == ""
+
+    async def test_who_joins_right_after_a_renewal_is_taken_up(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        save, again = IdentityFiles.save, []
+
+        def save_and_join(files: IdentityFiles, *what: Any) -> Any:
+            written = save(files, *what)
+            monkeypatch.setattr(IdentityFiles, "save", save)
+            again.append(joined(tmp_path, authority)[1])
+            return written
+
+        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
+            return authority.answer(csr, days=30)
+
+        monkeypatch.setattr(exchange, "renew", answer)
+        monkeypatch.setattr(IdentityFiles, "save", save_and_join)
+        await renewal.renew()
+        await rejoining.look()
+        assert taken[1:] == again == [renewal.credentials.identity]
+
+    async def test_who_joins_while_the_agent_starts_is_taken_up(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        joined(tmp_path, authority)
+        settings = load(None, overrides={"agent.state_dir": str(tmp_path)})
+        read, again = IdentityFiles.read, []
+
+        def read_and_join(files: IdentityFiles) -> Identity | None:
+            found = read(files)
+            monkeypatch.setattr(IdentityFiles, "read", read)
+            again.append(joined(tmp_path, authority, days=30)[1])
+            return found
+
+        monkeypatch.setattr(IdentityFiles, "read", read_and_join)
+        room = IdentityRoom(settings, SimulatedClock(wall_start_s=NOW_S))
+        assert room.credentials is not None and room._rejoining is not None
+        await room._rejoining.look()
+        assert [room.credentials.identity] == again
+
+    async def test_a_certificate_that_cannot_be_read_now_is_tried_again(
+        self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        files, again = joined(tmp_path, authority)
+        whole = files.device.read_bytes()
+        files.device.write_bytes(b"")
+        for _ in range(3):
+            await rejoining.look()
+        assert taken == [again]
+        assert "cannot be used" in renewal.credentials.problem
+        assert len([record for record in caplog.records if "cannot be used" in record.message]) == 1
+        files.device.write_bytes(whole)
+        for _ in range(2):
+            await rejoining.look()
+        assert taken == [again, again]  # the links connect anew with it, once
+        assert renewal.credentials.problem == ""
 
     async def test_who_joined_somebody_elses_gateway_is_told_once(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
@@ -131,7 +191,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
             flipped = bytearray(whole)
             flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
             path.write_bytes(flipped)
-            problem = Credentials(files, identity, SimulatedClock(wall_start_s=NOW_S)).problem
+            problem = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=NOW_S)).problem
             assert "join anew" in problem or not problem
             refused += bool(problem)
         assert refused
@@ -260,7 +320,7 @@ class Handshake:
 @pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
 def test_whatever_the_clock_says_a_good_server_is_believed(tmp_path: Path, authority: Authority, wall_s: float) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=wall_s))
+    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=wall_s))
     assert credentials.problem == ""
     Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
@@ -269,21 +329,21 @@ def test_a_server_whose_certificate_has_ended_is_not_believed(tmp_path: Path, au
     files, identity = joined(tmp_path, authority)
     old = Handshake(authority, tmp_path, made_s=NOW_S - 200 * DAY_S)
     for wall_s in (0.0, NOW_S):
-        credentials = Credentials(files, identity, SimulatedClock(wall_start_s=wall_s))
+        credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=wall_s))
         with pytest.raises(ssl.SSLCertVerificationError, match="the server's certificate ended at"):
             old.make(credentials.context)
 
 
 def test_a_clock_that_is_wrong_by_years_refuses_and_says_by_which_time(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
+    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
     with pytest.raises(ssl.SSLCertVerificationError, match="by this device's clock it is"):
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
 
 def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
     Handshake(authority, tmp_path, made_s=NOW_S + 300 * DAY_S).make(credentials.context)
     assert credentials.floor.now_s() == pytest.approx(NOW_S + 299 * DAY_S, abs=2)
     with pytest.raises(ssl.SSLCertVerificationError):  # now it is known to be over
@@ -292,7 +352,7 @@ def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, a
 
 def test_another_authority_and_another_name_are_refused(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
     with pytest.raises(ssl.SSLCertVerificationError):
         Handshake(Authority(), tmp_path, made_s=NOW_S).make(credentials.context)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -301,7 +361,7 @@ def test_another_authority_and_another_name_are_refused(tmp_path: Path, authorit
 
 def test_a_date_that_is_none_is_passed_over(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
     before_s = credentials.floor.floor_s
     for date in ("", "yesterday", "Mon, 01 Jan 2026 00:00:00 +99999999999999999999", "Mon, 01 Jan 0001 00:00:00 -0000"):
         credentials.heard_date(date)
@@ -316,7 +376,7 @@ class Renewing:
         self.asked_s: list[float] = []
         self.error: LinkDownError | None = None
         files, identity = joined(folder, authority)
-        self.credentials = Credentials(files, identity, self.clock)
+        self.credentials = Credentials(files, identity, files.written(), self.clock)
         self.renewal = Renewal(self.credentials, self.clock, random.Random(1))
 
         async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
