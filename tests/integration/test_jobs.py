@@ -378,6 +378,18 @@ async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> N
         assert not gateway.jobs.endings._waiting
 
 
+async def test_who_left_waits_no_more(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path, auth__refresh_s=0.1), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}"
+        asked = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
+        await until(lambda: bool(gateway.jobs.endings._waiting))
+        asked.cancel()
+        await until(lambda: not gateway.jobs.endings._waiting)
+        await until(lambda: executor.held > 0)
+        executor.release()
+
+
 async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         good = await submit(client, ROW)

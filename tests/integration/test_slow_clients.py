@@ -11,9 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 from support.agent import edge_settings, serving_agent
+from support.databases import sqlite_store
 from support.gateway import DIGITS, GatedExecutor, serving
+from support.logs import captured_lines
 
 from firstline_core.errors import QueueFullError
+from firstline_core.fleet.profiles import PROFILES_PATH
+from firstline_core.fleet.registry import BLOBS_PATH
+from firstline_core.fleet.rest import BRAKE_PATH
 from firstline_core.protocol import http_body, http_bounds
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.runtime.select import RuntimeOptions
@@ -181,6 +186,39 @@ async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: py
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 504")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", ENROL_PATH),
+        ("PUT", BRAKE_PATH),
+        ("PUT", f"{BLOBS_PATH}/{'a' * 64}"),
+        ("PUT", f"{PROFILES_PATH}/digits/versions/1/machines/cam"),
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/repository/models/digits/load"),
+    ],
+)
+async def test_who_leaves_before_the_end_of_a_body_is_no_failure(tmp_path: Path, method: str, path: str) -> None:
+    settings = load(
+        None,
+        overrides={
+            "auth.mode": "off",
+            "store.url": sqlite_store(tmp_path).url,
+            "identity.directory": str(tmp_path / "identity"),
+            "registry.blobs": str(tmp_path / "blobs"),
+        },
+    )
+    gateway = Gateway(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode()
+    with captured_lines("info") as lines:
+        async with serving(gateway) as url, connected(url) as (_, writer):
+            writer.write(head + b"{")
+            await writer.drain()
+            async with httpx.AsyncClient(base_url=url) as client:  # by then the other's head was read
+                assert (await client.get("/v2/health/live")).status_code == 200
+    failed = [line for line in lines if line.get("level") == "error" or "exception" in line]
+    assert failed == []
 
 
 REFUSED = f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"

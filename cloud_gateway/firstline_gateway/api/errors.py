@@ -12,11 +12,11 @@ from http import HTTPStatus
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, NotReadyError, RequestError
+from firstline_core.errors import FirstlineError, LinkDownError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.telemetry.logs import logger
@@ -48,6 +48,7 @@ def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
     app.add_exception_handler(FirstlineError, _ours)
     app.add_exception_handler(HTTPException, _frameworks)
     app.add_exception_handler(RequestValidationError, _not_valid)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_middleware(LastResort, on_error=on_error)
 
 
@@ -77,6 +78,11 @@ async def _not_valid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
     return await _ours(request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]})."))
+
+
+async def _left(request: Request, _error: Exception) -> Response:
+    """Nobody reads this; without it a stranger could fill the log with failures that are none."""
+    return await _ours(request, LinkDownError("The client closed the connection before the body was whole."))
 
 
 class LastResort:

@@ -148,7 +148,7 @@ async def _waited_for(gateway: Gateway, request: Request, job_id: str, wait_s: f
 async def _ended_while_let_in(
     gateway: Gateway, request: Request, ending: asyncio.Future[None], within_s: float
 ) -> bool:
-    """Waits for the end of a job, no longer than that; False where the caller is no more let in.
+    """Waits for the end of a job, no longer than that; False where the caller is no more let in, or has left.
 
     Looks as often as revocations are taken over, so that who waits is refused when requests begin to be.
     """
@@ -156,7 +156,7 @@ async def _ended_while_let_in(
     until_s = asyncio.get_running_loop().time() + within_s
     while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
         await asyncio.wait([ending], timeout=min(look_s, left_s))
-        if not await still_let_in(gateway.identity, request):
+        if await request.is_disconnected() or not await still_let_in(gateway.identity, request):
             return False
     return True
 

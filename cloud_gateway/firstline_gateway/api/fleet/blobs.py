@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from firstline_core.errors import LinkDownError, NotFoundError, RequestError
+from firstline_core.errors import NotFoundError, RequestError
 from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.protocol.http_body import in_time, within
 from firstline_core.protocol.limits import Limits
@@ -65,10 +64,7 @@ async def read_blob(request: Request, sha256: Sha256) -> Response:
 async def write_blob(request: Request, sha256: Sha256) -> Response:
     files = registry_of(request).files
     limits = Limits(body_bytes=gateway_of(request).settings.registry.blob_limit_bytes)
-    try:
-        is_new = await files.put(_checked(sha256), within(in_time(request.stream()), request.headers, limits))
-    except ClientDisconnect as error:
-        raise LinkDownError("The client closed the connection before the file was whole.") from error
+    is_new = await files.put(_checked(sha256), within(in_time(request.stream()), request.headers, limits))
     return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
 
