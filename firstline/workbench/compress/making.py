@@ -155,7 +155,7 @@ def _static(
 def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Callable[[Path], object]) -> Candidate:
     """Makes the file and loads it once, whatever the quantiser or the runtime may say to it."""
     bundle, source = work.bundle, work.source
-    name = _free_name(bundle, source, technique)
+    name = free_name(bundle, source, technique)
     file = bundle.path / f"{name}.{source.runtime}"
     try:
         make(file)
@@ -181,7 +181,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     return Candidate(model, technique)
 
 
-def _free_name(bundle: Bundle, source: Model, technique: str) -> str:
+def free_name(bundle: Bundle, source: Model, technique: str) -> str:
     """An id that no model of the bundle has, and by which no file of it is called."""
     ids = {model.id for model in bundle.manifest.models}
     files = {artefact.file for artefact in bundle.manifest.artefacts}
