@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated
 
 import typer
@@ -19,7 +21,7 @@ from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, st
 from firstline.workbench.compress.target import Target
 from firstline.workbench.compress.writing import write_compressed
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.placing import refuse_overwriting
+from firstline.workbench.placing import refuse_existing
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Modelled, Reading
@@ -81,14 +83,14 @@ def compress_command(
         str,
         typer.Option("--student", metavar="ID", help="The student starts as this smaller model, and nothing is cut."),
     ] = "",
-    threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads a model and a training may use; 0 leaves it to the runtime.")
+    ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the three parts of the data.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Where the next version goes, if a candidate is taken; none is written without.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take refused candidates too, and replace a bundle that lies at --out.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
@@ -100,7 +102,7 @@ def compress_command(
     """
     opened = open_bundle(require_bundle(bundle))
     if out is not None:
-        refuse_overwriting(out, force)
+        refuse_existing(out)  # before the models run for minutes
     source, promise = source_of(opened.manifest, of), promise_of(opened.manifest, epsilon, delta)
     for name, share in {"epsilon": promise.epsilon, "delta": promise.delta}.items():
         check_share(name, share)
@@ -111,16 +113,16 @@ def compress_command(
         raise ConfigError("--student names what a student starts as; --train says for how many epochs it is taught.")
     if depth is None:
         depth = 1.0 if start or keep < 1 else DEPTH
-    lesson = Lesson(keep, depth, start, epochs=train or 0)
+    lesson = Lesson(keep, depth, start, epochs=train or 0, threads=threads)
     if start:
         lesson = replace(lesson, rate=STARTED_RATE)
     profile = _profile(for_) if for_ is not None else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
-    with TemporaryDirectory() as folder, progress("Compressing") as told:
+    with _work_folder() as folder, progress("Compressing") as told:
         found = compress(
             opened,
             dataset,
-            Path(folder),
+            folder,
             source=source,
             promise=promise,
             max_loss=max_loss_points / 100,
@@ -136,7 +138,7 @@ def compress_command(
         ]
         written = None
         if taken and out is not None:
-            written = write_compressed(opened, found, Path(folder), out, take=taken, replace=force, options=options)
+            written = write_compressed(opened, found, folder, out, take=taken, options=options)
     if force and (refused := [one for one in found.candidates if one.verdict and not one.verdict.accepted]):
         warn(f"--force takes {len(refused)} that the rule refuses.")
     if output is Output.JSON:
@@ -150,6 +152,19 @@ def compress_command(
         )
     else:
         typer.echo(f"No bundle was written{'; name one with --out' if taken else ': no candidate was taken'}.")
+
+
+@contextmanager
+def _work_folder() -> Iterator[Path]:
+    """For all files on the way, candidates among them; what a killed command leaves there is known by its name."""
+    try:
+        with TemporaryDirectory(prefix="firstline-compress-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
+            "place for it."
+        ) from error
 
 
 def _profile(path: Path) -> Profile:
@@ -170,8 +185,10 @@ def _json(found: Compression, taken: list[str], version: int | None) -> dict[str
         "max_loss": found.max_loss,
         "rows": dict(zip(("make", "judge", "certify"), found.rows, strict=True)),
         "there": found.there,
+        "certified_accuracy": found.certified_accuracy,
         "candidates": [
             {
+                "id": one.model.id if one.model is not None else None,
                 "technique": one.technique,
                 "figures": one.figures,
                 "accepted": one.verdict is not None and one.verdict.accepted,
@@ -193,11 +210,13 @@ def _print(found: Compression) -> None:
         f"{percent(promise.epsilon)} {promise.contract}, with confidence {percent(1 - promise.delta)}."
     )
     aimed = found.target is not None
-    made = table("model", ">accuracy", ">p50 ms", *((">mJ", "on") if aimed else ()), ">bytes", ">kept", "verdict")
+    made = table(
+        "model", ">accuracy", ">on new rows", ">p50 ms", *((">mJ", "on") if aimed else ()), ">bytes", ">kept", "verdict"
+    )
     for there in found.there:
-        made.add_row(*_row(there, aimed), "there")
+        made.add_row(*_row(there, found), "there")
     for one in found.candidates:
-        made.add_row(*_row(one.figures, aimed), _verdict(one)) if one.figures else None
+        made.add_row(*_row(one.figures, found), _verdict(one)) if one.figures else None
     print_table(made)
     if found.target is not None:
         typer.echo(_of_target(found, found.target))
@@ -213,11 +232,11 @@ def _verdict(one: Candidate) -> str:
     return "accepted" if one.verdict.accepted else "refused"
 
 
-def _row(figures: Figures, aimed: bool) -> tuple[str, ...]:
+def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
     kept = "-" if figures.kept is None else percent(figures.kept)
-    on_target = (_energy(figures.energy_mj), figures.ran) if aimed else ()
-    ms = f"{figures.latency_ms:.4g}"
-    return figures.id, percent(figures.accuracy), ms, *on_target, size(figures.size_bytes), kept
+    on_target = (_energy(figures.energy_mj), figures.ran) if found.target is not None else ()
+    accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
+    return figures.id, *accuracies, f"{figures.latency_ms:.4g}", *on_target, size(figures.size_bytes), kept
 
 
 def _energy(reading: Reading | None) -> str:

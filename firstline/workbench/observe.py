@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.dataset import Dataset, Sample
 from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.pipeline import LoadedModel, Prediction
 from firstline_core.errors import ConfigError, RequestError
@@ -47,28 +48,43 @@ def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) ->
     Raises:
         ConfigError: the bundle takes no encoded images, or an image of the data set does not fit it.
     """
-    if spec.datatype != "BYTES":
-        raise ConfigError(
-            f"The bundle's input '{spec.name}' is {spec.datatype}, and data folders hold encoded images; give the "
-            "bundle a preprocessing that starts with decode."
-        )
     warm = False
-    for sample, (encoded, label) in zip(dataset.samples, dataset.read(), strict=True):
-        element = np.empty(1, object)
-        element[0] = encoded
-        tensor = Tensor(spec.name, element)
-        try:
+    for sample, tensor in images(spec, dataset):
+        with fitting(sample, dataset):
             if not warm:  # the first image pays for what decoders and caches do lazily
                 for model in models:
                     model.predict(tensor)
                 warm = True
             timed = [_timed(model, tensor) for model in models]
-        except RequestError as error:
-            raise ConfigError(
-                f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}"
-            ) from error
         answers, logits = zip(*(said for said, _ in timed), strict=True)
-        yield Observation(label, len(encoded), answers, logits, tuple(seconds for _, seconds in timed))
+        size_bytes, seconds = len(tensor.array[0]), tuple(seconds for _, seconds in timed)
+        yield Observation(sample.label, size_bytes, answers, logits, seconds)
+
+
+def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]:
+    """Every sample with its encoded image as the bundle's input, of one row.
+
+    Raises:
+        ConfigError: the bundle takes no encoded images, or one cannot be read.
+    """
+    if spec.datatype != "BYTES":
+        raise ConfigError(
+            f"The bundle's input '{spec.name}' is {spec.datatype}, and data folders hold encoded images; give the "
+            "bundle a preprocessing that starts with decode."
+        )
+    for sample, (encoded, _) in zip(dataset.samples, dataset.read(), strict=True):
+        element = np.empty(1, object)
+        element[0] = encoded
+        yield sample, Tensor(spec.name, element)
+
+
+@contextmanager
+def fitting(sample: Sample, dataset: Dataset) -> Iterator[None]:
+    """Says of which image it is that the bundle does not take it, as a ConfigError."""
+    try:
+        yield
+    except RequestError as error:
+        raise ConfigError(f"'{sample.file}' of {dataset.folder} does not fit the bundle: {error.message}") from error
 
 
 def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:

@@ -24,6 +24,12 @@ def refuse_overwriting(out: Path, force: bool) -> None:
         raise ConfigError(f"The bundle {out} exists; name another folder with --out, or replace it with --force.")
 
 
+def refuse_existing(out: Path) -> None:
+    """Raises ConfigError where something lies at `out`, whatever it is."""
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists; name another folder with --out.")
+
+
 @contextmanager
 def in_place(out: Path) -> Iterator[Path]:
     """A folder to make a bundle in, which becomes `out` once all is made; of one that failed nothing is left.

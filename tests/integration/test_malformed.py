@@ -151,12 +151,13 @@ def test_a_head_that_never_ends_is_cut_off(tier: Tier) -> None:
 
 
 def kernel_bytes() -> int:
-    """What the sockets of a connection may hold by themselves, at both ends."""
+    """What the sockets of a connection may hold by themselves of one direction, at both ends."""
     limits = (Path(f"/proc/sys/net/ipv4/tcp_{side}").read_text() for side in ("rmem", "wmem"))
     return sum(int(limit.split()[2]) for limit in limits)
 
 
-FLOOD_BYTES = 20_000_000 + kernel_bytes()
+# Of requests that nobody read, and of those whose answers nobody read: an answer is no shorter than its request.
+FLOOD_BYTES = 20_000_000 + 2 * kernel_bytes()
 
 
 def flooded(tier: Tier, opening: bytes, filler: bytes, most_bytes: int = FLOOD_BYTES) -> int:

@@ -144,6 +144,17 @@ def test_times_drawn_again_have_the_same_mean_and_bounds(found: Distribution, se
     assert abs(drawn.mean() - middle) <= 0.1 * spread + 1e-9
 
 
+@given(stalls=st.integers(1, 40), times=st.floats(2, 1000), seed=st.integers(0, 2**32))
+def test_a_few_stalls_among_thousands_are_drawn_as_seldom_as_they_were(stalls: int, times: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    seconds = np.append(random.uniform(1e-3, 1.2e-3, 10_000 - stalls), times * random.uniform(1e-3, 1.2e-3, stalls))
+    found = distribution(seconds)
+    drawn_ms = found.at((np.arange(200_000) + 0.5) / 200_000)
+    assert drawn_ms.mean() == pytest.approx(found.mean_ms, rel=0.01)
+    assert (np.diff(drawn_ms) >= 0).all()
+    assert np.mean(drawn_ms > 500 * times + 0.6) <= 2 * stalls / 10_000  # half way there
+
+
 @given(st.lists(POINTS, min_size=1, max_size=6))
 def test_the_sweet_spot_is_the_smallest_batch_that_is_nearly_the_best(points: list[Point]) -> None:
     spot = sweet_spot(points)

@@ -207,11 +207,24 @@ class Seat(Protocol):
         ...
 
 
+class NoSeat(NamedTuple):
+    """No executor may run a model's next batch now, whether or not one is free.
+
+    Args:
+        error: what those are told whose time ends before one may.
+        again_s: seconds until one may at the earliest: infinite where nobody will without a change, 0 where that
+            depends on what runs.
+    """
+
+    error: FirstlineError
+    again_s: float
+
+
 class Look(Protocol):
     """At the seats that there are at one moment."""
 
-    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | None:
-        """The next batch's; None where nobody may take one, and `Executor.run` says why or waits.
+    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
+        """The next batch's.
 
         Args:
             key: its model.

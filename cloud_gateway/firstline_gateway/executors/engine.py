@@ -50,7 +50,7 @@ def open_engine(settings: Settings, repository: Repository, options: RuntimeOpti
             load = partial(load_full, options=RuntimeOptions(providers=found.providers or settings.execution.providers))
         taken = taken or found.engine == "local"
         members.append(_open_member(settings, name, repository, options, load))
-    return Dispatcher(members, patience_s=settings.execution.queue_s)
+    return Dispatcher(members)
 
 
 def _open_member(

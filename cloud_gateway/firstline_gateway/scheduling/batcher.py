@@ -130,6 +130,7 @@ class Batcher:
                 max_rows=bounds.batch_rows,
                 full=self._full,
                 begin=self._begin,
+                refuse=self._refuse,
             )
             if isinstance(executor, HasSeats)
             else None
@@ -201,9 +202,7 @@ class Batcher:
         """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
         if self._inline is not None:
             self._inline.abandon(error)
-        for item in tuple(self._queue):
-            self._remove(item)
-            settle(item.answered, error)
+        self._refuse(tuple(self._queue), error)
         for running in self._running.values():
             for item in running.batch:
                 settle(item.answered, error)
@@ -273,10 +272,8 @@ class Batcher:
                 return
             self._begin(choice, now_s)
 
-    def _begin(self, choice: Choice, now_s: float, seat: Seat | None = None) -> bool:
-        """Begins a batch, on one of several executors where it has a seat; False where there is no slot for it."""
-        if choice.batch and seat is None and len(self._running) >= self._executor.slots:
-            return False
+    def _begin(self, choice: Choice, now_s: float, seat: Seat | None = None) -> None:
+        """Begins a batch, where there are several executors on the one where it has a seat."""
         for item in choice.hopeless:
             self._expire(item)
         for item, seconds in choice.put_off:
@@ -285,7 +282,11 @@ class Batcher:
             self._queue.remove(item)
         if choice.batch:
             self._start(choice.batch, now_s, seat)
-        return True
+
+    def _refuse(self, items: Sequence[Waiting], error: FirstlineError) -> None:
+        for item in items:
+            self._remove(item)
+            settle(item.answered, error)
 
     def _full(self) -> set[ModelKey]:
         return {key for key in self._running_of if self._is_full(key)}

@@ -2,6 +2,9 @@
 
 What is told to wait is no batch yet: whoever comes meanwhile may join it, or go before. It is looked at again with
 every newcomer, whenever an executor is free, and when what it waits for should have ended long ago.
+
+A model that no executor may run, because none is there or all are at the end of their budgets, waits aside: the others
+go on as if nothing of it were in the queue. Whoever cannot wait so long is told at once.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from firstline_core.clock import Clock, Timer
-from firstline_gateway.executors.base import HasSeats, Look, ModelKey, Seat, Times
+from firstline_core.errors import FirstlineError
+from firstline_gateway.executors.base import HasSeats, Look, ModelKey, NoSeat, Seat, Times
 from firstline_gateway.scheduling.admission import Admission
 from firstline_gateway.scheduling.batches import Choice, choose, level
 from firstline_gateway.scheduling.waiting import Queue, Waiting
+
+# No sooner than that is looked again for what waits for a budget.
+_AGAIN_S = 0.001
 
 
 class Late:
@@ -28,8 +35,8 @@ class Late:
         clock: what deadlines are on.
         max_rows: of a batch.
         full: models that run as many batches as they may.
-        begin: takes a batch out of the queue and runs it there; False where it does not, which ends the filling.
-            Without a seat the engine is to say why nobody takes it.
+        begin: takes a batch out of the queue and runs it there.
+        refuse: takes requests out of the queue and tells them an error.
     """
 
     def __init__(
@@ -41,7 +48,8 @@ class Late:
         clock: Clock,
         max_rows: int,
         full: Callable[[], AbstractSet[ModelKey]],
-        begin: Callable[[Choice, float, Seat | None], bool],
+        begin: Callable[[Choice, float, Seat | None], None],
+        refuse: Callable[[Sequence[Waiting], FirstlineError], None],
     ) -> None:
         self._engine = engine
         self._queue = queue
@@ -50,6 +58,7 @@ class Late:
         self._max_rows = max_rows
         self._full = full
         self._begin = begin
+        self._refuse = refuse
         self._again: Timer | None = None
         self._is_due = False
         engine.on_free(self._fill_soon)
@@ -58,7 +67,7 @@ class Late:
         """Whether a request that comes now, where nothing waits, begins at once."""
         look = self._engine.look()
         seat = None if look is None else look.seat(key, rows, self._max_rows, rows)
-        return seat is not None and seat.is_free
+        return seat is not None and not isinstance(seat, NoSeat) and seat.is_free
 
     def fill(self) -> None:
         """Begins what is to begin now."""
@@ -70,8 +79,9 @@ class Late:
         while self._queue:
             now_s = self._clock.monotonic_s()
             choice, seat, again_s = self._next(now_s)
-            if not (choice.batch or choice.hopeless) or not self._begin(choice, now_s, seat):
+            if not (choice.batch or choice.hopeless):
                 break
+            self._begin(choice, now_s, seat)
         if self._queue and again_s < math.inf:
             self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self.fill)
 
@@ -94,16 +104,31 @@ class Late:
                 max_rows=self._max_rows,
                 full=self._full(),
             )
-            seat = seats.found[choice.batch[0].key] if choice.batch else None
-            if seat is None or seat.is_free:
+            if not choice.batch:
+                return choice, None, again_s
+            key = choice.batch[0].key
+            seat = seats.found[key]
+            if isinstance(seat, NoSeat):
+                again_s = min(again_s, self._put_aside([item for item in waiting if item.key == key], seat, now_s))
+                waiting = [item for item in waiting if item.key != key]
+                continue
+            if seat.is_free:
                 return choice, seat, again_s
             if choice.hopeless:
                 return choice._replace(batch=[], put_off=[]), None, again_s
             again_s = min(again_s, seat.again_s)
-            look.hold(choice.batch[0].key, seat, choice.rows)
+            look.hold(key, seat, choice.rows)
             held = set(map(id, choice.batch))
             waiting = [item for item in waiting if id(item) not in held]
         return Choice([], [], []), None, again_s
+
+    def _put_aside(self, of_model: Sequence[Waiting], none: NoSeat, now_s: float) -> float:
+        """Tells those who cannot wait; in how many seconds the others are to be looked at again, whatever happens."""
+        ends_s = now_s + none.again_s
+        if late := [item for item in of_model if item.latest_s <= ends_s]:
+            self._refuse(late, none.error)
+        patient_s = min((item.latest_s - now_s for item in of_model if item.latest_s > ends_s), default=math.inf)
+        return max(_AGAIN_S, min(none.again_s or math.inf, patient_s))
 
 
 class _Seats(dict[ModelKey, Times]):
@@ -115,7 +140,7 @@ class _Seats(dict[ModelKey, Times]):
         self._waiting = waiting
         self._admission = admission
         self._max_rows = max_rows
-        self.found: dict[ModelKey, Seat | None] = {}
+        self.found: dict[ModelKey, Seat | NoSeat] = {}
 
     def __missing__(self, key: ModelKey) -> Times:
         of_model = [item for item in self._waiting if item.key == key]
@@ -123,5 +148,5 @@ class _Seats(dict[ModelKey, Times]):
         # Whoever is due first is run, or whoever is of the highest level: see `batches.choose`.
         least_rows = max(of_model[0].request.rows, min(of_model, key=level).request.rows)
         seat = self.found[key] = self._look.seat(key, rows, self._max_rows, least_rows)
-        times = self[key] = self._admission.times[key] if seat is None else seat.times
+        times = self[key] = self._admission.times[key] if isinstance(seat, NoSeat) else seat.times
         return times

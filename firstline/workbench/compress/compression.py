@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,6 +21,7 @@ from firstline.workbench.compress.target import Target, measured_costs, read_cos
 from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.certificate import Contract, valid_certificate
+from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -44,7 +46,7 @@ class Compression:
         source: what the candidates were made of.
         target: the machine that latency and energy are of; None for this one, as the options say.
         there: figures of all models of the bundle, the source among them.
-        certifications: by id, of the candidates.
+        certifications: by id, of the candidates; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
         certified_accuracy: of every model, by id, on the rows that certify, which chose nothing.
         waited_share: of a measurement, in which other work had its core: the most; 0 where nobody counted.
@@ -80,13 +82,26 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
 
 
 def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -> Promise:
-    """What the first certified variant promises of its kept answers; 5 % at 95 % where none does, or what is named."""
-    carried = [model.certificate for model in manifest.edge if model.certificate is not None]
-    plain = next((one for one in carried if one.contract != "stream" and not one.by), None)
+    """What the first certified variant promises of its kept answers; 5 % at 95 % where none does, or what is named.
+
+    Raises:
+        ConfigError: it promises something of the stream, or of each class, which is not proved of candidates, so that
+            nobody is given less than was promised without having said so.
+    """
+    first = next((model for model in manifest.edge if model.certificate is not None), None)
+    carried = first.certificate if first is not None else None
+    if first is None or carried is None:
+        return Promise(0.05 if epsilon is None else epsilon, 0.05 if delta is None else delta, "disagreement")
+    if carried.contract == "stream" or carried.by:
+        if epsilon is None or delta is None:
+            of_what = f"each {carried.by}" if carried.by else "the stream of all answers"
+            raise ConfigError(
+                f"The certificate of '{first.id}' promises something of {of_what}; candidates are certified on all "
+                "kept answers together, so say with --epsilon and --delta what is to be promised of those."
+            )
+        return Promise(epsilon, delta, "disagreement" if carried.contract == "stream" else carried.contract)
     return Promise(
-        epsilon if epsilon is not None else plain.epsilon if plain else 0.05,
-        delta if delta is not None else plain.delta if plain else 0.05,
-        plain.contract if plain else "disagreement",
+        carried.epsilon if epsilon is None else epsilon, carried.delta if delta is None else delta, carried.contract
     )
 
 
@@ -124,8 +139,10 @@ def compress(
         progress: how much of it.
 
     Raises:
-        ConfigError: the bundle has not both tiers; data that does not fit or is too little; a profile that does not
-            know the bundle's models.
+        ConfigError: the bundle has not both tiers, or not all of its files; data that does not fit or is too little;
+            a profile that does not know the bundle's models.
+        ModelLoadError: a model of the bundle does not load here.
+        OSError: the folder cannot be written.
     """
     manifest = bundle.manifest
     if manifest.full is None or not manifest.edge:
@@ -133,10 +150,9 @@ def compress(
     dataset.check_labels(manifest.labels)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     parts = parted(dataset, seed)
-    for artefact in manifest.artefacts:
-        (folder / artefact.file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(bundle.file(artefact), folder / artefact.file)
-    with_all = Bundle(folder, manifest)
+    with_all = _copied(bundle, folder)
+    for model in manifest.models:
+        load_model(with_all, model, options).close()  # one that does not run here says so now, not after minutes
     made = made_of(Work(with_all, source, options, told, progress), parts, lesson, others)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     told("Timing")
@@ -153,13 +169,9 @@ def compress(
     judged = gathered(with_all, models, parts.judge, options, progress)
     told("Certifying")
     rows = gathered(with_all, models, parts.certify, options, progress)
-    proofs = {
-        model.id: proved(
-            with_all, rows[model.id], epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract
-        )
-        for model in models
-        if model.id != manifest.full.id
-    }
+    prove = partial(proved, with_all, epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract)
+    new = len(models) - len(manifest.models)
+    proofs = {model.id: prove(rows[model.id], among=max(new, 1)) for model in models if model.id != manifest.full.id}
     figures = {
         model.id: Figures(
             id=model.id,
@@ -196,6 +208,19 @@ def compress(
         {name: accuracy(evidence) for name, evidence in rows.items()},
         max(cost.waited_share for cost in costs.known.values()),
     )
+
+
+def _copied(bundle: Bundle, folder: Path) -> Bundle:
+    """All of its files, so that candidates can lie beside them."""
+    for artefact in bundle.manifest.artefacts:
+        if not bundle.file(artefact).is_file():
+            raise ConfigError(
+                f"{bundle.path} has no {artefact.file}, which its manifest names; compressing needs all of a bundle's "
+                "files, so fetch it."
+            )
+        (folder / artefact.file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(bundle.file(artefact), folder / artefact.file)
+    return Bundle(folder, bundle.manifest)
 
 
 def _whole(bundle: Bundle, models: Sequence[Model]) -> Bundle:

@@ -62,7 +62,7 @@ def distil(
         temperature: divides the logits of both.
         rate: of learning, at its highest: it rises for a twentieth of the steps, and falls as a cosine.
         batch: images of a step.
-        threads: that PyTorch may use.
+        threads: that PyTorch may use; 0 leaves it to that.
         seed: of order and views.
         progress: told how many epochs are done, of how many.
 
@@ -73,7 +73,8 @@ def distil(
         ConfigError: PyTorch is not installed, or a model that it cannot hold.
     """
     torch = _torch()
-    torch.set_num_threads(threads)
+    if threads:
+        torch.set_num_threads(threads)
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
     output = student.graph.output[0].name

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -31,8 +32,8 @@ from firstline_core.types import Array
 
 CALIBRATION_ROWS = 400
 SENSITIVITY_ROWS = 300
-_PRECISIONS = {"fp16": "fp16"}
 _READY = "ready.onnx"
+_NAME_CHARACTERS = 59  # with a hyphen, and a number of three digits at the end, what a name may have
 _LIBRARIES = {"onnx": techniques.libraries, "tflite": tflite_techniques.libraries}
 
 Make = Callable[[Path, Array, Path], None]
@@ -67,14 +68,16 @@ def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str
     """Their files lie in the bundle's folder.
 
     Raises:
-        ConfigError: a model that a quantiser cannot read, or of which no student can be cut.
+        ConfigError: a model that a quantiser cannot read, or that cannot teach a student.
     """
     if lesson is not None and work.source.runtime != "onnx":
         raise ConfigError(f"A student is cut from an ONNX model; '{work.source.id}' is {work.source.runtime}.")
+    if lesson is not None and not work.source.shows_logits:
+        raise ConfigError(f"A student is taught by logits; '{work.source.id}' declares no softmax behind its output.")
     work.told("Reading images")
     with closing(load_model(work.bundle, work.source, work.options)) as loaded:
         limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-        rows = rows_of(loaded, parts.make, work.bundle.manifest.input.name, limit)
+        rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit)
     file = work.bundle.file(work.source.artefact)
     with _scratch(work.bundle.path) as scratch:
         of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
@@ -108,7 +111,10 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
         start = scratch / "ready-start.onnx"
         model = start_of(work.bundle.manifest, work.source, lesson.start)
         techniques.prepared(work.bundle.file(model.artefact), start)
-    told = student(scratch / _READY, whole, rows, lesson, options=work.options, start=start, progress=work.progress)
+    try:
+        told = student(scratch / _READY, whole, rows, lesson, options=work.options, start=start, progress=work.progress)
+    except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)
+        return [Candidate(None, "student", failed=_one_line(error))]
     made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
     nodes = techniques.prepared(whole, ready)
     return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
@@ -117,7 +123,7 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
 def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> Candidate:
     work.told(technique)
     calibration = rows[: _calibration_rows(rows)]
-    parameters = {"calibration_rows": str(len(calibration))}
+    parameters = {"calibration_rows": str(len(calibration))} if "static" in technique else {}  # others see none
     return _candidate(work, technique, parameters, partial(make, file, calibration))
 
 
@@ -129,7 +135,9 @@ def _static(
     cut = _calibration_rows(rows)
     calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
     try:
-        left_out = excluded(ready, nodes, calibration, others, ready.parent, progress=work.progress)
+        left_out = excluded(
+            ready, nodes, calibration, others, ready.parent, output=work.source.output, progress=work.progress
+        )
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
         return Candidate(None, technique, failed=_one_line(error))
     parameters = {
@@ -147,9 +155,7 @@ def _static(
 def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Callable[[Path], object]) -> Candidate:
     """Makes the file and loads it once, whatever the quantiser or the runtime may say to it."""
     bundle, source = work.bundle, work.source
-    known = {model.id for model in bundle.manifest.models}
-    name = f"{source.id}-{technique}"
-    name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, len(known) + 3))) if one not in known)
+    name = free_name(bundle, source, technique)
     file = bundle.path / f"{name}.{source.runtime}"
     try:
         make(file)
@@ -158,7 +164,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
             source,
             id=name,
             artefact=Artefact(file.name, hashlib.sha256(content).hexdigest(), len(content)),
-            precision=_PRECISIONS.get(technique) or precision_of(file, source.runtime),
+            precision=precision_of(file, source.runtime),
             measured={},
             certificate=None,
             provenance=Provenance(
@@ -173,6 +179,15 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
         return Candidate(None, technique, failed=_one_line(error))
     return Candidate(model, technique)
+
+
+def free_name(bundle: Bundle, source: Model, technique: str) -> str:
+    """An id that no model of the bundle has, and by which no file of it is called."""
+    ids = {model.id for model in bundle.manifest.models}
+    files = {artefact.file for artefact in bundle.manifest.artefacts}
+    wanted = f"{source.id[: _NAME_CHARACTERS - len(technique)]}-{technique}"
+    names = chain([wanted], (f"{wanted}-{number}" for number in count(2)))
+    return next(name for name in names if name not in ids and f"{name}.{source.runtime}" not in files)
 
 
 def _calibration_rows(rows: Array) -> int:

@@ -1,6 +1,7 @@
 """Three parts of a data set that have no image in common: one to make a candidate, one to judge it, one to certify it.
 
-Calibration, sensitivity and training choose, and so does the judge. A certificate holds on rows that chose nothing.
+Calibration, sensitivity and training choose, and so does the judge. A certificate holds on rows that had no part in
+either; which of several certified candidates goes first they do choose, for which `trial.proved` makes up.
 """
 
 from __future__ import annotations

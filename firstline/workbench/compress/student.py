@@ -36,7 +36,7 @@ class Lesson:
         depth: share of the residual blocks.
         start: id of the model that it starts as; empty for the source. Such a one is not cut, but for what is named.
         epochs: of distillation; 0 leaves it at the reconstruction, which needs no PyTorch.
-        threads: that training may use.
+        threads: that training may use; 0 leaves it to PyTorch.
         rate: of learning.
     """
 
@@ -97,6 +97,8 @@ def student(
     import onnx
 
     teacher, whole = onnx.load(source), onnx.load(start or source)
+    if len(teacher.graph.output) != 1:
+        raise ConfigError(f"A student is taught by one output; its teacher has {len(teacher.graph.output)}.")
     if start is None and lesson.keep == lesson.depth == 1:
         raise ConfigError("A student of all channels and blocks is the model itself; keep less of one.")
     cut, told = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +19,15 @@ QUANTISED = ("Conv", "Gemm", "MatMul")
 """Operators whose weights are quantised, and that can be left out."""
 
 
+LEAST_OPSET = 13
+"""The first that has scales by channel (DequantizeLinear's axis)."""
+
+
 def prepared(source: Path, out: Path) -> list[str]:
     """Readies a model: shapes inferred, constants folded, and every node with a name, by which it can be left out.
+
+    An older opset is raised to the least that can be quantised by channel. Weights that a file lists among its inputs
+    too, as old exporters did, are weights alone.
 
     Returns:
         The names of the nodes that a quantiser takes.
@@ -34,7 +41,8 @@ def prepared(source: Path, out: Path) -> list[str]:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     try:
-        quant_pre_process(str(source), str(out), skip_symbolic_shape=True)
+        onnx.save(_current(onnx.load(source)), out)
+        quant_pre_process(str(out), str(out), skip_symbolic_shape=True)
         model = onnx.load(out)
     except Exception as error:
         raise ConfigError(f"{source.name} cannot be made ready for quantising: {error}") from error
@@ -79,7 +87,7 @@ def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] 
 
 
 def dynamic_int8(source: Path, out: Path) -> None:
-    """Weights int8; the ranges of the activations are found anew in every run."""
+    """Weights uint8, for the processor's kernels of convolutions take no others; ranges are found anew in every run."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quietly():
@@ -96,17 +104,11 @@ def fp16(source: Path, out: Path) -> None:
 
 
 def int8_weights(source: Path, out: Path) -> None:
-    """Weights int8 by channel, symmetric, turned back into FP32 when they are used; activations as they were.
-
-    Raises:
-        ConfigError: an opset before 13 has no scales by channel.
-    """
+    """Weights int8 by channel, symmetric, turned back into FP32 when they are used; activations as they were."""
     import onnx
     from onnx import helper, numpy_helper
 
     model = onnx.load(source)
-    if next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")) < 13:
-        raise ConfigError(f"{source.name} is of an opset before 13, which has no scales by channel.")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     turned: dict[str, Any] = {}
     for node in model.graph.node:
@@ -147,12 +149,25 @@ def libraries() -> dict[str, str]:
     return {name: version(name) for name in ("onnx", "onnxruntime")}
 
 
+def _current(model: Any) -> Any:
+    """The model in an opset that quantisers take, its weights nowhere but among the weights."""
+    from onnx import version_converter
+
+    if next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")) < LEAST_OPSET:
+        with suppress(Exception):  # an operator that it does not know: some techniques take the older opset too
+            model = version_converter.convert_version(model, LEAST_OPSET)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [given for given in model.graph.input if given.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, 4)  # before, weights had to be among the inputs
+    return model
+
+
 def _input(source: Path) -> str:
     import onnx
 
-    graph = onnx.load(source, load_external_data=False).graph
-    constants = {tensor.name for tensor in graph.initializer}
-    return next(str(given.name) for given in graph.input if given.name not in constants)
+    return str(onnx.load(source, load_external_data=False).graph.input[0].name)
 
 
 @contextmanager

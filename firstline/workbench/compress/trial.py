@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.certify import Certification, certify_bundle
 from firstline.workbench.compress.target import Cost, Costs
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.dataset import Dataset, spread
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import observe
+from firstline.workbench.observe import fitting, images, observe
 from firstline_core.bundle.certificate import Contract
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.manifest import InputSpec, Model
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array
 
 ROUNDS = 300
 SECONDS = 20.0
@@ -29,16 +32,23 @@ WARM_RUNS = 5
 WARM_S = 0.001
 
 
-def rows_of(model: LoadedModel, dataset: Dataset, input_name: str, limit: int | None = None) -> Array:
-    """(n, ...) the images as the model takes them, the first `limit` of an even spread."""
-    samples = len(dataset) if limit is None else min(limit, len(dataset))
-    wanted = {position * len(dataset) // samples for position in range(samples)}
-    prepared = []
-    for position, (encoded, _) in enumerate(dataset.read()):
-        if position in wanted:
-            element = np.empty(1, object)
-            element[0] = encoded
-            prepared.append(model.prepare(Tensor(input_name, element)))
+def rows_of(model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None) -> Array:
+    """(n, ...) the images as the model takes them, at most `limit` of them, spread evenly.
+
+    Raises:
+        ConfigError: the bundle takes no encoded images, one of these does not fit it, or they become rows of several
+            sizes.
+    """
+    some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
+    prepared: list[Array] = []
+    for sample, tensor in images(spec, some):
+        with fitting(sample, some):
+            prepared.append(model.prepare(tensor))
+        if prepared[-1].shape != prepared[0].shape:
+            raise ConfigError(
+                f"'{sample.file}' of {some.folder} becomes a row of shape {list(prepared[-1].shape[1:])}, and the "
+                f"first {list(prepared[0].shape[1:])}; give the bundle a preprocessing that resizes."
+            )
     return np.concatenate(prepared)
 
 
@@ -90,11 +100,29 @@ def accuracy(evidence: Evidence) -> float:
     return float((evidence.edge == evidence.truth).mean())
 
 
-def proved(bundle: Bundle, evidence: Evidence, *, epsilon: float, delta: float, contract: Contract) -> Certification:
-    """What all rows prove of one variant, by the bundle's own score: nothing of them decides anything."""
-    return certify_bundle(
-        bundle, evidence, epsilon=epsilon, delta=delta, contract=contract, score="bundle", select_fraction=0.0
+def proved(
+    bundle: Bundle, evidence: Evidence, *, epsilon: float, delta: float, contract: Contract, among: int = 1
+) -> Certification:
+    """What all rows prove of one variant, by the bundle's own score, which they do not choose.
+
+    What they do choose is the variant: of several, the same rows say which keeps the most, and that one goes first.
+    Chosen so, a false certificate is likelier than any one of them says; so delta is shared out evenly, and holds for
+    all of them together (Bonferroni).
+
+    Args:
+        bundle: whose score and full model count.
+        evidence: of the variant, on rows that certify.
+        epsilon: see `certify_bundle`.
+        delta: that none of the `among` promises is wrong; it is what the certificate says.
+        contract: what counts as a loss.
+        among: how many variants are certified on these rows, to be shipped or not.
+    """
+    found = certify_bundle(
+        bundle, evidence, epsilon=epsilon, delta=delta / among, contract=contract, score="bundle", select_fraction=0.0
     )
+    if found.certificate is None:
+        return found
+    return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=delta))
 
 
 def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
@@ -114,7 +142,7 @@ def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options:
         for model in models:
             loaded = load_model(bundle, model, options)
             stack.callback(loaded.close)
-            ready.append((model.id, loaded, rows_of(loaded, dataset, bundle.manifest.input.name, 1)))
+            ready.append((model.id, loaded, rows_of(loaded, dataset, bundle.manifest.input, 1)))
         taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
         start_s = time.perf_counter()
         for done in range(ROUNDS):

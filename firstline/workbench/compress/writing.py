@@ -11,7 +11,7 @@ import msgspec
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.golden import answered_golden
-from firstline.workbench.placing import in_place, refuse_overwriting
+from firstline.workbench.placing import in_place, refuse_existing
 from firstline_core.bundle.golden import read_golden
 from firstline_core.bundle.manifest import MANIFEST_NAME, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -25,7 +25,6 @@ def write_compressed(
     out: Path,
     *,
     take: Iterable[str],
-    replace: bool = False,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
 ) -> Bundle:
     """Writes it, whole or not at all. Golden answers are given anew, for the new variants answer too.
@@ -34,21 +33,20 @@ def write_compressed(
         bundle: that was compressed.
         found: about it.
         made: the folder that `compress` filled.
-        out: must not exist, unless `replace`.
+        out: must not exist.
         take: ids of the candidates that go in.
-        replace: a bundle that lies at `out`.
         options: for the golden answers.
 
     Raises:
         ConfigError: `out` may not, or cannot, be written.
     """
-    refuse_overwriting(out, replace)
+    refuse_existing(out)
     wanted = set(take)
     new = [
         msgspec.structs.replace(
             one.model,
             certificate=found.certifications[one.model.id].certificate,
-            measured={"accuracy": round(one.figures.accuracy, 4)},
+            measured={"accuracy": round(found.certified_accuracy[one.model.id], 4)},  # of rows that did not judge
         )
         for one in found.candidates
         if one.model is not None and one.figures is not None and one.model.id in wanted
@@ -78,15 +76,19 @@ def in_order(there: Sequence[Model], new: Sequence[Model], figures: dict[str, Fi
     """Where new variants stand among the edge variants, of which a device takes the first that it can load.
 
     Before the first that keeps fewer answers under the same promise, or as many and takes longer: what stays on the
-    device is what a variant is for. Those that were there stay in their order.
+    device is what a variant is for. One without a certificate stands behind all that carry one, whatever this data
+    proves of those. Those that were there stay in their order.
     """
     placed = list(there)
     for model in new:
-        mine = _rank(figures[model.id])
-        position = next((at for at, one in enumerate(placed) if _rank(figures[one.id]) > mine), len(placed))
+        mine = _rank(model, figures)
+        position = next((at for at, one in enumerate(placed) if _rank(one, figures) > mine), len(placed))
+        if model.certificate is None:
+            behind = max((at + 1 for at, one in enumerate(placed) if one.certificate is not None), default=0)
+            position = max(position, behind)
         placed.insert(position, model)
     return tuple(placed)
 
 
-def _rank(figures: Figures) -> tuple[float, float]:
-    return -(figures.kept or 0.0), figures.latency_ms
+def _rank(model: Model, figures: dict[str, Figures]) -> tuple[float, float]:
+    return -(figures[model.id].kept or 0.0), figures[model.id].latency_ms

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +35,7 @@ from firstline_core.profile.own_process import has_room, peak, reset_peak, waite
 from firstline_core.profile.profile import Key, Moved, Operator, Point, Server, WarmUp
 from firstline_core.profile.throttled import heat
 from firstline_core.routing.tariff import Tariff
+from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.select import CPU, RuntimeOptions
@@ -91,8 +93,7 @@ def measure(job: Job) -> Point:
     heated_s = heat(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
-    if model.runtime == "onnx":
-        onnx_providers()  # imports the runtime: its memory is not the model's
+    (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
     before_bytes = reset_peak()
     load_s = time.perf_counter()
     loaded = load_model(bundle, model, _options(job.key))
@@ -219,22 +220,20 @@ def _operators(
     if model.runtime != "onnx":
         return (), "The TFLite interpreter has no profiler in Python."
     key = job.key
-    with TemporaryDirectory(prefix="firstline-trace-") as folder:
-        traced = OnnxRuntime(
-            bundle.file(model.artefact), providers=(key.provider,), threads=key.threads, trace=Path(folder) / "trace"
-        )
-        try:
-            until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
-            for done in range(_TRACED_RUNS):
-                traced.run({loaded.input.name: rows})
-                if done > 1 and time.perf_counter() > until_s:
-                    break
-            trace = traced.end_trace()
-            return operators(trace.read_bytes()), ""
-        except (FirstlineError, OSError) as error:
-            return (), str(error)[:200]
-        finally:
-            traced.close()
+    try:
+        with TemporaryDirectory(prefix="firstline-trace-") as folder:
+            trace = Path(folder) / "trace"
+            with closing(
+                OnnxRuntime(bundle.file(model.artefact), providers=(key.provider,), threads=key.threads, trace=trace)
+            ) as traced:
+                until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
+                for done in range(_TRACED_RUNS):
+                    traced.run({loaded.input.name: rows})
+                    if done > 1 and time.perf_counter() > until_s:
+                        break
+                return operators(traced.end_trace().read_bytes()), ""
+    except (FirstlineError, OSError) as error:
+        return (), str(error)[:200]
 
 
 def _runtime(model: Model) -> str:
@@ -257,8 +256,8 @@ def main() -> int:
         give_way()
     try:
         point = measure(job)
-    except FirstlineError as error:
-        print(error.message, file=sys.stderr)  # noqa: T201
+    except (FirstlineError, OSError) as error:
+        print(getattr(error, "message", error), file=sys.stderr)  # noqa: T201
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(point))
     return 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 STEPS = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
 _DIGITS = 5
+_STEEPEST = 1e4  # of the last step: as good as its end alone
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -50,8 +51,24 @@ class Distribution(Struct, frozen=True):
         return float(self.at(np.array([share]))[0])
 
     def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Durations at these shares; at random shares, durations as random as those that were measured."""
-        return np.interp(shares * STEPS, np.arange(STEPS + 1), self.quantiles_ms)
+        """Durations at these shares; at random shares, durations as random as those that were measured.
+
+        Straight between the steps, but for the last one: there one stall among thousands would count for half of its
+        queries. It rises by the power of the share that leaves the mean of all what was measured.
+        """
+        last = shares * STEPS - (STEPS - 1)
+        below, longest = self.quantiles_ms[-2:]
+        tail = below + (longest - below) * np.clip(last, 0, 1) ** self._tail_power
+        return np.where(last > 0, tail, np.interp(shares * STEPS, np.arange(STEPS + 1), self.quantiles_ms))
+
+    @property
+    def _tail_power(self) -> float:
+        """The k of u ** k, whose mean over (0, 1) is 1 / (k + 1)."""
+        quantiles = np.asarray(self.quantiles_ms)
+        below, longest = quantiles[-2:]
+        body = float((quantiles[:-2] + quantiles[1:-1]).sum() / 2)  # of STEPS - 1 steps, times STEPS
+        above = self.mean_ms * STEPS - body - below
+        return min(max((longest - below) / above - 1, 0.0), _STEEPEST) if above > 0 else _STEEPEST
 
 
 def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution:

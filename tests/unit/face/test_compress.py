@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.workbench.compress import sensitivity, techniques
 from firstline.workbench.compress.judge import Figures
+from firstline.workbench.compress.making import free_name
 from firstline.workbench.compress.parts import parted
 from firstline.workbench.compress.pruning import pairs, prune
 from firstline.workbench.compress.reconstruction import reconstruct
@@ -25,7 +27,7 @@ from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.golden import read_golden
-from firstline_core.bundle.store import open_bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU, RuntimeOptions
@@ -120,6 +122,26 @@ def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
     assert TensorProto.INT8 in kinds.values()
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool) -> None:
+    source, ready, made = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "made.onnx"
+    model = onnx.load(source)
+    model.opset_import[0].version = 11
+    if listed:  # weights are among the inputs, as they had to be
+        model.ir_version = 3
+        model.graph.input.extend(
+            helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)) for one in model.graph.initializer
+        )
+    onnx.save(model, source)
+    nodes, rows = techniques.prepared(source, ready), _images(20)
+    wanted = _said(ready, rows)
+    for make in (*techniques.PLAIN.values(), lambda file, out: techniques.static_int8(file, out, rows)):
+        make(ready, made)
+        assert np.abs(_said(made, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean()
+        assert made.stat().st_size < ready.stat().st_size
+    assert len(nodes) == 4
+
+
 def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
     said = _said(_residual(tmp_path / "m.onnx"), _images(80))
     model = onnx.load(tmp_path / "m.onnx")
@@ -194,6 +216,15 @@ def test_variants_stand_in_the_order_of_what_they_keep() -> None:
     assert in_order(there, [new], figures)[-1].id == "new"
 
 
+def test_what_is_not_certified_stands_behind_what_is() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge
+    assert all(model.certificate is not None for model in there)
+    new = msgspec.structs.replace(there[0], id="new", certificate=None)
+    figures = {model.id: Figures(model.id, 0.9, 1.0, 1, 0.0) for model in there}  # this data proves nothing of them
+    figures["new"] = Figures("new", 0.9, 0.5, 1, 0.0)
+    assert in_order(there, [new], figures)[-1].id == "new"
+
+
 def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
     out = tmp_path / "next"
     found = msgspec.json.decode(
@@ -213,7 +244,8 @@ def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
     new = next(model for model in made.manifest.edge if model.id == taken)
     certificate = valid_certificate(made.manifest, new)
     assert certificate is not None
-    assert (certificate.epsilon, certificate.n) == (0.1, 179)
+    assert (certificate.epsilon, certificate.delta, certificate.n) == (0.1, 0.1, 179)
+    assert new.measured == {"accuracy": round(found["certified_accuracy"][taken], 4)}
     assert certificate.kept == by_technique["int8-weights"]["figures"]["kept"]
     assert new.provenance is not None
     assert new.provenance.technique == "int8-weights"
@@ -225,7 +257,10 @@ def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
     assert answers.inputs == read_golden(open_bundle(_DIGITS / "bundle"), old.golden.artefact).inputs
     assert made.manifest.golden.tolerance == old.golden.tolerance
     assert not [check for check in verify(out) if check.outcome == "failed"]
-    assert "exists" in _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, code=2).output
+    for more in ((), ("--force",)):  # which takes the refused, and no more
+        assert (
+            "exists; name another" in _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, *more, code=2).output
+        )
 
 
 def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path: Path) -> None:
@@ -260,3 +295,33 @@ def test_a_bundle_of_one_tier_is_refused(tmp_path: Path) -> None:
     manifest["full"] = None
     (tmp_path / "one/manifest.json").write_bytes(msgspec.json.encode(manifest))
     assert "needs edge and full model" in _run(tmp_path / "one", "--data", _HELDOUT, code=2).output
+
+
+def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(_DIGITS / "bundle", tmp_path / "some")
+    (tmp_path / "some/full.onnx").unlink()
+    assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
+
+
+def test_no_room_to_work_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, code=2).output
+    assert f"the work in {tmp_path / 'none'} failed: No such file or directory; TMPDIR names another place" in said
+
+
+def test_a_model_that_no_student_can_be_cut_from_is_compressed_all_the_same() -> None:
+    found = msgspec.json.decode(_run(_DIGITS / "bundle", "--data", _HELDOUT, "--train", 0, "-o", "json").stdout)
+    made = {one["technique"]: one for one in found["candidates"]}
+    assert made["student"]["reasons"] == ["The model has no residual block that could be dropped."]
+    assert made["fp16"]["figures"] is not None
+
+
+def test_a_candidate_takes_no_name_and_no_file_of_the_bundle() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    source = bundle.manifest.edge[0]
+    file = msgspec.structs.replace(source.artefact, file="edge-onnx-fp16.onnx")
+    other = msgspec.structs.replace(source, id="another", artefact=file)
+    more = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, edge=(*bundle.manifest.edge, other)))
+    assert free_name(bundle, source, "fp16") == "edge-onnx-fp16"
+    assert free_name(more, source, "fp16") == "edge-onnx-fp16-2"
+    assert len(free_name(bundle, msgspec.structs.replace(source, id="e" * 64), "student-static-int8")) <= 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from support.gateway import NothingToLoad, doubled, request_of
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import EngineUnavailableError, FirstlineError, LinkDownError
+from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, LinkDownError
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
@@ -31,6 +32,9 @@ from firstline_gateway.scheduling.batcher import Batcher
 FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
 MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
 SERVED = ServedModel(ModelKey("m", 1), Path(), MANIFEST, None, MANIFEST.full_digest)
+FRUGAL = replace(SERVED, key=ModelKey("n", 1))
+"""Another model that takes no energy, and memory only for itself."""
+MODEL_MIB = SERVED.memory_bytes >> 20
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -63,7 +67,13 @@ class Bench:
     """A batcher, and the dispatcher or one executor alone behind it."""
 
     def __init__(
-        self, *speeds: float, knows: bool = True, memory_mib: int = 0, energy_w: float = 0.0, rows: int = 32
+        self,
+        *speeds: float,
+        knows: bool = True,
+        memory_mib: int = 0,
+        energy_w: Sequence[float] = (),
+        rows: int = 32,
+        patience_s: float = 10.0,
     ) -> None:
         self.clock = SimulatedClock()
         self.executors = [Gains(self.clock, speed) for speed in speeds]
@@ -71,28 +81,31 @@ class Bench:
             Member(
                 str(number),
                 executor,
-                costs=lambda _, executor=executor: Costs(  # type: ignore[misc]
+                costs=lambda served, executor=executor: Costs(  # type: ignore[misc]
                     seconds={size: executor.seconds(size) for size in SIZES} if knows else {},
-                    memory_bytes={size: size << 20 for size in SIZES} if memory_mib else {},
-                    power_w=100.0 if energy_w else 0.0,
+                    memory_bytes={size: size * 1e6 for size in SIZES} if memory_mib and served is SERVED else {},
+                    power_w=100.0 if energy_w and served is SERVED else 0.0,
                 ),
                 sessions=1,
                 memory=Memory(memory_mib << 20),
-                energy=Energy(0.0 if number else energy_w),
+                energy=Energy(energy_w[number] if energy_w else 0.0),
             )
             for number, executor in enumerate(self.executors)
         ]
         for member in self.members:
             member.place(SERVED)
-        engine = Dispatcher(self.members, patience_s=10.0, clock=self.clock)
+            member.place(FRUGAL)
+        engine = Dispatcher(self.members, clock=self.clock)
         self.batcher = Batcher(
             engine if len(speeds) > 1 else self.executors[0],
             clock=self.clock,
-            bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=10.0, batch_rows=rows),
+            bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
         )
 
-    async def submit(self, value: float = 1.0, **fields: object) -> asyncio.Task[Probabilities]:
-        task = asyncio.create_task(self.batcher.submit(SERVED.key, request_of(value, **fields)))  # type: ignore[arg-type]
+    async def submit(
+        self, value: float = 1.0, served: ServedModel = SERVED, *, rows: int = 1, **fields: object
+    ) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(served.key, request_of(*[value] * rows, **fields)))  # type: ignore[arg-type]
         for _ in range(5):
             await asyncio.sleep(0)
         return task
@@ -187,14 +200,14 @@ async def test_where_all_fail_it_is_said_and_nothing_waits_for_ever() -> None:
 
 
 async def test_a_batch_is_no_larger_than_what_the_memory_allows() -> None:
-    bench = Bench(1.0, 0.9, memory_mib=int(SERVED.memory_bytes >> 20) + 5)
+    bench = Bench(1.0, 0.9, memory_mib=2 * MODEL_MIB + 5)
     tasks = [await bench.submit() for _ in range(12)]
     await bench.until(*tasks)
     assert max(max(executor.batches) for executor in bench.executors) <= 4
 
 
 async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done() -> None:
-    bench = Bench(1.0, 0.2, energy_w=1.0)
+    bench = Bench(1.0, 0.2, energy_w=(1.0, 0.0))
     bench.members[0].energy.spend(60.0, bench.clock.monotonic_s())
     tasks = [await bench.submit() for _ in range(3)]
     await bench.until(*tasks)
@@ -202,3 +215,73 @@ async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done
     await bench.clock.advance(60.0)
     await bench.until(await bench.submit())
     assert bench.executors[0].batches == [1]
+
+
+async def test_what_is_beyond_every_budget_of_energy_holds_no_other_model_up() -> None:
+    """A batch of the first takes 0.6 J, of which half a second's are not there yet; the other takes none."""
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    over = [await bench.submit() for _ in range(6)]
+    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.until(*others)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not any(task.done() for task in over)
+    await bench.until(over[0])
+    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.05)
+
+
+async def test_what_is_beyond_every_budget_of_memory_holds_no_other_model_up() -> None:
+    """Of the first a batch has room on one executor, and not while another runs; the other executor has no room."""
+    bench = Bench(1.0, 0.5, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    over = [await bench.submit() for _ in range(6)]
+    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.until(*others)
+    assert bench.clock.monotonic_s() < 0.04
+    await bench.until(*over)
+    assert bench.clock.monotonic_s() < 0.06
+
+
+async def test_what_no_budget_allows_in_its_time_is_told_at_once_and_when_to_come_back() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    waits, hurried = await bench.submit(), await bench.submit(deadline_s=0.3)
+    assert isinstance(error := hurried.exception(), BudgetExceededError)
+    assert error.retry_after_s == pytest.approx(0.5)
+    await bench.until(waits)
+    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.02)
+    for member in bench.members:
+        member.energy.spend(30.0, bench.clock.monotonic_s())
+    assert isinstance((await bench.submit()).exception(), BudgetExceededError), "it may wait for ten seconds"
+
+
+async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1)
+    bench.members[1].displace(FRUGAL.key)
+    bench.executors[0].stopped = True
+    running, over = await bench.submit(2.0, FRUGAL), await bench.submit(rows=3)
+    assert isinstance(over.exception(), BudgetExceededError)
+    assert not running.done()
+
+
+async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patience_ends() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    bench.executors[0].stopped = True
+    tasks = [await bench.submit() for _ in range(2)]
+    await bench.until(tasks[1])
+    assert isinstance(tasks[1].exception(), BudgetExceededError)
+    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
+
+
+async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[1].displace(SERVED.key)
+    for member in bench.members:
+        member.displace(FRUGAL.key)
+    running = [await bench.submit()]
+    gone = await bench.submit(2.0, FRUGAL)
+    assert isinstance(gone.exception(), EngineUnavailableError)
+    await bench.until(*running)

@@ -3,6 +3,7 @@
 One batch, from its coming to its answer
     dispatcher      chooses whom to ask first, and who is tried with a copy; models that come and go
     seats           where the next batch of a queue had best run, and whether it waits for that; pure
+    nowhere         why no executor may run a batch now, and until when; pure
     race            another one is asked where the first fails or is late; the first answer counts
     asking          one executor is asked, and something is learned from what comes back
     member          one executor: what it runs now, and what a batch there would take

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -63,15 +62,13 @@ class Asking:
 
     Attributes:
         repeated: batches that ran once more, by why: "retry" (one failed), "late" (it took too long) or "probe".
-        ended: set when a batch has ended, which frees memory.
-        on_free: called then.
+        on_free: called when a batch has ended.
     """
 
     def __init__(self, members: Sequence[Member], clock: Clock) -> None:
         self.members = members
         self.clock = clock
         self.repeated: Counter[str] = Counter()
-        self.ended = asyncio.Event()
         self.on_free: Callable[[], None] = lambda: None
         self._repeats = TokenBucket(_REPEATS_BURST)
 
@@ -108,7 +105,7 @@ class Asking:
     def cut_off(self, attempt: Attempt) -> None:
         """An attempt was given up."""
         attempt.member.cut_off(attempt.running, self.clock.monotonic_s())
-        self._free()
+        self.on_free()
 
     def note(self, attempt: Attempt, ended: Ended) -> None:
         """Learns from what came back of an attempt."""
@@ -130,10 +127,6 @@ class Asking:
             member.answered(attempt.running, now_s)
             if not was_trusted and member.standing.trusted:
                 log.info("executor answers again", executor=member.name)
-        self._free()
-
-    def _free(self) -> None:
-        self.ended.set()
         self.on_free()
 
 

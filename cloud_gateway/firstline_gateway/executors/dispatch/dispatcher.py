@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError
+from firstline_core.errors import EngineUnavailableError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, Outcome
+from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, NoSeat, Outcome
+from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Work
-from firstline_gateway.executors.dispatch.choice import choose
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.race import Race
 from firstline_gateway.executors.dispatch.seats import Look
@@ -29,7 +29,6 @@ from firstline_gateway.models.repository import ServedModel
 
 # So long a copy is waited for; then it has shown what it could.
 _PROBE_LATE, _PROBE_S = 20.0, 1.0
-_RETRY_AFTER_S = 1.0
 
 log = logger(__name__)
 
@@ -39,13 +38,11 @@ class Dispatcher:
 
     Args:
         members: at least one, each with a name of its own.
-        patience_s: how long a batch without a deadline waits for room in the budgets.
         clock: for all durations, and what deadlines are on.
     """
 
-    def __init__(self, members: Sequence[Member], *, patience_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.members = tuple(members)
-        self._patience_s = patience_s
         self._clock = clock
         self._asking = Asking(self.members, clock)
         self._copies: set[asyncio.Task[None]] = set()
@@ -60,15 +57,7 @@ class Dispatcher:
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
     def trouble(self, key: ModelKey) -> str:
-        troubles = [member.trouble(key) for member in self.members]
-        if not all(troubles):
-            return ""
-        told = [
-            f"{member.name}: {trouble}"
-            for member, trouble in zip(self.members, troubles, strict=True)
-            if member.has(key)
-        ]
-        return " ".join(told) or f"No executor has room for model '{key.name}', or may run it."
+        return nowhere.trouble(self.members, key)
 
     def report(self) -> EngineReport:
         """What all of them did: the servers behind each, and each by its name."""
@@ -144,10 +133,12 @@ class Dispatcher:
         return self._ended(self._begun(Work(key, inputs, deadlines_s), member))
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        work = Work(key, inputs, deadlines_s)
-        with self._under_way:
-            first = await self._first(work, work.rows(range(len(inputs))))
-        return await self._ended(self._begun(work, first))
+        """Runs a batch where it is done first, now."""
+        rows = Work(key, inputs, deadlines_s).rows(range(len(inputs)))
+        seat = Look(self.members, self._clock.monotonic_s(), self._run_on).seat(key, rows, rows, rows)
+        if isinstance(seat, NoSeat):
+            raise seat.error
+        return await seat.run(inputs, deadlines_s)
 
     def _begun(self, work: Work, first: Member) -> Race:
         self._asking.earn()
@@ -163,51 +154,6 @@ class Dispatcher:
         if len(failed) == len(outcomes):
             raise failed[0]
         return outcomes
-
-    async def _first(self, work: Work, rows: int) -> Member:
-        """Whom to ask first; where a batch is within nobody's budget, that takes until it is.
-
-        Raises:
-            EngineUnavailableError: nobody who has the model is there.
-            BudgetExceededError: it would take too long.
-        """
-        key, began_s = work.key, self._clock.monotonic_s()
-        until_s = max(began_s + self._patience_s if each is None else each for each in work.deadlines_s)
-        while True:
-            now_s = self._clock.monotonic_s()
-            there = [member for member in self.members if not member.trouble(key)]
-            if not there:
-                raise EngineUnavailableError(
-                    f"No executor that runs model '{key.name}' answers; send the request again later. "
-                    f"{self.trouble(key)}",
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-            candidates = [member.candidate(key, rows, now_s) for member in there]
-            if (found := choose(candidates)) is not None:
-                return found.name
-            waits_s = [
-                each.name.energy.wait_s(each.energy_j, now_s)
-                for each in candidates
-                if each.name.memory.fits(each.memory_bytes)
-            ]
-            soonest_s = min(waits_s, default=until_s - now_s)
-            if not waits_s or now_s + soonest_s > until_s:
-                raise BudgetExceededError(
-                    f"A batch of model '{key.name}' is beyond the memory or energy that the executors may take now; "
-                    "come back later.",
-                    retry_after_s=soonest_s,
-                )
-            await self._ended_within(max(soonest_s, 0.001) if soonest_s else until_s - now_s)
-
-    async def _ended_within(self, seconds: float) -> None:
-        """Waits until a batch has ended, which frees memory; no longer than that."""
-        ended = self._asking.ended
-        ended.clear()
-        timer = self._clock.call_at(self._clock.monotonic_s() + seconds, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            timer.cancel()
 
     # Copies, so that what gets no work is known all the same.
 

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome
 from firstline_gateway.executors.base import Seat as AnySeat
+from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
 
@@ -74,8 +75,10 @@ class Look:
         self._run = run
         self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
 
-    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | None:
+    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
         there = [member for member in self._members if not member.trouble(key)]
+        if not there:
+            return nowhere.away(self._members, key)
         sizes: dict[Member, int] = {}
         candidates = []
         for member in there:
@@ -84,12 +87,13 @@ class Look:
                 sizes[member], candidate = found
                 candidates.append(candidate)
         best = choose(candidates)
-        if best is None or not best.name.usable:
-            return None
+        if best is None:
+            return nowhere.over_budget([self._candidate(member, key, least_rows) for member in there], key, self._now_s)
         most = sizes[best.name]
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
-        if best.name.room(len(self._held_s[best.name]), ahead=is_full):
+        # Whoever is left alone is asked where nobody else is there, once at a time.
+        if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
             return self._seat(best.name, key, most)
         others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]

@@ -1,0 +1,41 @@
+"""One point, measured where something is missing."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from support.bundles import variant_bundle
+
+from firstline_core.profile import child
+from firstline_core.profile.child import Job
+from firstline_core.profile.profile import Key
+
+
+def job(bundle_path: Path) -> Job:
+    model = variant_bundle(bundle_path, "small").manifest.edge[0]
+    return Job(str(bundle_path), Key("small", model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1)
+
+
+def test_without_room_for_a_trace_all_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = job(tmp_path / "bundle")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    point = child.measure(wanted)
+    assert point.operators == () and "absent" in point.operators_absent
+    assert point.query.count >= 5
+
+
+def test_a_bundle_that_is_gone_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = job(tmp_path / "bundle")
+    (tmp_path / "bundle" / "manifest.json").unlink()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(wanted))))
+    monkeypatch.setattr(child, "give_way", lambda: None)
+    assert child.main() == 1
+    said = capsys.readouterr()
+    assert "manifest.json" in said.err and len(said.err.splitlines()) == 1 and said.out == ""
