@@ -11,8 +11,11 @@ from typing import Annotated
 
 import typer
 
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, percent, print_json, print_table, progress, size, table, warn
 from firstline.cli.paths import BundleArgument, require_bundle
+from firstline.cli.rollout_options import Where
 from firstline.workbench.compress.compression import Compression, compress, promise_of, source_of
 from firstline.workbench.compress.distilling import require_training
 from firstline.workbench.compress.judge import Figures
@@ -25,8 +28,6 @@ from firstline.workbench.placing import refuse_existing
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.profile import Profile
-from firstline_core.profile.reading import read_profile
 from firstline_core.profile.words import DISTURBED
 from firstline_core.routing.certificate import check_share
 from firstline_core.runtime.select import RuntimeOptions
@@ -46,13 +47,14 @@ def compress_command(
         typer.Option("--of", help="Model by id. Default: the first edge variant in fp32, else the full model."),
     ] = "",
     for_: Annotated[
-        Path | None,
+        str,
         typer.Option(
             "--for",
             metavar="PROFILE",
-            help="Profile of the machine that will run it: latency and energy are that one's. Default: this machine.",
+            help="Of the machine that will run it: latency and energy are that one's. A file; or kept by the gateway: "
+            "MACHINE (its latest of this bundle), BUNDLE/VERSION/MACHINE. Default: this machine.",
         ),
-    ] = None,
+    ] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Take this many images, spread evenly.")] = None,
     max_loss_points: Annotated[
         float, typer.Option(min=0, max=100, help="Points of accuracy that a candidate may lose.")
@@ -91,6 +93,9 @@ def compress_command(
         Path | None, typer.Option(help="Where the next version goes, if a candidate is taken; none is written without.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
@@ -116,7 +121,7 @@ def compress_command(
     lesson = Lesson(keep, depth, start, epochs=train or 0, threads=threads)
     if start:
         lesson = replace(lesson, rate=STARTED_RATE)
-    profile = _profile(for_) if for_ is not None else None
+    profile = profile_named(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
     with _work_folder() as folder, progress("Compressing") as told:
         found = compress(
@@ -165,15 +170,6 @@ def _work_folder() -> Iterator[Path]:
             f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
             "place for it."
         ) from error
-
-
-def _profile(path: Path) -> Profile:
-    found = read_profile(path)
-    if found is None:
-        raise ConfigError(
-            f"There is no profile at {path}; firstline profile makes one here, edge-agent profile one of a device."
-        )
-    return found
 
 
 def _json(found: Compression, taken: list[str], version: int | None) -> dict[str, object]:

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
+from firstline.cli.named_profile import profile_in
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
 from firstline.cli.when import date
-from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.profile.reading import read_profile
 from firstline_core.profile.words import profile_lines
 from firstline_core.quantities import counted
 
@@ -34,12 +33,7 @@ def push(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Have the gateway keep a profile, in the place of the one before of that bundle, version and machine."""
-    try:
-        profile = read_profile(file)
-    except ProtocolError as error:
-        raise ConfigError(error.message) from error
-    if profile is None:
-        raise ConfigError(f"{file} is not there; `firstline profile BUNDLE` measures, and says what it has written.")
+    profile = profile_in(file)
     with fleet_at(gateway, key_file, ca) as fleet:
         kept = fleet.profiles.put(profile)
     if output is Output.JSON:

@@ -9,13 +9,14 @@ import msgspec
 import typer
 
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.named_profile import profile_in
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.paths import require_bundle
 from firstline.cli.profile_on import bundle_named, cancel_on, profile_on, refuse_said
 from firstline.cli.rollout_options import Where
 from firstline.workbench.pareto import check_picture, draw_profiles
 from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import ProfileAsked
 from firstline_core.names import Name
 from firstline_core.profile.front import accuracies
@@ -28,8 +29,7 @@ from firstline_core.profile.measure import (
     measure_profile,
     profile_path,
 )
-from firstline_core.profile.profile import Profile, encode
-from firstline_core.profile.reading import read_profile
+from firstline_core.profile.profile import encode
 from firstline_core.profile.words import profile_lines
 from firstline_core.runtime.select import CPU
 
@@ -106,7 +106,7 @@ def profile_command(
         check_picture(draw)  # before the models run for a minute
     elif beside:
         raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
-    others = [_other(path) for path in beside or ()]
+    others = [profile_in(path) for path in beside or ()]
     wanted = Wanted(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
@@ -138,16 +138,6 @@ def profile_command(
             typer.echo(f"Drawn: {draw}")
     if not found.points:
         raise typer.Exit(1)
-
-
-def _other(path: Path) -> Profile:
-    try:
-        found = read_profile(path)
-    except ProtocolError as error:
-        raise ConfigError(error.message) from error
-    if found is None:
-        raise ConfigError(f"--beside {path}: there is no such file.")
-    return found
 
 
 def _named(machine: str) -> str:

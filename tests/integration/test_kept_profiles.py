@@ -17,6 +17,8 @@ from support.profiles import profile
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.cli.named_profile import profile_named
+from firstline.cli.rollout_options import Where
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
 from firstline_core.profile.profile import decode, encode
 from firstline_gateway.gateway import Gateway
@@ -59,9 +61,12 @@ async def keeper(site: Site) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
+    return await run(site, "model", "profile", *arguments, code=code)
+
+
+async def run(site: Site, *arguments: str | Path, code: int = 0) -> Result:
     environment = {"FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.key}
-    command = ["model", "profile", *map(str, arguments)]
-    result = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    result = await asyncio.to_thread(CliRunner().invoke, app, list(map(str, arguments)), env=environment)
     assert result.exit_code == code, result.output
     return result
 
@@ -141,6 +146,43 @@ async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: 
 
 
 async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path) -> None:
-    assert "is not there" in (await said(site, "push", tmp_path / "none.json", code=2)).output
+    assert "There is no profile at" in (await said(site, "push", tmp_path / "none.json", code=2)).output
     (tmp_path / "other.json").write_text("{}")
     assert "is no profile" in (await said(site, "push", tmp_path / "other.json", code=2)).output
+
+
+@pytest.mark.parametrize("named", ["bench", "digits/2/bench"])
+async def test_compress_takes_a_profile_that_the_gateway_keeps(
+    site: Site, keeper: httpx.AsyncClient, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest of a machine, or the one that is named; a folder that has the machine's name is no file."""
+    for version in (1, 2):
+        made = encode(profile(1.0, version=version))
+        assert (await keeper.put(profile_path("digits", version, "bench"), content=made)).is_success
+    (tmp_path / "bench").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIRSTLINE_TOKEN", site.key)
+    refused = await run(site, "compress", DIGITS, "--data", DIGITS.parent / "heldout", "--for", named, code=2)
+    assert "The profile is of 'bench', which is not this machine" in " ".join(refused.output.split())
+    found = await asyncio.to_thread(profile_named, named, "digits", Where(site.url, "", None))
+    assert found == profile(1.0, version=2)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("bench", "The gateway keeps no profile of digits on bench"),
+        ("digits/3/bench", "Nobody has stored a profile of digits version 3 on bench"),
+        ("digits/bench", "'digits/bench' is no file, and no profile that a gateway could keep"),
+        ("digits/0/bench", "is no file, and no profile"),
+        ("a b", "'a b' is no file"),
+        ("bench.json", "There is no profile at bench.json"),
+    ],
+)
+async def test_a_profile_that_nobody_keeps_is_said_in_a_sentence(site: Site, named: str, says: str) -> None:
+    command = ("compress", DIGITS, "--data", DIGITS.parent / "heldout", "--for", named)
+    refused = await run(site, *command, code=1 if "stored" in says else 2)
+    assert says in " ".join(refused.output.split())
+    if "keeps" in says:
+        alone = await run(site, *command, "--gateway", "", code=2)
+        assert "no gateway is named that may keep such a profile" in " ".join(alone.output.split())

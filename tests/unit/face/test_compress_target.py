@@ -163,4 +163,4 @@ def test_candidates_that_ran_on_the_target_are_judged_by_its_figures(tmp_path: P
 def test_a_profile_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert "There is no profile at" in _run(*_ARGUMENTS, "--for", tmp_path / "none.json", code=2).output
     (tmp_path / "bad.json").write_text("{")
-    assert "is no profile" in _run(*_ARGUMENTS, "--for", tmp_path / "bad.json", code=1).output
+    assert "is no profile" in _run(*_ARGUMENTS, "--for", tmp_path / "bad.json", code=2).output

@@ -99,7 +99,7 @@ def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_p
         (["--draw", "front.gif"], "let its name end with .svg or .png"),
         (["--draw", "front.svg"], "no accuracy of a model"),
         (["--beside", "other.json"], "say --draw FILE too"),
-        (["--draw", "front.svg", "--beside", "missing.json"], "there is no such file"),
+        (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(folder: Path, options: list[str], said: str) -> None:

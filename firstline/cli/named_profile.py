@@ -1,0 +1,85 @@
+"""A profile that a command line names: a file, or one that a gateway keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from firstline.cli.fleet_options import fleet_at
+from firstline.cli.rollout_options import Where
+from firstline.profiles import Profiles
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.names import Name
+from firstline_core.profile.profile import Profile
+from firstline_core.profile.reading import read_profile
+
+
+def profile_in(file: Path) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        found = read_profile(file)
+    except ProtocolError as error:
+        raise ConfigError(error.message) from error
+    if found is None:
+        raise ConfigError(
+            f"There is no profile at {file}; firstline profile makes one here, edge-agent profile one of a device."
+        )
+    return found
+
+
+def profile_named(said: str, bundle: str, where: Where) -> Profile:
+    """A file's, else one that the gateway keeps.
+
+    Args:
+        said: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
+        bundle: its name.
+        where: the gateway that is asked if there is no such file.
+
+    Raises:
+        ConfigError: there is no such file, and no gateway is asked, or it keeps none.
+        FirstlineError: what the gateway said.
+    """
+    file = Path(said)
+    parts = said.split("/")
+    if (file.exists() and not file.is_dir()) or file.suffix == ".json":
+        return profile_in(file)
+    if len(parts) not in (1, 3) or not all(map(_is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
+        raise ConfigError(
+            f"{said[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
+            "BUNDLE/VERSION/MACHINE."
+        )
+    if not where.gateway:
+        raise ConfigError(
+            f"There is no file {said}, and no gateway is named that may keep such a profile; name one with --gateway."
+        )
+    with fleet_at(*where) as fleet:
+        if len(parts) == 3:
+            return fleet.profiles.get(parts[0], int(parts[1]), parts[2])
+        return _latest(fleet.profiles, bundle, said)
+
+
+def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
+    kept = max(profiles.all(bundle, machine), key=lambda one: one.kept_s, default=None)
+    if kept is None:
+        raise ConfigError(
+            f"The gateway keeps no profile of {bundle} on {machine}: `firstline profile {bundle} --on {machine}` has a "
+            f"device measure it, `firstline model profile ls {bundle}` shows those that are there."
+        )
+    return profiles.get(kept.bundle, kept.version, kept.machine)
+
+
+def _is_name(text: str) -> bool:
+    try:
+        msgspec.convert(text, Name)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= len(text) <= 15 and int(text) > 0
