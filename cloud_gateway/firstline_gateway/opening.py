@@ -14,7 +14,9 @@ from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.models.folder import load_full, load_repository
+from firstline_gateway.profiles.priors import priors_in
 from firstline_gateway.settings.settings import Settings
+from firstline_gateway.store.database import open_database
 
 log = logger(__name__)
 
@@ -36,7 +38,10 @@ def open_gateway(settings: Settings) -> Gateway:
     )
     had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
     load = partial(load_full, options=options) if here else None
-    gateway = Gateway(settings, repository, open_engine(settings, repository, options), load=load)
+    if settings.executors:
+        open_database(settings.store).close()  # so that it has its schema when it is asked for profiles
+    engine = open_engine(settings, repository, options, priors_in(settings.store))
+    gateway = Gateway(settings, repository, engine, load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.profiles import beside, costs_of, read
+from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor, open_transports
@@ -33,8 +33,16 @@ from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
 log = logger(__name__)
 
 
-def open_engine(settings: Settings, repository: Repository, options: RuntimeOptions) -> Executor:
+def open_engine(
+    settings: Settings, repository: Repository, options: RuntimeOptions, priors: Priors = no_priors
+) -> Executor:
     """The engine for the models of a repository, which is loaded where `settings.loads_here` says so.
+
+    Args:
+        settings: the gateway's.
+        repository: the models.
+        options: how they run here.
+        priors: what is kept of a model on this hardware, where its bundle brings nothing.
 
     Raises:
         ConfigError: what the engine's settings name is no good.
@@ -49,7 +57,7 @@ def open_engine(settings: Settings, repository: Repository, options: RuntimeOpti
         if found.engine == "local" and taken:
             load = partial(load_full, options=RuntimeOptions(providers=found.providers or settings.execution.providers))
         taken = taken or found.engine == "local"
-        members.append(_open_member(settings, name, repository, options, load))
+        members.append(_open_member(settings, name, repository, options, load=load, priors=priors))
     return Dispatcher(members)
 
 
@@ -58,7 +66,9 @@ def _open_member(
     name: str,
     repository: Repository,
     options: RuntimeOptions,
+    *,
     load: Callable[[ServedModel], LoadedModel] | None,
+    priors: Priors,
 ) -> Member:
     """One of several executors, with the models that it may run and has room for, newest first."""
 
@@ -86,7 +96,9 @@ def _open_member(
     member = Member(
         name,
         _open_one(settings, found, placed, options),
-        costs=lambda served: costs_of([*_beside(served, found), *profiles], served.digest, provider, found.power_w),
+        costs=lambda served: costs_of(
+            [*_profiled(served, found, priors), *profiles], served.digest, provider, found.power_w
+        ),
         sessions=(found.sessions or settings.sessions) if found.engine == "local" else found.sessions,
         memory=memory,
         energy=Energy(found.energy_budget_w),
@@ -94,15 +106,20 @@ def _open_member(
         load=load,
     )
     for served in placed:
-        member.place(served)
+        member.place(served, member.costs(served))
     return member
 
 
-def _beside(served: ServedModel, found: ExecutorOf) -> list[Profile]:
-    """A bundle's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
+def _profiled(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Profile]:
+    """A model's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
     if found.engine != "local":
         return []
-    return beside(served.path, served.manifest.name, lambda: described(Tree(Path("/")), served.path).fingerprint)
+    return of_this_machine(served.path, served.manifest.name, served.digest, _fingerprint, priors)
+
+
+@cache
+def _fingerprint() -> str:
+    return described(Tree(Path("/")), Path("/")).fingerprint
 
 
 def _open_one(

@@ -4,6 +4,7 @@ Profiles
     tables          where they are kept
     records         in the store, within a caller's transaction
     profiles        what devices and people ask of them
+    priors          what they say of this gateway's own hardware
 
 Requests
     requests        devices are asked to measure

@@ -6,10 +6,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, select, tuple_
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
+from firstline_core.protocol.enrolment import device_principal
 from firstline_gateway.profiles.tables import PROFILES
 from firstline_gateway.store import statements
 
 _C = PROFILES.c
+_LOOKED_AT = 64
+"""Profiles of one bundle on machines of one fingerprint, the latest: another model's digest ends the search there."""
 
 Place = tuple[str, int, str]
 """Bundle, version and machine."""
@@ -25,9 +28,10 @@ def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
         "by": entry.by,
         "entry": msgspec.json.encode(entry).decode(),
         "content": content,
+        "fingerprint": entry.fingerprint,
     }
     added = statements.insert(connection, PROFILES).values(values)
-    replaced = {name: values[name] for name in ("kept_s", "by", "entry", "content")}
+    replaced = {name: values[name] for name in ("kept_s", "by", "entry", "content", "fingerprint")}
     connection.execute(added.on_conflict_do_update(index_elements=["bundle", "version", "machine"], set_=replaced))
     mine = (_C.bundle == entry.bundle, _C.machine == entry.machine)
     others = select(_C.version).where(*mine, _C.version != entry.version).order_by(_C.kept_s.desc(), _C.version.desc())
@@ -39,6 +43,17 @@ def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | N
     """One profile; None where there is none."""
     row = connection.execute(select(_C.entry, _C.content).where(*_at(place))).first()
     return (_entry(row.entry), row.content) if row is not None else None
+
+
+def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
+    """The latest profile that a person brought of a machine of this fingerprint, and in which the model ran."""
+    theirs = (_C.bundle == bundle, _C.fingerprint == fingerprint, ~_C.by.startswith(device_principal("")))
+    found = select(_C.version, _C.machine, _C.entry).where(*theirs).order_by(_C.kept_s.desc()).limit(_LOOKED_AT)
+    for row in connection.execute(found).all():
+        if model_digest in _entry(row.entry).models:
+            here = _at((bundle, row.version, row.machine))
+            return connection.execute(select(_C.content).where(*here)).scalar_one_or_none()
+    return None
 
 
 def page(

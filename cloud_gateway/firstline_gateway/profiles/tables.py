@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, LargeBinary, String, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, String, Table, Text
 
 from firstline_gateway.store.schema import METADATA
 
@@ -16,4 +16,6 @@ PROFILES = Table(
     Column("by", String(128), nullable=False),
     Column("entry", Text, nullable=False),
     Column("content", LargeBinary, nullable=False),
+    Column("fingerprint", String(64), nullable=False, server_default=""),  # of `entry`
+    Index(None, "bundle", "fingerprint"),
 )

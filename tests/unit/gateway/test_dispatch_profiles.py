@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.gateway import DIGITS
 
+from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.fleet.profiles import entry_of
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
 from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.profiles import beside, costs_of, read
+from firstline_gateway.executors.dispatch.profiles import beside, costs_of, of_this_machine, read
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.profiles import records
+from firstline_gateway.profiles.priors import priors_in
+from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.database import open_database
 
 DIGEST = "a" * 64
 CPU = "CPUExecutionProvider"
@@ -102,6 +115,55 @@ def test_of_the_profiles_that_lie_with_a_bundle_those_of_this_machine_count(tmp_
         assert beside(bundle, "m", lambda: "f" * 64) == [mine]
         assert beside(bundle, "m", lambda: "d" * 64) == []
     assert beside(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
+
+
+def test_what_is_kept_elsewhere_is_asked_for_models_of_which_the_bundle_brings_nothing(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    brought, kept = profile(point(1, 0.01, 50, Absent("no"))), profile(point(1, 0.02, 50, Absent("no")))
+    (tmp_path / "profiles" / "m@board.json").write_bytes(encode(brought))
+    asked = list[tuple[str, str, str]]()
+
+    def priors(*about: str) -> list[Profile]:
+        asked.append(about)  # type: ignore[arg-type]
+        return [kept]
+
+    def found(digest: str) -> list[Profile]:
+        return of_this_machine(tmp_path, "m", digest, lambda: "f" * 64, priors)
+
+    assert found(DIGEST) == [brought]
+    assert asked == []
+    assert found("b" * 64) == [kept]
+    assert asked == [("m", "b" * 64, "f" * 64)]
+
+
+async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_path: Path) -> None:
+    store = Store(url=f"sqlite:///{tmp_path / 'gateway.db'}")
+    full = open_bundle(DIGITS).manifest.full
+    assert full is not None
+    here = described(Tree(Path("/")), Path("/")).fingerprint
+    made = msgspec.structs.replace(
+        profile(point(1, 7.0, 50, Absent("no"), model_digest=full.digest)), bundle="digits", fingerprint=here
+    )
+    with closing(open_database(store)) as database, database.begin() as connection:
+        entry = entry_of(made, encode(made), "0" * 64, by="application:ops", now_s=0.0)
+        records.put(connection, entry, encode(made))
+    overrides = {
+        "models.directory": str(DIGITS.parent),
+        "store.url": store.url,
+        "identity.directory": str(tmp_path / "identity"),
+        "executors": {"here": {"engine": "local", "sessions": 1}},
+    }
+    gateway = open_gateway(load(None, environ={}, overrides=overrides))
+    assert isinstance(gateway._executor, Dispatcher)
+    (member,) = gateway._executor.members
+    (key,) = member.keys
+    assert member.seconds(key, 1) == pytest.approx(7.0)
+    await gateway.close()
+
+
+def test_a_store_that_is_away_leaves_no_prior(tmp_path: Path) -> None:
+    (tmp_path / "damaged.db").write_bytes(b"no database" * 1000)
+    assert priors_in(Store(url=f"sqlite:///{tmp_path / 'damaged.db'}"))("digits", DIGEST, "f" * 64) == []
 
 
 def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_takes_no_time() -> None:

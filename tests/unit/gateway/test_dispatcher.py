@@ -109,7 +109,7 @@ class Site:
             for name, executor in self.executors.items()
         }
         for member in self.members.values():
-            member.place(SERVED)
+            member.place(SERVED, member.costs(SERVED))
         self.dispatcher = Dispatcher(list(self.members.values()), clock=self.clock)
         self.late: list[float] = []
 

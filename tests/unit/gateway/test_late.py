@@ -93,8 +93,8 @@ class Bench:
             for number, executor in enumerate(self.executors)
         ]
         for member in self.members:
-            member.place(SERVED)
-            member.place(FRUGAL)
+            member.place(SERVED, member.costs(SERVED))
+            member.place(FRUGAL, member.costs(FRUGAL))
         engine = Dispatcher(self.members, clock=self.clock)
         self.batcher = Batcher(
             engine if len(speeds) > 1 else self.executors[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from support.profiles import profile
@@ -87,6 +88,35 @@ def test_what_a_device_said_goes_with_it(database: Database) -> None:
         ("press", "device:press"),
         ("cam", "application:ops"),
     ]
+
+
+def test_of_this_hardware_the_latest_counts_that_a_person_brought_and_that_has_the_model(database: Database) -> None:
+    put(database, 1.0, kept_s=1.0)
+    put(database, 2.0, machine="twin", kept_s=2.0)
+    put(database, 3.0, machine="cam", kept_s=3.0, by="device:cam")  # its word would steer this gateway's work
+
+    def found(bundle: str = "digits", digest: str = "a" * 64, fingerprint: str = "f" * 16) -> bytes | None:
+        with database.reading() as connection:
+            return records.of_hardware(connection, bundle, digest, fingerprint)
+
+    assert found() == encode(profile(2.0, machine="twin"))
+    assert found("words") is found(digest="b" * 64) is found(fingerprint="e" * 16) is None
+
+
+def test_profiles_of_before_are_found_by_their_hardware(store_settings: Store) -> None:
+    before = connect(store_settings)
+    content = encode(profile(1.0))
+    entry = entry_of(profile(1.0), content, "0" * 64, by="application:ops", now_s=0.0)
+    with before.begin() as connection:
+        migrate(connection, "0011")
+        said = {"content": content, "entry": msgspec.json.encode(entry).decode()}
+        connection.execute(
+            text("INSERT INTO profiles VALUES ('digits', 1, 'bench', 0, 'application:ops', :entry, :content)"), said
+        )
+    upgrade(before)
+    with before.reading() as connection:
+        assert records.of_hardware(connection, "digits", "a" * 64, "f" * 16) == content
+    before.close()
 
 
 def test_a_store_of_before_keeps_what_it_had(store_settings: Store) -> None:

@@ -210,8 +210,9 @@ class Dispatcher:
                     continue
             else:
                 mine, taken = served, taken or member is self._here
+            costs = await asyncio.to_thread(member.costs, mine)
             await member.executor.put(mine)
-            member.place(mine)
+            member.place(mine, costs)
         if served.loaded is not None and not taken:
             served.loaded.close()
 

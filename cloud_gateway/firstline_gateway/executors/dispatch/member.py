@@ -101,10 +101,13 @@ class Member:
 
     # Which models it runs.
 
-    def place(self, served: ServedModel) -> None:
-        """It runs a model from now on; `memory` has room for it."""
+    def costs(self, served: ServedModel) -> Costs:
+        """What a model costs there; looks at files, and may ask a store."""
+        return self._costs(served)
+
+    def place(self, served: ServedModel, costs: Costs) -> None:
+        """It runs a model from now on, at these costs; `memory` has room for it."""
         self.displace(served.key)
-        costs = self._costs(served)
         measured = self.executor.measured(served.key) if isinstance(self.executor, InProcess) else {}
         self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes())
         self.memory.models_bytes += served.memory_bytes

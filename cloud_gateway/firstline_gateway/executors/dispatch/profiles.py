@@ -12,7 +12,15 @@ from firstline_core.profile.reading import brought, holding
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.dispatch.costs import Costs
 
+Priors = Callable[[str, str, str], list[profile.Profile]]
+"""What somebody keeps of a bundle's name, a model's digest and a machine's fingerprint: one or none. It may block."""
+
 log = logger(__name__)
+
+
+def no_priors(_bundle: str, _model_digest: str, _fingerprint: str) -> list[profile.Profile]:
+    """Where nobody keeps any."""
+    return []
 
 
 def read(files: tuple[str, ...]) -> list[profile.Profile]:
@@ -48,6 +56,24 @@ def beside(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[prof
     for file, fault in damaged.items():
         log.warning("profile left out", path=str(file), error=fault)
     return [found] if found is not None else []
+
+
+def of_this_machine(
+    bundle: Path, name: str, model_digest: str, fingerprint: Callable[[], str], priors: Priors
+) -> list[profile.Profile]:
+    """The profile that a bundle brings of this machine; where the model is in none of that, what is kept elsewhere.
+
+    Args:
+        bundle: its folder.
+        name: of the bundle.
+        model_digest: `Model.digest`.
+        fingerprint: see `beside`.
+        priors: what is kept elsewhere.
+    """
+    brought_ = beside(bundle, name, fingerprint)
+    if any(point.key.model_digest == model_digest for one in brought_ for point in one.points):
+        return brought_
+    return priors(name, model_digest, fingerprint())
 
 
 def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, power_w: float) -> Costs:

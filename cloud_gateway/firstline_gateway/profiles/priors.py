@@ -1,0 +1,33 @@
+"""What models cost on this gateway's hardware, as the store has it, for whoever is about to run them.
+
+Only what people brought counts: a device's word about a machine that is not its own would steer this gateway's work.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from firstline_core.errors import ProtocolError, StoreUnavailableError
+from firstline_core.profile.profile import Profile, decode
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.executors.dispatch.profiles import Priors
+from firstline_gateway.profiles import records
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.database import connect
+
+log = logger(__name__)
+
+
+def priors_in(store: Store) -> Priors:
+    """Asks a store of this version's schema whenever a model is put to work; it holds no connection meanwhile."""
+
+    def found(bundle: str, model_digest: str, fingerprint: str) -> list[Profile]:
+        try:
+            with closing(connect(store)) as database, database.reading() as connection:
+                content = records.of_hardware(connection, bundle, model_digest, fingerprint)
+            return [decode(content, f"The stored profile of {bundle}")] if content is not None else []
+        except (StoreUnavailableError, ProtocolError) as error:
+            log.warning("no profile taken from the store", bundle=bundle, error=error.message)
+            return []
+
+    return found
