@@ -106,27 +106,19 @@ def adapting_of(settings: EdgeSettings) -> Adapting | None:
     if not section.enabled:
         return None
     from firstline_core.adaptation.controller import Patience
-    from firstline_core.adaptation.guards import Limits
     from firstline_core.hardware.readings import measured
     from firstline_core.hardware.sensors.memory import memory
     from firstline_core.hardware.tree import Tree
+    from firstline_edge.adaptation.limits import limits_of
     from firstline_edge.adaptation.loading import Adapting
 
     tree = Tree(Path(settings.hardware.root))
-    limits = Limits(
-        heat_c=settings.costs.heat_limit_c,
-        heat_margin_c=section.heat_margin_c,
-        memory_reserve_bytes=section.memory_reserve_bytes,
-        battery_empty=section.battery_empty,
-        battery_full=section.battery_full,
-    )
     patience = Patience(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
-    # Of runs on several cores nobody knows how busy each one is.
-    joules_per_core_s = settings.costs.joules_per_core_second if settings.models.threads == 1 else 0.0
     return Adapting(
-        limits,
+        limits_of(settings),
         patience,
         section.variants_limit,
         lambda: measured(memory(tree).available_bytes),
-        joules_per_core_s,
+        settings.costs.joules_per_core_second,
+        one_core=settings.models.threads == 1,
     )

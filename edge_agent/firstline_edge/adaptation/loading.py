@@ -14,6 +14,7 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, known, measured
+from firstline_core.profile.need import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.variants import Sources, Variants
@@ -22,8 +23,6 @@ from firstline_edge.models.held import HeldModel
 
 log = logger(__name__)
 
-# While ONNX Runtime loads a model, its file, what is parsed of it and the weights as they are used are all there.
-_LOADING_COPIES = 3
 _LOADING = 1.5  # times what a model keeps, its buffers included
 
 
@@ -34,7 +33,8 @@ class Adapting(Struct, frozen=True, eq=False):
         limits, patience: of each controller.
         variants_limit: held of a bundle, at most.
         left_bytes: memory that is left now; None where nobody knows.
-        joules_per_core_s: as the owner states it, for one core a run; 0 for not at all.
+        joules_per_core_s: as the owner states it; 0 for not at all.
+        one_core: a run keeps one core busy, so that its time tells what it takes; of several only a profile knows.
     """
 
     limits: Limits
@@ -42,6 +42,7 @@ class Adapting(Struct, frozen=True, eq=False):
     variants_limit: int
     left_bytes: Callable[[], float | None]
     joules_per_core_s: float = 0.0
+    one_core: bool = True
 
 
 def laddered(
@@ -68,7 +69,7 @@ def laddered(
     edges = {first.loaded.model.id: first}
     listed = list(bundle.manifest.edge)
     for model in listed[listed.index(first.loaded.model) + 1 :]:  # those before it do not load, which was told
-        left_bytes, needed_bytes = adapting.left_bytes(), _needed_bytes(model, profile)
+        left_bytes, needed_bytes = adapting.left_bytes(), loading_bytes(model, profile)
         if left_bytes is not None and left_bytes < adapting.limits.memory_reserve_bytes + needed_bytes:
             log.warning("no memory for another variant", model=bundle.manifest.name, variant=model.id)
             continue
@@ -79,7 +80,7 @@ def laddered(
             continue
     certified = any(edge.certificate is not None for edge in edges.values())
     found = {
-        variant: _rung(edge, adapting.joules_per_core_s)
+        variant: _rung(edge, adapting)
         for variant, edge in edges.items()
         if edge.certificate is not None or not certified
     }
@@ -100,20 +101,21 @@ def laddered(
     return variants.standing
 
 
-def _rung(edge: EdgeModel, joules_per_core_s: float) -> tuple[Rung, Sources]:
-    """As a profile has it, else as loading it showed; its energy as stated, where nothing measured it."""
+def _rung(edge: EdgeModel, adapting: Adapting) -> tuple[Rung, Sources]:
+    """As a profile has it, else as loading it showed; its energy as stated here, where nothing measured it."""
     model, certificate, point = edge.loaded.model, edge.certificate, edge.profiled
     merit = certificate.kept if certificate is not None else model.measured.get("accuracy", 0.0)
     energy = point.energy_mj if point is not None else Absent("its bundle was not profiled here")
-    if isinstance(energy, Absent) and joules_per_core_s and math.isfinite(edge.row_ms):
-        energy = Modelled(edge.row_ms * joules_per_core_s, "stated costs")
+    busy_ms = point.processor_ms if point is not None else edge.row_ms if adapting.one_core else math.inf
+    if not isinstance(energy, Measured) and adapting.joules_per_core_s and math.isfinite(busy_ms):
+        energy = Modelled(busy_ms * adapting.joules_per_core_s, "stated costs")
     peak_bytes = measured(point.peak_memory_bytes) if point is not None else None
-    loading_bytes = max(_LOADING_COPIES * _files_bytes(model), int(_LOADING * edge.memory_bytes))
+    loaded_bytes = max(LOADING_COPIES * files_bytes(model), int(_LOADING * edge.memory_bytes))
     rung = Rung(
         model.id,
         edge.row_ms,
         energy_mj=known(energy),
-        memory_bytes=loading_bytes if peak_bytes is None else int(peak_bytes),
+        memory_bytes=loaded_bytes if peak_bytes is None else int(peak_bytes),
         merit=merit,
     )
     said: Sources = {
@@ -124,18 +126,6 @@ def _rung(edge: EdgeModel, joules_per_core_s: float) -> tuple[Rung, Sources]:
     return rung, said
 
 
-def _needed_bytes(model: Model, profile: Profile | None) -> float:
-    """That loading it takes, at least: the peak that was measured, else by its files."""
-    points = profile.points if profile is not None else ()
-    own = (point for point in points if point.key.model_digest == model.digest and point.key.of_one_row)
-    peaks = (measured(point.peak_memory_bytes) for point in own)
-    return max((peak for peak in peaks if peak is not None), default=_LOADING_COPIES * _files_bytes(model))
-
-
 def _limited(rungs: Sequence[Rung], limit: int) -> tuple[Rung, ...]:
     """The best ones and the cheapest."""
     return tuple(rungs) if len(rungs) <= limit else (*rungs[: limit - 1], rungs[-1])
-
-
-def _files_bytes(model: Model) -> int:
-    return sum(artefact.size_bytes for artefact in model.artefacts)

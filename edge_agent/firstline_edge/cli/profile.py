@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,11 +13,15 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.front import accuracies
-from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Wanted, measure_profile
+from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, May, Wanted, measure_profile
+from firstline_core.profile.need import Need
 from firstline_core.profile.words import profile_lines
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK
+from firstline_edge.hardware.room import sensors_of
 from firstline_edge.models.loading import bundle_paths
+from firstline_edge.profiling.gate import LOOK_S, bounds_of
+from firstline_edge.profiling.yielding import cause_to_wait, never
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
@@ -44,7 +49,8 @@ def command(arguments: argparse.Namespace) -> int:
         root=Path(settings.hardware.root),
     )
     path = device_profile_path(settings.state_dir, bundle.manifest.name)
-    found = measure_profile(bundle, path, wanted, progress=_progress)
+    may = (lambda needed: "") if arguments.alone else _waiting(settings)
+    found = measure_profile(bundle, path, wanted, progress=_progress, may=may)
     if arguments.output == "json":
         say_json(msgspec.to_builtins(found))
     else:
@@ -66,6 +72,27 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
         names = ", ".join(sorted({found[0] for found, _ in there})) or "none"
         raise ConfigError(f"'{said}' is no folder of a bundle, and no model of models.directories, which has: {names}.")
     return open_bundle(max(fitting)[1])
+
+
+def _waiting(settings: EdgeSettings) -> May:
+    """Waits while the device is too hot, too empty or short of memory, and says so; an agent here yields by itself."""
+    sensors, bounds = sensors_of(settings), bounds_of(settings)
+
+    def may(needed: Need) -> str:
+        waits_for = ""
+        while True:
+            now = sensors.read(time.monotonic())
+            if why_not := never(now, needed, bounds.limits):
+                return why_not
+            cause = cause_to_wait(now, 0.0, needed, bounds, waits_for)
+            if cause is None:
+                return ""
+            if cause.kind != waits_for:
+                waits_for = cause.kind
+                print(f"{cause.sentence} --alone does not wait.", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(LOOK_S)
+
+    return may
 
 
 def _progress(done: int, total: int, what: str) -> None:

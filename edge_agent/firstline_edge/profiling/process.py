@@ -1,6 +1,8 @@
 """The process that measures a bundle beside the requests: it gives way to everybody, and ends first where memory ends.
 
 python -m firstline_edge.profiling.process      reads an `Order` as JSON on stdin, writes `Told` on stdout, a line each
+
+Before each point it says what that needs, and reads a line: "" to measure it, else why it is left out, as JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.need import Need
 
 LIMIT_BYTES = 64 * 1024
 
@@ -47,9 +51,11 @@ class Told(Struct, frozen=True):
 
     Attributes:
         done: points, of `total`.
+        needs: what the next one needs: an answer is waited for; None where it tells how far it is, and no more.
         measured: points that the profile has in the end; None before.
         refused: why one of them could not be measured, likewise.
         problem: why nothing more comes, in a sentence; "" while all goes well.
+        waits: why the next point is not measured yet, in a sentence; the agent adds it.
     """
 
     done: int = 0
@@ -57,6 +63,8 @@ class Told(Struct, frozen=True):
     measured: int | None = None
     refused: str = ""
     problem: str = ""
+    needs: Need | None = None
+    waits: str = ""
 
 
 def main() -> int:
@@ -64,7 +72,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     give_way()
     _end_first()
-    order = msgspec.json.decode(sys.stdin.buffer.read(LIMIT_BYTES), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT_BYTES), type=Order)
+    at = Told()
+
+    def progress(done: int, total: int, _: str) -> None:
+        nonlocal at
+        at = Told(done, total)
+        _tell(at)
+
+    def may(needed: Need) -> str:
+        _tell(replace(at, needs=needed))
+        if not (line := sys.stdin.buffer.readline(LIMIT_BYTES)):
+            sys.exit(1)  # nobody is there who could say
+        return msgspec.json.decode(line, type=str)
+
     try:
         bundle = open_bundle(Path(order.bundle))
         wanted = Wanted(
@@ -84,7 +105,8 @@ def main() -> int:
             Path(order.path),
             wanted,
             machine=order.machine,
-            progress=lambda done, total, _: _tell(Told(done, total)),
+            progress=progress,
+            may=may,
         )
     except FirstlineError as error:
         _tell(Told(problem=error.message))

@@ -22,7 +22,6 @@ from firstline_core.profile.reading import read_profile
 from firstline_core.telemetry.logs import logger
 from firstline_core.waiting import first_of
 from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
-from firstline_edge.profiling.measuring import measured
 from firstline_edge.profiling.process import Order, Told
 
 log = logger(__name__)
@@ -45,8 +44,8 @@ class Profiler:
         upload: has the gateway keep a profile.
         clock: the agent's.
         rng: jitter.
-        changed: told whenever a request stands otherwise.
         measure: runs it.
+        changed: told whenever a request stands otherwise.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class Profiler:
         *,
         clock: Clock,
         rng: random.Random,
+        measure: Measure,
         changed: Callable[[], None] = lambda: None,
-        measure: Measure = measured,
     ) -> None:
         self._path = path
         self._order = order
@@ -130,6 +129,8 @@ class Profiler:
             nonlocal told_s
             if said.done and asked.id not in self._ledger.begun:
                 await self._keep(self._ledger.noted(self._entry(asked), begun=True))
+            if said.waits != self._entry(asked).message:
+                await self._note(asked, _S.MEASURING, message=said.waits)
             now_s = self._clock.monotonic_s()
             if not self._entry(asked).total or now_s - told_s >= _TELL_S:
                 told_s = now_s

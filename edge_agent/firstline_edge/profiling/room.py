@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from firstline_core.fleet.profiling import DesiredProfile
 from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S
 from firstline_core.profile.profile import Profile, encode
 from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.profiling.gate import Gate, bounds_of
+from firstline_edge.profiling.measuring import measured
 from firstline_edge.profiling.process import Order
 from firstline_edge.profiling.profiler import Profiler
 from firstline_edge.settings.settings import EdgeSettings
@@ -56,7 +59,9 @@ def open_profiler(
         assert http is not None  # noqa: S101 (else nothing was measured)
         await http.send(own_profile_path(profile.bundle, profile.version), encode(profile))
 
-    return Profiler(path, order, upload, clock=clock, rng=rng, changed=changed)
+    gate = Gate(lambda: parts.hardware.sampler.latest, bounds_of(settings), clock)
+    measure = partial(measured, gate=gate)
+    return Profiler(path, order, upload, clock=clock, rng=rng, measure=measure, changed=changed)
 
 
 def order_of(settings: EdgeSettings, parts: Parts, asked: DesiredProfile, *, has_http: bool) -> Order:

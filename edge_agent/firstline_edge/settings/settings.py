@@ -315,6 +315,8 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Seconds that a new model, or a new configuration, answers requests before it stays."""
     profiling: bool = True
     """Measure bundles that are here beside the requests, where the fleet asks for it; see docs/profiles.md."""
+    profiling_battery: Share = 0.5
+    """Charge (0 to 1) below which nothing is measured for the fleet, where no power comes in; 0 measures always."""
     locked: tuple[str, ...] = ()
     """Settings that no configuration of the fleet changes: sections or keys, such as "policy" or "audit.per_hour"."""
 

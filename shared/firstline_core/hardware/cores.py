@@ -58,18 +58,24 @@ def processor(tree: Tree) -> Processor:
     flags = set(matched[1].split()) if (matched := _FLAGS.search(cpuinfo)) is not None else set()
     model = name_of(matched[1]) if (matched := _MODEL.search(cpuinfo)) is not None else _parts(cpuinfo)
     cores = _online(tree)
-    quota = control_group.cpu_quota(tree)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") and str(tree.root) == "/" else cores
     rated = [reading.value for reading in frequencies(tree).rated_hz.values() if isinstance(reading, Measured)]
     return Processor(
         model,
         platform.machine(),
         cores,
-        min(float(allowed or cores), quota.value) if isinstance(quota, Measured) else float(allowed or cores),
+        usable_cores(tree)[0],
         tuple(dict.fromkeys(name for flag, name in _INSTRUCTION_SETS.items() if flag in flags)),
         max(rated, default=None),
         _last_cache_bytes(tree),
     )
+
+
+def usable_cores(tree: Tree) -> tuple[float, bool]:
+    """Cores that this process may use, as a fraction, and whether it is a group's quota that says so."""
+    cores, quota = _online(tree), control_group.cpu_quota(tree)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") and str(tree.root) == "/" else cores
+    own = float(allowed or cores)
+    return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
 
 
 def _parts(cpuinfo: str) -> str:

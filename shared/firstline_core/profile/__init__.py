@@ -4,6 +4,7 @@ profile         the document: points, their scenarios, what they were measured o
 distribution    a sample of durations in two hundred numbers
 reading         from files: a named one, and the one that holds on a machine
 measure         which points there are; each by a process, written down one by one
+need            what the machine has to have for a point
 child           one point, in that process: the scenarios, memory, energy, operators
 own_process     memory and waiting of that process
 scenarios       how queries come, after MLPerf

@@ -23,6 +23,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
+from firstline_core.profile.need import Need, need
 from firstline_core.profile.profile import POINTS, Condition, Key, Point, Profile, Refused, encode
 from firstline_core.profile.reading import FOLDER, read_profile
 from firstline_core.profile.throttled import held_back
@@ -42,6 +43,8 @@ _HEAT_S = 3600.0
 _REASON_CHARACTERS = 500
 
 Progress = Callable[[int, int, str], None]
+May = Callable[[Need], str]
+"""Returns once a point may be measured, with ""; or why it never may, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def measure_profile(
     *,
     machine: str = "",
     progress: Progress = lambda done, total, what: None,
+    may: May = lambda needed: "",
 ) -> Profile:
     """Measures what is not known yet, and writes the profile after each point: ended early, it goes on from there.
 
@@ -137,6 +141,7 @@ def measure_profile(
         wanted: what to measure.
         machine: its name; "" for the host's.
         progress: told how many points are done, of how many, and which is next.
+        may: asked before each point.
 
     Raises:
         ConfigError: see `keys`; or the profile cannot be written.
@@ -159,21 +164,23 @@ def measure_profile(
     for done, key in enumerate(left):
         condition = "" if key.condition == "warm" else f", {key.condition}"
         progress(done, len(left), f"{key.variant}, threads {key.threads}, batch {key.batch}{condition}")
-        measured = in_child(
-            Job(
-                str(bundle.path),
-                key,
-                seconds,
-                wanted.joules_per_core_s,
-                str(wanted.root),
-                wanted.alone,
-                beside=_beside(bundle.manifest, key, all_keys),
-                share=wanted.throttled_share if key.condition == "emulated" else 1.0,
-                heat_s=wanted.sustained_s if key.condition == "sustained" else 0.0,
-            )
+        model = next(one for one in bundle.manifest.models if one.id == key.variant)
+        job = Job(
+            str(bundle.path),
+            key,
+            seconds,
+            wanted.joules_per_core_s,
+            str(wanted.root),
+            wanted.alone,
+            beside=_beside(bundle.manifest, key, all_keys),
+            share=wanted.throttled_share if key.condition == "emulated" else 1.0,
+            heat_s=wanted.sustained_s if key.condition == "sustained" else 0.0,
         )
+        why_not = may(need(key, model, found, hardware.processor.usable_cores))
+        measured = Refused(key, model.runtime, why_not[:_REASON_CHARACTERS]) if why_not else in_child(job)
         refused = tuple(one for one in found.refused if one.key != key)
         if isinstance(measured, Point):
+            measured = replace(measured, heat_limit_s=job.heat_s)
             found = replace(found, points=(*found.points, measured), refused=refused)
         else:
             found = replace(found, refused=(*refused, measured))
@@ -186,9 +193,13 @@ def measure_profile(
 
 
 def _is_stale(point: Point, wanted: Wanted) -> bool:
-    """It is wanted anew, or of another share of processor time."""
-    emulated = point.key.condition == "emulated"
-    return wanted.anew or (emulated and point.processor_share != wanted.throttled_share)
+    """It is wanted anew, of another share of processor time, or after another time of full load."""
+    if point.key.condition == "emulated":
+        return wanted.anew or point.processor_share != wanted.throttled_share
+    if point.key.condition == "sustained" and point.heat_limit_s != wanted.sustained_s:
+        # Where heat had settled before either limit, the other one would have changed nothing.
+        return wanted.anew or point.heated_s >= min(point.heat_limit_s, wanted.sustained_s)
+    return wanted.anew
 
 
 def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:

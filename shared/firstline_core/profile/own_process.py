@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_core.hardware.readings import Absent, Measured, Reading
+from firstline_core.hardware.sensors.memory import memory
+from firstline_core.hardware.tree import Tree
 
 _ROOM = 4.0
 """Times its file that has to be free before a model is loaded beside."""
+_SPARE_BYTES = 128 << 20
+"""That stays free beside: twice what an agent keeps back where nobody says otherwise."""
 
 
 def reset_peak() -> int | None:
@@ -43,10 +47,7 @@ def waited_s() -> float:
         return 0.0
 
 
-def has_room(size_bytes: int) -> bool:
-    """Whether a model with a file of that size may be loaded beside what is there."""
-    try:
-        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-        return int(free.split()[1]) * 1024 >= _ROOM * size_bytes
-    except (OSError, ValueError, IndexError, StopIteration):
-        return False
+def has_room(size_bytes: int, tree: Tree | None = None) -> bool:
+    """Whether a model with a file of that size may be loaded beside what is there: in the machine, and in its group."""
+    left = memory(tree or Tree()).available_bytes
+    return isinstance(left, Measured) and left.value >= _ROOM * size_bytes + _SPARE_BYTES

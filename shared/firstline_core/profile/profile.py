@@ -156,6 +156,7 @@ class Point(Struct, frozen=True):
         energy_mj: a query back to back takes, in millijoules.
         processor_share: of the time for which an emulated point's process ran; 1 elsewhere.
         heated_s: for which every core was busy before a sustained point was measured; 0 elsewhere.
+        heat_limit_s: for which it might have been at most; less is enough where heat has settled. 0 likewise.
         seconds: that it took to measure all this.
         waited_share: of them, in which the measuring thread waited for a core that others had: near 0, or the times
             tell of the machine's other work.
@@ -180,6 +181,7 @@ class Point(Struct, frozen=True):
     switched: Distribution | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
+    heat_limit_s: Amount = 0.0
     seconds: Amount = 0.0
     waited_share: Amount = 0.0
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.bundles import variant_bundle
 
 from firstline_core.errors import ConfigError
@@ -16,6 +17,8 @@ from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.profile.front import front
 from firstline_core.profile.measure import Wanted, keys, measure_profile
+from firstline_core.profile.need import Need
+from firstline_core.profile.profile import Profile, encode
 from firstline_core.profile.throttled import heat, held_back, settled
 from firstline_core.profile.words import profile_lines
 
@@ -71,6 +74,37 @@ def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> No
     warm, hot = measure_profile(bundle, tmp_path / "p.json", wanted).points
     assert (warm.heated_s, hot.key.condition) == (0.0, "sustained")
     assert hot.heated_s >= 0.2  # nothing there measures heat: all of the time
+
+
+def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_before(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path)
+    path = tmp_path / "p.json"
+
+    def again(found: Profile, sustained_s: float) -> list[str]:
+        path.write_bytes(encode(found))
+        asked: list[str] = []
+
+        def may(needed: Need) -> str:
+            asked.append(needed.point)
+            return "Not now."
+
+        measure_profile(
+            bundle,
+            path,
+            dataclasses.replace(wanted, sustained_s=sustained_s),
+            may=may,
+        )
+        return asked
+
+    found = measure_profile(bundle, path, wanted)
+    assert found.points[1].heat_limit_s == 0.2
+    assert again(found, 0.2) == []
+    (hot,) = again(found, 60.0)
+    assert "sustained" in hot
+    settled_early = replace(found.points[1], heated_s=30.0, heat_limit_s=600.0)
+    assert again(replace(found, points=(found.points[0], settled_early)), 60.0) == []
+    assert again(replace(found, points=(found.points[0], settled_early)), 20.0) == [hot]
 
 
 def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_path: Path) -> None:

@@ -114,3 +114,16 @@ async def test_without_a_profile_energy_is_as_stated_and_the_rest_as_loading_sho
     async with EdgeAgent(settings(tmp_path)) as agent:
         large = rungs(agent)["large"]
     assert large["energy_mj"] is None and large["from"]["energy_mj"] is None
+
+
+async def test_costs_that_are_stated_here_count_before_those_of_when_it_was_profiled(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    energy_mj = (Modelled(30.0, "stated"), Modelled(20.0, "stated"), Measured(1.0, "/rapl"))
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
+    async with EdgeAgent(settings(tmp_path, costs__joules_per_core_second=4.0)) as agent:
+        found = rungs(agent)
+    # A core for 3 and for 2 ms, as the profile has it; what was measured stays.
+    assert [rung["energy_mj"] for rung in found.values()] == [12.0, 8.0, 1.0]
+    assert [rung["from"]["energy_mj"] for rung in found.values()] == ["stated", "stated", "profile"]
+    async with EdgeAgent(settings(tmp_path)) as agent:
+        assert rungs(agent)["large"]["energy_mj"] == 30.0

@@ -15,11 +15,14 @@ from support.profiles import profile
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
 from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ
 from firstline_core.profile.profile import Profile, encode
+from firstline_edge.profiling.gate import Gate
 from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
 from firstline_edge.profiling.measuring import measured
 from firstline_edge.profiling.process import Order, Told
 from firstline_edge.profiling.profiler import Profiler
+from firstline_edge.profiling.yielding import Bounds
 
 ONE, TWO = DesiredProfile("1", "one"), DesiredProfile("2", "two", anew=True)
 
@@ -30,6 +33,7 @@ class Device:
     Attributes:
         points: that each bundle has; of a bundle with none, measuring waits until it is ended.
         refusals: what the gateway says to the next uploads.
+        waits: why measuring waits, until `goes_on`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,6 +44,8 @@ class Device:
         self.measured: list[Order] = []
         self.stored: list[Profile] = []
         self.changes = 0
+        self.waits: list[str] = []
+        self.goes_on = asyncio.Event()
         self.profiler = self.start()
 
     def start(self) -> Profiler:
@@ -86,6 +92,9 @@ class Device:
         self.measured.append(order)
         path = Path(order.path)
         points = self.points[path.stem]
+        for why in self.waits:
+            await told(Told(0, len(points), waits=why))
+            await self.goes_on.wait()
         if not points:
             await told(Told(1, 2))
             await asyncio.Event().wait()
@@ -199,6 +208,21 @@ async def test_progress_is_told_now_and_then_and_not_for_each_point(device: Devi
     assert device.changes < 10
 
 
+async def test_why_it_waits_is_told_and_is_gone_when_it_goes_on(device: Device) -> None:
+    device.waits = ["Measuring waits for the device to cool."]
+    device.profiler.desire((ONE,))
+    async with device.running():
+
+        async def told() -> bool:
+            (entry,) = device.profiler.progress()
+            return (entry.state, entry.message) == (MEASURING, "Measuring waits for the device to cool.")
+
+        await until(told)
+        device.goes_on.set()
+        await device.is_so(one=DONE)
+    assert device.profiler.progress()[0].message == ""
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
 async def test_a_ledger_that_is_damaged_begins_again(device: Device, damage: bytes) -> None:
     path = device.folder / "fleet" / "profiling"
@@ -218,5 +242,6 @@ async def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path, bundle: str) 
     async def told(said: Told) -> None:
         assert said.problem
 
+    gate = Gate(lambda: NOTHING_READ, Bounds(), SimulatedClock())
     with pytest.raises(ConfigError, match="cannot be read"):
-        await measured(order, told)
+        await measured(order, told, gate)

@@ -1,0 +1,257 @@
+"""Measuring does no harm: it waits for heat, battery, memory and requests, says why, and goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.agent import edge_settings, until
+from support.bundles import variant_bundle
+
+from firstline_core.adaptation.guards import Limits
+from firstline_core.clock import SimulatedClock
+from firstline_core.hardware.readings import Absent, Measured, Modelled
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.profile.need import Need
+from firstline_core.profile.reading import read_profile
+from firstline_core.runtime.select import CPU
+from firstline_edge.profiling.gate import Gate, bounds_of
+from firstline_edge.profiling.measuring import measured
+from firstline_edge.profiling.process import Order, Told
+from firstline_edge.profiling.yielding import Bounds, Cause, cause_to_end, cause_to_wait, never
+
+MB = 1 << 20
+LIMITS = Limits(heat_c=80, heat_margin_c=4, memory_reserve_bytes=64 * MB)
+BOUNDS = Bounds(LIMITS, battery=0.5, cores=4.0)
+NEED = Need("small", memory_bytes=20 * MB, cores=1.0)
+COOL = Snapshot(
+    temperature_c={"soc": Measured(50, "/t")},
+    battery_share=Measured(0.9, "/b"),
+    powered=Measured(0, "/p"),
+    memory_total_bytes=Measured(1000 * MB, "/m"),
+    memory_available_bytes=Measured(500 * MB, "/m"),
+    queue_items=Measured(0, "/q"),
+)
+
+
+def now(**readings: Any) -> Snapshot:
+    return replace(COOL, **readings)
+
+
+def hot(celsius: float) -> Snapshot:
+    return now(temperature_c={"soc": Measured(celsius, "/t")})
+
+
+def charged(share: float, powered: float = 0) -> Snapshot:
+    return now(battery_share=Measured(share, "/b"), powered=Measured(powered, "/p"))
+
+
+def free(mib: float) -> Snapshot:
+    return now(memory_available_bytes=Measured(mib * MB, "/m"))
+
+
+def kind(snapshot: Snapshot, busy: float = 0.0, need: Need = NEED, waits: str = "", bounds: Bounds = BOUNDS) -> str:
+    cause = cause_to_wait(snapshot, busy, need, bounds, waits)
+    return "" if cause is None else cause.kind
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "waits", "expected"),
+    [
+        (COOL, "", ""),
+        (hot(71), "", ""),
+        (hot(72), "", "heat"),  # a second margin below the guard that would have the variants step down
+        (hot(71), "heat", "heat"),  # on it goes where that is over for good
+        (hot(67), "heat", ""),
+        (now(throttling={"under_voltage": Measured(1, "/u")}), "", "heat"),
+        (now(throttling={"under_voltage": Measured(0, "/u")}), "", ""),
+        (charged(0.49), "", "battery"),
+        (charged(0.5), "", ""),
+        (charged(0.5), "battery", "battery"),
+        (charged(0.55), "battery", ""),
+        (charged(0.05, powered=1), "battery", ""),
+        (free(101), "", ""),  # 64 kept back, a quarter of that beside, 20 needed
+        (free(99), "", "memory"),
+        (now(memory_stalled_share=Measured(0.2, "/psi")), "", "memory"),
+        (now(queue_items=Measured(1, "/q")), "", "requests"),
+    ],
+)
+def test_a_point_begins_where_everything_has_room_to_spare(snapshot: Snapshot, waits: str, expected: str) -> None:
+    assert kind(snapshot, waits=waits) == expected
+
+
+def test_what_nobody_measures_keeps_nothing_from_being_measured() -> None:
+    assert kind(NOTHING_READ) == ""
+    assert kind(now(battery_share=Modelled(0.1, "stated"), temperature_c={"soc": Absent("none")})) == ""
+
+
+def test_requests_come_first() -> None:
+    assert kind(COOL, busy=2.0) == ""
+    assert kind(COOL, busy=2.1) == "requests"
+    assert kind(COOL, busy=1.5, waits="requests") == "requests"
+    assert kind(COOL, busy=0.9, waits="requests") == ""
+
+
+def test_within_a_groups_quota_what_is_measured_leaves_requests_their_cores() -> None:
+    # Where the group has used it up the kernel stops all of it, whatever its priority.
+    quota = Bounds(LIMITS, cores=1.5, shared_quota=True)
+    assert kind(COOL, busy=0.4, bounds=quota) == ""
+    assert kind(COOL, busy=0.6, bounds=quota) == "requests"
+    one = Bounds(LIMITS, cores=1.0, shared_quota=True)
+    assert kind(COOL, busy=0.04, bounds=one) == ""
+    assert kind(COOL, busy=0.2, bounds=one) == "requests"
+
+
+def test_what_is_measured_hot_does_not_wait_to_cool() -> None:
+    heated = replace(NEED, heats=True)
+    assert kind(hot(79), need=heated) == ""
+    assert cause_to_end(hot(85), heated, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [(hot(75), ""), (hot(76), "heat"), (free(65), ""), (free(63), "memory"), (NOTHING_READ, "")],
+)
+def test_a_point_ends_where_the_variants_would_have_to_step_down(snapshot: Snapshot, expected: str) -> None:
+    cause = cause_to_end(snapshot, NEED, LIMITS)
+    assert (cause.kind if cause is not None else "") == expected
+
+
+def test_what_the_device_can_never_hold_is_not_waited_for() -> None:
+    assert never(COOL, NEED, LIMITS) == ""
+    large = replace(NEED, memory_bytes=950 * MB)
+    assert (
+        never(COOL, large, LIMITS)
+        == "It needs 1080 MB of memory with what is kept back; the device has 1049 MB in all."
+    )
+    assert never(NOTHING_READ, large, LIMITS) == ""
+
+
+class Device:
+    """What a gate looks at."""
+
+    def __init__(self) -> None:
+        self.now = COOL
+        self.used_s = 0.0
+        self.clock = SimulatedClock()
+        self.said: list[str] = []
+        self.gate = Gate(lambda: self.now, BOUNDS, self.clock, lambda: self.used_s)
+
+    async def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    async def asleep(self) -> None:
+        async def so() -> bool:
+            return self.clock.sleepers > 0
+
+        await until(so)
+
+
+async def test_it_says_why_it_waits_once_and_goes_on_by_itself() -> None:
+    device = Device()
+    device.now = hot(74)
+    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    await device.asleep()
+    for _ in range(6):
+        await device.clock.advance(5)
+    assert device.said == ["Measuring waits for the device to cool: it is at 74 C, and on it goes below 68 C."]
+    device.now = charged(0.3)
+    await device.clock.advance(5)
+    assert "the battery has 30 %" in device.said[-1]
+    assert not opens.done()
+    device.now = COOL
+    await device.clock.advance(5)
+    assert await opens == ""
+    assert len(device.said) == 3 and device.said[-1] == ""
+
+
+async def test_a_short_wait_is_told_to_nobody() -> None:
+    device = Device()
+    device.now = free(10)
+    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    await device.asleep()
+    device.now = COOL
+    await device.clock.advance(5)
+    assert await opens == ""
+    assert device.said == []
+
+
+async def test_the_agents_own_work_is_what_requests_take() -> None:
+    device = Device()
+    await device.clock.advance(10)
+    device.used_s = 30.0  # three of four cores
+    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    await device.asleep()
+    assert not opens.done()
+    await device.clock.advance(5)  # and none since
+    assert await opens == ""
+
+
+def test_bounds_are_the_settings(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path, fleet__profiling_battery=0.7, costs__heat_limit_c=70.0)
+    bounds = bounds_of(settings)
+    assert (bounds.battery, bounds.limits.heat_c) == (0.7, 70.0)
+    assert bounds.cores > 0
+
+
+class Refusing:
+    """A gate that has a point end as often as it is told to."""
+
+    def __init__(self, ends: int) -> None:
+        self.ends = ends
+        self.asked: list[str] = []
+
+    async def opens(self, needed: Need, say: Any) -> str:
+        self.asked.append(needed.point)
+        return ""
+
+    async def shuts(self, needed: Need) -> Cause:
+        if self.ends == 0:
+            await asyncio.Event().wait()
+        self.ends -= 1
+        return Cause("memory", "memory became short")
+
+
+@pytest.mark.parametrize(
+    ("ends", "asked", "points"),
+    [(1, ["small", "small", "full"], ["small", "full"]), (3, ["small", "small", "small", "full"], ["full"])],
+)
+async def test_a_point_that_has_to_end_is_measured_later_or_left_out(
+    tmp_path: Path, ends: int, asked: list[str], points: list[str]
+) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    path = tmp_path / "p.json"
+    order = Order(str(bundle.path), str(path), "cam", (CPU,), (1,), (1,), 0.3, False, 0.0, "/")
+    gate = Refusing(ends)
+
+    async def told(said: Told) -> None: ...
+
+    await measured(order, told, gate)
+    found = read_profile(path)
+    assert found is not None
+    assert [point.partition(",")[0] for point in gate.asked] == asked
+    assert [point.key.variant for point in found.points] == points
+    reasons = [one.reason for one in found.refused]
+    assert reasons == ([] if "small" in points else ["It was ended 3 times: memory became short."])
+
+
+async def test_the_process_ends_where_nobody_answers_it(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle", "small")
+    order = Order(str(bundle.path), str(tmp_path / "p.json"), "cam", (CPU,), (1,), (1,), 0.3, False, 0.0, "/")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "firstline_edge.profiling.process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await child.communicate(msgspec.json.encode(order) + b"\n")
+    assert child.returncode == 1
+    assert [json.loads(line).get("needs") is not None for line in said.splitlines()][-1]
+    assert read_profile(tmp_path / "p.json") is None
