@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
@@ -68,6 +69,17 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers, root.level = handlers, level
     for logger, before in levels.items():
         logger.setLevel(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_public_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test asks a server of the world; to read all of its authorities takes each HTTP client 20 ms."""
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")
+    kept = tmp_path_factory.mktemp("authorities") / "one.pem"
+    kept.write_text(f"{first}{end}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(kept))
+        yield
 
 
 @pytest.fixture
