@@ -124,11 +124,22 @@ def postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """The settings of an empty store; the test runs once on each database."""
+    """The settings of a store with today's schema and nothing in it; the test runs once on each database."""
     from support.databases import SQLITE, sqlite_store
 
     if request.param == SQLITE:
         return sqlite_store(tmp_path)
+    running: PostgreSql = request.getfixturevalue("postgresql")
+    return running.new_store()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """The settings of a store without a schema; likewise."""
+    from support.databases import SQLITE, empty_sqlite_store
+
+    if request.param == SQLITE:
+        return empty_sqlite_store(tmp_path)
     running: PostgreSql = request.getfixturevalue("postgresql")
     return Store(url=running.new_database())
 
