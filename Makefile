@@ -62,6 +62,8 @@ help: ## list these targets
 demo: .venv/demo.stamp ## install, then run the whole line on this machine, link cut included
 	@$(BIN)/firstline demo $(DEMO_ARGS)
 
+# Whom pytest starts reads what another has compiled: Firstline's own modules, and pytest's rewritten plugins.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check mosquitto postgres kubectl node chromium .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 

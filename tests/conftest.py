@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
 from hypothesis import settings
 from support.broker import Broker, find_mosquitto
@@ -70,6 +71,17 @@ def _logging_as_it_was() -> Iterator[None]:
         logger.setLevel(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_public_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test asks a server of the world; to read all of its authorities takes each HTTP client 20 ms."""
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")
+    kept = tmp_path_factory.mktemp("authorities") / "one.pem"
+    kept.write_text(f"{first}{end}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(kept))
+        yield
+
+
 @pytest.fixture
 def start_mosquitto(tmp_path: Path) -> Iterator[BrokerStarter]:
     """A function that starts a `Broker` (its arguments but the folder) and stops it after the test."""
@@ -112,11 +124,22 @@ def postgresql(postgresql_installed: None) -> Iterator[PostgreSql]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """The settings of an empty store; the test runs once on each database."""
+    """The settings of a store with today's schema and nothing in it; the test runs once on each database."""
     from support.databases import SQLITE, sqlite_store
 
     if request.param == SQLITE:
         return sqlite_store(tmp_path)
+    running: PostgreSql = request.getfixturevalue("postgresql")
+    return running.new_store()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """The settings of a store without a schema; likewise."""
+    from support.databases import SQLITE, empty_sqlite_store
+
+    if request.param == SQLITE:
+        return empty_sqlite_store(tmp_path)
     running: PostgreSql = request.getfixturevalue("postgresql")
     return Store(url=running.new_database())
 

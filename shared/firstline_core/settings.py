@@ -11,6 +11,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,9 +159,15 @@ def _line(text: str, path: list[str]) -> str:
     return ""
 
 
+@cache
+def _described(cls: type[msgspec.Struct]) -> msgspec.inspect.Type:
+    """By msgspec, which takes milliseconds."""
+    return msgspec.inspect.type_info(cls)
+
+
 def _type_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
     """Descriptions, by msgspec, of what may stand at `path`: several for a union, none where nothing may."""
-    found = _alternatives(msgspec.inspect.type_info(cls))
+    found = _alternatives(_described(cls))
     for part in path:
         inner = []
         for info in found:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,15 +92,16 @@ class Nursery:
 
 
 @asynccontextmanager
-async def nursery(module: str, folder: Path) -> AsyncIterator[Nursery]:
+async def nursery(module: str, folder: Path, constants: Mapping[str, float] | None = None) -> AsyncIterator[Nursery]:
     """A process that has imported a tier, and forks it on demand.
 
     Args:
         module: "firstline_edge" or "firstline_gateway".
         folder: for what its children say.
+        constants: of the tier's modules, such as "firstline_gateway.jobs.runner._LEASE_S", and their values there.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chaos.nursery", module),
+        *(sys.executable, "-m", "chaos.nursery", module, json.dumps(dict(constants or {}))),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
@@ -112,9 +113,13 @@ async def nursery(module: str, folder: Path) -> AsyncIterator[Nursery]:
         await process.wait()
 
 
-def _serve(module: str) -> None:
+def _serve(module: str, constants: Mapping[str, float]) -> None:
     for name in (f"{module}.__main__", *_IMPORTED[module]):
         importlib.import_module(name)
+    for name, value in constants.items():
+        home, _, constant = name.rpartition(".")
+        getattr(sys.modules[home], constant)  # one that is not there is no constant
+        setattr(sys.modules[home], constant, value)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
     for line in sys.stdin:
         order = json.loads(line)
@@ -146,4 +151,4 @@ def _be(module: str, order: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], json.loads(sys.argv[2]))

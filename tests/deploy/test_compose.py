@@ -11,7 +11,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -45,8 +44,10 @@ def mounts(service: str) -> dict[str, str]:
 
 
 def test_the_file_follows_the_compose_specification() -> None:
+    from jsonschema import Draft201909Validator  # two seconds, which every process of pytest would take to collect
+
     schema = json.loads((Path(__file__).parent / "compose_spec.json").read_text())
-    jsonschema.Draft201909Validator(schema).validate(COMPOSE)
+    Draft201909Validator(schema).validate(COMPOSE)
 
 
 @pytest.mark.parametrize("service", SERVICES)

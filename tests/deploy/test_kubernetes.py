@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from support.needs import program
@@ -50,8 +49,10 @@ SETTINGS: Settings = load(FOLDER / "gateway.toml", environ={})
 
 
 def validate(manifest: dict[str, Any]) -> None:
+    from jsonschema import Draft7Validator  # two seconds, which every process of pytest would take to collect
+
     wanted = {"$ref": f"#/definitions/{KINDS[manifest['kind']]}", "definitions": SCHEMA["definitions"]}
-    jsonschema.Draft7Validator(wanted).validate(manifest)
+    Draft7Validator(wanted).validate(manifest)
 
 
 @pytest.mark.parametrize("what", FOLDERS)
@@ -63,9 +64,11 @@ def test_each_is_what_kubernetes_describes(what: str) -> None:
 
 
 def test_a_misspelt_key_is_found() -> None:
+    from jsonschema import ValidationError
+
     wrong = json.loads(json.dumps(DEPLOYMENT))
     wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
-    with pytest.raises(jsonschema.ValidationError, match="readynessProbe"):
+    with pytest.raises(ValidationError, match="readynessProbe"):
         validate(wrong)
 
 

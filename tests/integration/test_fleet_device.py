@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings, until
 from support.broker import Broker
+from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.images import encode
 from support.keys import create_key
@@ -63,7 +64,7 @@ class Fleet:
 async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
     overrides: dict[str, Any] = {
         "models.directory": str(DIGITS.parent),
-        "store.url": f"sqlite:///{tmp_path / 'gateway.db'}",
+        "store.url": sqlite_store(tmp_path).url,
         "identity.directory": str(tmp_path / "identity"),
         "execution.sessions": 1,
     }

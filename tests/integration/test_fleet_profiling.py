@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from support.agent import edge_settings, until
 from support.broker import Broker
 from support.bundles import variant_bundle
+from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 from support.profiles import profile
@@ -89,7 +90,7 @@ class Site:
 async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True) -> AsyncIterator[Site]:
     overrides: dict[str, Any] = {
         "models.directory": str(DIGITS.parent),
-        "store.url": f"sqlite:///{folder / 'gateway.db'}",
+        "store.url": sqlite_store(folder).url,
         "identity.directory": str(folder / "identity"),
         "execution.sessions": 1,
     }

@@ -18,7 +18,7 @@ import uvloop
 from support import tls_site
 from support.behind import Behind, Site, site_in
 from support.bundles import write_manifest
-from support.databases import sqlite_store
+from support.databases import sqlite_store, sqlite_store_in
 from support.gateway import DIGITS, serving
 from support.keys import create_key
 from support.pictures import Load, ask, expected, picture, said
@@ -45,7 +45,7 @@ async def near(site: Site, *urls: str, **overrides: object) -> AsyncIterator[htt
     known: dict[str, object] = {
         "auth.mode": "off",
         "models.directory": str(models),
-        "store.url": f"sqlite:///{folder / 'near.db'}",
+        "store.url": sqlite_store_in(folder / "near.db").url,
         "execution.engine": "oip",
         "oip.endpoints": list(urls),
         "oip.token_file": str(folder / "token"),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.behind import COMMAND, Behind, Site, site_in
 from support.bundles import model, write_manifest
+from support.databases import sqlite_store_in
 from support.gateway import serving
 from support.onnx_models import laborious
 
@@ -49,7 +50,7 @@ async def near(site: Site, far: Behind, bundle: Path) -> AsyncIterator[httpx.Asy
     overrides: dict[str, object] = {
         "auth.mode": "off",
         "models.directory": str(bundle),
-        "store.url": f"sqlite:///{site.folder / 'near.db'}",
+        "store.url": sqlite_store_in(site.folder / "near.db").url,
         "oip.token_file": str(site.folder / "token"),
         "executors": {
             "here": {"engine": "local", "sessions": 1},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.databases import sqlite_store
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet import counting
-from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
 DEVICES = count()
@@ -39,7 +39,7 @@ def reports_of(steps: list[tuple[int, int, bool]]) -> tuple[list[Telemetry], dic
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    found = open_database(Store(url=f"sqlite:///{tmp_path_factory.mktemp('fleet') / 'store.db'}"))
+    found = open_database(sqlite_store(tmp_path_factory.mktemp("fleet")))
     yield found
     found.close()
 
@@ -66,7 +66,7 @@ def test_totals_survive_restarts_repeats_and_losses(
 
 
 def test_a_late_report_changes_nothing(tmp_path: Path) -> None:
-    database = open_database(Store(url=f"sqlite:///{tmp_path / 'store.db'}"))
+    database = open_database(sqlite_store(tmp_path))
     with database.begin() as connection:
         assert counting.count(connection, "cam", Telemetry("s", 2, 20.0), 1e9) is not None
         assert counting.count(connection, "cam", Telemetry("s", 1, 10.0), 1e9) is None
@@ -75,7 +75,7 @@ def test_a_late_report_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_past_is_kept_by_the_hour_and_then_forgotten(tmp_path: Path) -> None:
-    database = open_database(Store(url=f"sqlite:///{tmp_path / 'store.db'}"))
+    database = open_database(sqlite_store(tmp_path))
     start_s = 3600.0 * 480_000
     with database.begin() as connection:
         for hour in range(counting.KEPT_HOURS + 10):

@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.databases import sqlite_store
 from support.gateway import DIGITS
 from support.keys import create_key
-
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import open_database
 
 COMMAND = (sys.executable, "-m", "firstline_gateway")
 
@@ -79,6 +77,5 @@ def site_in(folder: Path) -> Site:
     """A folder for gateways that know one key."""
     keys = folder / "keys"
     keys.mkdir()
-    store = Store(url=f"sqlite:///{keys / 'gateway.db'}")
-    open_database(store).close()
+    store = sqlite_store(keys)
     return Site(folder, create_key(store, "near", "application"))

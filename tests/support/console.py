@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import msgspec
+from support.databases import sqlite_store
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, create_keys
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.settings.settings import Store
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
@@ -46,7 +46,7 @@ class GatewayProcess:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store(url=f"sqlite:///{folder / 'gateway.db'}")
+        self.store = sqlite_store(folder)
         self._config = folder / "gateway.toml"
         self._log = folder / "gateway.log"
         self._port = 0

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from functools import cache, cached_property
 from pathlib import Path
 
 import psycopg
@@ -67,13 +68,23 @@ class PostgreSql:
         """For `store.url`."""
         return f"postgresql+psycopg://{_USER}@{HOST}:{self.port}/{database}"
 
-    def new_database(self) -> str:
-        """Makes an empty database; its URL."""
+    def new_database(self, template: str = "template1") -> str:
+        """Makes a database, empty but for what the template has; its URL."""
         self._databases += 1
         name = f"store_{self._databases}"
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         return self.url(name)
+
+    def new_store(self) -> Store:
+        """A store with today's schema and nothing in it."""
+        return Store(url=self.new_database(self._migrated))
+
+    @cached_property
+    def _migrated(self) -> str:
+        url = self.new_database()
+        open_database(Store(url=url)).close()
+        return url.rpartition("/")[2]
 
     def start(self) -> None:
         """Starts and waits until it lets somebody in."""
@@ -163,6 +174,28 @@ class Kept:
         self.close()
 
 
-def sqlite_store(folder: Path) -> Store:
-    """An empty store in a file."""
+def empty_sqlite_store(folder: Path) -> Store:
+    """A store in a file that is not there yet."""
     return Store(url=f"sqlite:///{folder / 'gateway.db'}")
+
+
+def sqlite_store(folder: Path) -> Store:
+    """A store in a file, with today's schema; where there is none yet, with nothing in it."""
+    return sqlite_store_in(folder / "gateway.db")
+
+
+def sqlite_store_in(file: Path) -> Store:
+    """The same, under another name."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(_migrated())
+    return Store(url=f"sqlite:///{file}")
+
+
+@cache
+def _migrated() -> bytes:
+    """SQLite's file after all migrations, which take longer than most tests that need it."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_database(empty_sqlite_store(Path(folder))).close()
+        return (Path(folder) / "gateway.db").read_bytes()

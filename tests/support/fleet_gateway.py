@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from support.broker import Broker
+from support.databases import sqlite_store
 from support.gateway import DIGITS
 
 from firstline_gateway.gateway import Gateway
@@ -24,7 +25,7 @@ async def fleet_gateway(broker: Broker, folder: Path) -> AsyncIterator[Gateway]:
     """
     overrides = {
         "models.directory": str(DIGITS.parent),
-        "store.url": f"sqlite:///{folder / 'gateway.db'}",
+        "store.url": sqlite_store(folder).url,
         "identity.directory": str(folder / "identity"),
         "mqtt.enabled": True,
         "mqtt.port": broker.port,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
+from support.databases import sqlite_store
 from support.gateway import NothingToLoad
 
 from chaos.simulation.disk import StoreWriter
@@ -30,7 +29,7 @@ from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
-from firstline_gateway.settings.settings import Contracts, Store
+from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.telemetry.counting import Counting
@@ -69,15 +68,6 @@ class SimulatedExecutor(NothingToLoad):
         return [full_says(tensor.array[:, 0]) for tensor in inputs]
 
 
-@functools.cache
-def _empty_store() -> bytes:
-    """The file of a gateway that was started once: its migrations take longer than five simulated minutes."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "gateway.db"
-        open_database(Store(url=f"sqlite:///{file}")).close()
-        return file.read_bytes()
-
-
 class Cloud:
     """A gateway that can be killed: what runs then is never answered, and nobody answers until it is started again.
 
@@ -86,8 +76,7 @@ class Cloud:
 
     def __init__(self, plan: Plan, folder: Path, clock: Clock, rng: random.Random, book: Book) -> None:
         self._plan = plan
-        self._file = folder / "gateway.db"
-        self._file.write_bytes(_empty_store())
+        self._store = sqlite_store(folder)
         self._clock = clock
         self._rng = rng
         self._book = book
@@ -106,8 +95,7 @@ class Cloud:
                 requests=self._plan.queue_requests, size_bytes=1 << 20, seconds=_QUEUE_S, batch_rows=_MAX_BATCH_ROWS
             ),
         )
-        settings = Store(url=f"sqlite:///{self._file}")
-        database = open_database(settings)
+        database = open_database(self._store)
         writer = StoreWriter(database, self._plan.fsync_s)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
@@ -120,7 +108,7 @@ class Cloud:
             service=service,
         )
         self._deliveries = deliveries = Deliveries(
-            database, writer, settings, metrics=self._metrics, clock=self._clock, service=service
+            database, writer, self._store, metrics=self._metrics, clock=self._clock, service=service
         )
         self._plane = GatewayDataPlane(
             self._repository,

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from sqlalchemy import text
-from support.databases import PostgreSql, sqlite_store
+from support.databases import PostgreSql, empty_sqlite_store
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.backup.backup import back_up, restore
@@ -27,7 +27,7 @@ AWKWARD = 'Zoë\'s "cam"\n\\'
 
 def settings_in(folder: Path, store: Store | None = None) -> Settings:
     folder.mkdir(exist_ok=True)
-    return Settings(store=store or sqlite_store(folder), identity=Identity(directory=str(folder / "identity")))
+    return Settings(store=store or empty_sqlite_store(folder), identity=Identity(directory=str(folder / "identity")))
 
 
 def put(database: Database, number: int, device: str = "cam") -> None:

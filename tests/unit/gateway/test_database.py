@@ -34,18 +34,18 @@ def _keys(database: Database) -> list[str]:
         return sorted(connection.execute(text("SELECT key FROM contract_pools")).scalars())
 
 
-def test_the_migrations_leave_what_the_tables_say(store_settings: Store) -> None:
+def test_the_migrations_leave_what_the_tables_say(empty_store: Store) -> None:
     for module in pkgutil.walk_packages(firstline_gateway.__path__, "firstline_gateway."):
         if module.name.endswith(".tables"):
             importlib.import_module(module.name)
-    database = open_database(store_settings)
+    database = open_database(empty_store)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     database.close()
 
 
-def test_what_an_older_schema_kept_goes_on_by_seconds_of_service(store_settings: Store) -> None:
-    database = connect(store_settings)
+def test_what_an_older_schema_kept_goes_on_by_seconds_of_service(empty_store: Store) -> None:
+    database = connect(empty_store)
     now_s, hour_s = 1_800_000_000.0, 3600.0
     with database.begin() as connection:
         migrate(connection, "0002")
@@ -68,20 +68,20 @@ def test_what_an_older_schema_kept_goes_on_by_seconds_of_service(store_settings:
     database.close()
 
 
-def test_what_is_written_is_there_when_it_is_opened_again(store_settings: Store) -> None:
-    database = open_database(store_settings)
+def test_what_is_written_is_there_when_it_is_opened_again(empty_store: Store) -> None:
+    database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
     with pytest.raises(ZeroDivisionError), database.begin() as connection:
         connection.execute(_INSERT, {"key": "b"})
         raise ZeroDivisionError
     database.close()
-    again = open_database(store_settings)
+    again = open_database(empty_store)
     assert _keys(again) == ["a"]
     again.close()
 
 
-def test_processes_that_start_at_once_upgrade_once(store_settings: Store) -> None:
+def test_processes_that_start_at_once_upgrade_once(empty_store: Store) -> None:
     code = """if True:
         import sys
         from firstline_gateway.settings.settings import Store
@@ -91,28 +91,28 @@ def test_processes_that_start_at_once_upgrade_once(store_settings: Store) -> Non
         open_database(Store(url=sys.argv[1])).close()
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, store_settings.url]
+    command = [sys.executable, "-c", code, empty_store.url]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "imported\n"
         other.stdin.write("go\n")
         other.stdin.flush()
-        open_database(store_settings).close()
+        open_database(empty_store).close()
     assert other.returncode == 0
 
 
-def test_a_newer_schema_is_refused(store_settings: Store) -> None:
-    database = open_database(store_settings)
+def test_a_newer_schema_is_refused(empty_store: Store) -> None:
+    database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     database.close()
     with pytest.raises(ConfigError, match=r"schema is 9999; this version of Firstline knows up to \d+"):
-        open_database(store_settings)
+        open_database(empty_store)
 
 
-def test_a_reader_waits_for_no_writer(store_settings: Store) -> None:
-    database = open_database(store_settings)
+def test_a_reader_waits_for_no_writer(empty_store: Store) -> None:
+    database = open_database(empty_store)
     with database.begin() as connection:
         connection.execute(_INSERT, {"key": "a"})
         assert _keys(database) == []
@@ -156,8 +156,8 @@ def test_a_server_that_is_away_is_named() -> None:
 
 
 class TestWriter:
-    def test_many_callers_share_a_group(self, store_settings: Store) -> None:
-        database = open_database(store_settings)
+    def test_many_callers_share_a_group(self, empty_store: Store) -> None:
+        database = open_database(empty_store)
         writer = GroupWriter(database)
         done = [
             writer.submit(lambda connection, key=key: connection.execute(_INSERT, {"key": f"{key:02}"}).rowcount)
@@ -168,8 +168,8 @@ class TestWriter:
         assert len(_keys(database)) == 40
         database.close()
 
-    def test_what_fails_fails_alone(self, store_settings: Store) -> None:
-        database = open_database(store_settings)
+    def test_what_fails_fails_alone(self, empty_store: Store) -> None:
+        database = open_database(empty_store)
         writer = GroupWriter(database)
         gate = threading.Event()
         held = writer.submit(lambda _: gate.wait())  # what comes now makes one group

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.databases import sqlite_store
 from support.gateway import DIGITS, request_of
 
 from firstline_core.contract_notes import AuditNote
@@ -83,7 +84,7 @@ def gateway_of(folder: Path) -> Gateway:
         overrides={
             "auth.mode": "off",
             "models.directory": str(DIGITS),
-            "store.url": f"sqlite:///{folder}/store.db",
+            "store.url": sqlite_store(folder).url,
             "identity.directory": str(folder / "identity"),
             "contracts.state_file": "",
             "cache.limit_bytes": "100000",
