@@ -103,8 +103,8 @@ def test_of_this_hardware_the_latest_counts_that_a_person_brought_and_that_has_t
     assert found("words") is found(digest="b" * 64) is found(fingerprint="e" * 16) is None
 
 
-def test_profiles_of_before_are_found_by_their_hardware(store_settings: Store) -> None:
-    before = connect(store_settings)
+def test_profiles_of_before_are_found_by_their_hardware(empty_store: Store) -> None:
+    before = connect(empty_store)
     content = encode(profile(1.0))
     entry = entry_of(profile(1.0), content, "0" * 64, by="application:ops", now_s=0.0)
     with before.begin() as connection:
@@ -119,8 +119,8 @@ def test_profiles_of_before_are_found_by_their_hardware(store_settings: Store) -
     before.close()
 
 
-def test_a_store_of_before_keeps_what_it_had(store_settings: Store) -> None:
-    database = connect(store_settings)
+def test_a_store_of_before_keeps_what_it_had(empty_store: Store) -> None:
+    database = connect(empty_store)
     with database.begin() as connection:
         migrate(connection, "0010")
         connection.execute(text("INSERT INTO fleet_tiers VALUES (1, 'digits', 1, 10, 2, 0)"))
