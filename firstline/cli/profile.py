@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,11 @@ from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.paths import require_bundle
 from firstline.cli.profile_on import bundle_named, cancel_on, profile_on, refuse_said
 from firstline.cli.rollout_options import Where
-from firstline.workbench.pareto import check_picture, draw_profiles
-from firstline_core.bundle.store import open_bundle
+from firstline.workbench.accuracy import accuracies_on
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
+from firstline_core.bundle.artefact import Sha256
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import ProfileAsked
 from firstline_core.names import Name
@@ -63,6 +67,17 @@ def profile_command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw latency and energy against accuracy: .svg or .png; needs matplotlib."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead "
+            "of what the manifest says of them.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
+    ] = None,
     beside: Annotated[
         list[Path] | None,
         typer.Option(metavar="PROFILE", help="Draw another machine's profile of it too; may be repeated."),
@@ -90,7 +105,7 @@ def profile_command(
             "--providers": providers != CPU,
         }
         own |= {"--joules-per-core-second": joules_per_core_second, "--throttled": throttled, "--sustained": sustained}
-        refuse_said(own | {"--draw": draw, "--beside": beside})
+        refuse_said(own | {"--draw": draw, "--beside": beside, "--data": data, "--limit": limit})
         where, (name, found_version) = Where(gateway, key_file, ca), bundle_named(bundle)
         if cancel:
             cancel_on(on, name, where, output)
@@ -120,12 +135,14 @@ def profile_command(
         sustained_s=60 * sustained,
     )
     name = _named(machine) if machine else machine_name()
+    accuracy = _accuracy(opened, data, limit, wanted.variants)  # data that does not fit is told before the minute
+    if draw is not None:
+        check_accuracy(accuracy)
     path = profile_path(bundle.resolve().parent, opened.manifest.name, name)
     with progress("Profiling") as told:
         found = measure_profile(
             opened, path, wanted, machine=name, progress=lambda done, total, what: told(done, total)
         )
-    accuracy = accuracies(opened.manifest)
     if draw is not None:
         draw_profiles([found, *others], accuracy, draw)
     if output is Output.JSON:
@@ -138,6 +155,19 @@ def profile_command(
             typer.echo(f"Drawn: {draw}")
     if not found.points:
         raise typer.Exit(1)
+
+
+def _accuracy(bundle: Bundle, data: Path | None, limit: int | None, variants: Sequence[str]) -> dict[Sha256, float]:
+    """As counted on the data; where there is none, as the manifest says."""
+    if data is None:
+        if limit is not None:
+            raise ConfigError("--limit counts the images of --data; name that folder too.")
+        return accuracies(bundle.manifest)
+    dataset = open_dataset(data, limit)
+    with progress("Counting right answers") as told:
+        found = accuracies_on(bundle, dataset, variants, progress=told)
+    typer.echo(f"Accuracy is counted on {len(dataset):,} images of {data}.", err=True)
+    return found
 
 
 def _named(machine: str) -> str:

@@ -38,5 +38,6 @@ Measuring
     plots           draws it
     page            shows it, as one HTML page
     report          writes plots and page into a folder
+    accuracy        how many answers of each model are right
     pareto          draws what models cost against what they are worth
 """

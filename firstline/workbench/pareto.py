@@ -35,6 +35,19 @@ def check_picture(path: Path) -> None:
         raise ConfigError("Plots are drawn with matplotlib: pip install 'firstline[analysis]'.") from error
 
 
+def check_accuracy(accuracy: Mapping[Sha256, float]) -> None:
+    """Likewise, whether there is anything to draw against.
+
+    Raises:
+        ConfigError: there is not.
+    """
+    if not accuracy:
+        raise ConfigError(
+            "The bundle's manifest has no accuracy to draw against; count right answers with --data DIR (labels.csv "
+            "and images), or state `measured` in its recipe."
+        )
+
+
 def draw_profiles(profiles: Sequence[Profile], accuracy: Mapping[Sha256, float], path: Path) -> None:
     """Writes the picture: a marker for each machine, filled where the point is on that machine's front.
 
@@ -50,8 +63,8 @@ def draw_profiles(profiles: Sequence[Profile], accuracy: Mapping[Sha256, float],
     fronts = [front(profile.points, accuracy) for profile in profiles]
     if not any(found.candidates for found in fronts):
         raise ConfigError(
-            "There is nothing to draw: the bundle's manifest has no accuracy of a model that was measured with one "
-            "sample a query (`measured` in its recipe)."
+            "There is nothing to draw: no model whose accuracy is known was measured with one sample a query; let "
+            "--batches have 1."
         )
     from firstline.workbench import plots
 
@@ -111,8 +124,19 @@ def _panel(
         for spent, right, point in drawn:
             if point.key not in found.keys:
                 axes.plot(spent, right, color=colour, marker=marker, markerfacecolor="none", linestyle="none")
-            name = f"{point.key.variant}, {point.key.threads}"
-            axes.annotate(name, (spent, right), xytext=(3, 4), textcoords="offset points", fontsize=6, rotation=20)
+        for variant in {point.key.variant for _, _, point in drawn}:  # its other points lie on the same height
+            spent, right, point = min(
+                (each for each in drawn if each[2].key.variant == variant), key=lambda each: each[0]
+            )
+            name = f"{variant}, threads {point.key.threads}"
+            axes.annotate(
+                name,
+                (spent, right),
+                xytext=(0, 5),
+                textcoords="offset points",
+                fontsize=6,
+                horizontalalignment="center",
+            )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

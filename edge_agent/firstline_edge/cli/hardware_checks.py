@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.readings import measured
+from firstline_core.hardware.catalogue import Catalogue, ThermalZone
+from firstline_core.hardware.power_sources import thermal_zones
+from firstline_core.hardware.readings import Absent, known, measured
 from firstline_core.hardware.sensors.snapshot import Snapshot, told
 from firstline_core.hardware.tree import Tree
 from firstline_edge.cli.findings import Finding, State
@@ -15,13 +17,29 @@ from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
 
+_BETWEEN_S = 0.5
+_NO_SENSOR = Absent("no sensor")
+_BELOW_C = 4.0
+"""Degrees below the kernel's own limit: what the device still warms up while it steps down."""
+
 
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
-    """One reading of the sensors, and what was measured before."""
-    now = sensors_of(settings).read(time.monotonic())
-    folder = settings.state_dir
-    kept = Surveyor(Tree(Path(settings.hardware.root)), folder, hardware_path(folder)).kept()
-    return [sensor_finding(now, settings.costs.heat_limit_c), *engine_findings(kept, settings.models.providers)]
+    """Two readings of the sensors, for some only count, and what was measured before."""
+    sensors = sensors_of(settings)
+    sensors.read(time.monotonic())
+    time.sleep(_BETWEEN_S)
+    now = sensors.read(time.monotonic())
+    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
+    kept = Surveyor(tree, folder, hardware_path(folder)).kept()
+    limit_c = settings.costs.heat_limit_c
+    return [
+        sensor_finding(now, limit_c),
+        *limit_findings(thermal_zones(tree), now, limit_c),
+        Finding(
+            "power", State.OK, f"{told(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}"
+        ),
+        *engine_findings(kept, settings.models.providers),
+    ]
 
 
 def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
@@ -48,15 +66,45 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
     return Finding("hardware", State.OK, f"{hottest_c:.0f} C")
 
 
+def limit_findings(zones: Sequence[ThermalZone], now: Snapshot, heat_limit_c: float) -> list[Finding]:
+    """Whether the kernel throttles before the agent does anything about heat.
+
+    Args:
+        zones: as the kernel describes them; one that is warmer now than its own limit has a limit that means nothing.
+        now: one reading.
+        heat_limit_c: that the device should stay below.
+    """
+    early = [
+        (zone.passive_c, zone.name)
+        for zone in zones
+        if zone.passive_c is not None
+        and zone.passive_c <= heat_limit_c
+        and (warmth_c := measured(now.temperature_c.get(zone.name, _NO_SENSOR))) is not None
+        and warmth_c < zone.passive_c
+    ]
+    if not early:
+        return []
+    from_c, zone = min(early)
+    detail = f"the kernel throttles from {from_c:g} C ({zone}), and the agent acts by {heat_limit_c:g} C"
+    return [Finding("heat limit", State.SLOW, detail, f"set costs.heat_limit_c = {from_c - _BELOW_C:g}, or less")]
+
+
 def engine_findings(kept: Catalogue | None, providers: tuple[str, ...]) -> list[Finding]:
-    """Configured providers that were tried here and did not work.
+    """Configured providers that were tried here and did not work, and those that work and are not configured.
 
     Args:
         kept: what was measured; None where nothing was.
         providers: of the settings.
     """
     tried = [engine for name in providers if kept is not None and (engine := kept.engine("onnx", name)) is not None]
-    return [
+    idle = [
+        Finding(
+            engine.name, State.OK, "works here, and models.providers does not have it; edge-agent profile tells more"
+        )
+        for engine in (kept.engines if kept is not None else ())
+        if engine.runtime == "onnx" and engine.works and engine.name not in providers
+    ]
+    return idle + [
         Finding(
             engine.name,
             State.SLOW,

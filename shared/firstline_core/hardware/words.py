@@ -85,7 +85,9 @@ def sensor_lines(now: Snapshot) -> list[str]:
     return [
         *_named("temperature", now.temperature_c, "C", now.hottest_c),
         *_named("throttling", now.throttling, "", now.throttled),
-        *_named("frequency", now.frequency_hz, "Hz", now.frequency_share),
+        *_named(
+            "frequency", {name: _in(1e9, one) for name, one in now.frequency_hz.items()}, "GHz", now.frequency_share
+        ),
         *_named("power", now.power_w, "W", None),
         *_named("energy", now.energy_j, "J since the first reading", None),
         *_one("device", now.device_power_w, "W"),

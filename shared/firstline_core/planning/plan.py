@@ -240,7 +240,7 @@ def _batch(own: Sequence[Point], said: list[str]) -> int | None:
     spot = sweet_spot(warm)
     if spot is None or len(warm) < 2:
         if own:
-            said.append("No batch of several rows was measured.")
+            said.append("No batch of several rows was measured: profile --batches 1,4,16.")
         return None
     return spot.key.batch
 
@@ -249,7 +249,9 @@ def _partition(point: Point | None, said: list[str]) -> tuple[Share, ...]:
     if point is None:
         return ()
     if not point.operators:
-        said.append(f"Which operators run where was not measured: {point.operators_absent or 'nobody looked'}.")
+        said.append(
+            f"Which operators run where was not measured: {(point.operators_absent or 'nobody looked').rstrip('.')}."
+        )
         return ()
     providers = dict.fromkeys(operator.provider or point.ran_on for operator in point.operators)
     return tuple(
@@ -267,7 +269,7 @@ def _partition(point: Point | None, said: list[str]) -> tuple[Share, ...]:
 def _throttled(own: Sequence[Point], said: list[str]) -> float | None:
     hot = [point for point in own if point.key.batch == 1 and point.key.condition != "warm"]
     if own and not hot:
-        said.append("How it runs under sustained load was not measured.")
+        said.append("How it runs under sustained load was not measured: profile --sustained 10.")
     return max((point.query.p50_ms for point in hot), default=None)
 
 

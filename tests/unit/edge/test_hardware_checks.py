@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.agent import edge_settings
 from support.boards import board
 
-from firstline_core.hardware.catalogue import Engine
+from firstline_core.hardware.catalogue import Engine, ThermalZone
+from firstline_core.hardware.power_sources import thermal_zones
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_edge.cli.findings import State
-from firstline_edge.cli.hardware_checks import engine_findings, sensor_finding
+from firstline_edge.cli.hardware_checks import engine_findings, hardware_findings, limit_findings, sensor_finding
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,42 @@ def test_a_configured_provider_that_did_not_work_is_named(tmp_path: Path) -> Non
     assert "SIGSEGV" in found.detail
     assert engine_findings(kept, ("CPUExecutionProvider",)) == []
     assert engine_findings(None, ("CUDAExecutionProvider",)) == []
+
+
+def test_a_provider_that_works_and_is_not_used_is_told(tmp_path: Path) -> None:
+    engines = (
+        Engine("onnx", "TensorrtExecutionProvider", True, "It ran the trial model."),
+        Engine("tflite", "xnnpack", True, "It ran the trial model."),
+    )
+    with board("jetson-orin-nano", tmp_path):
+        kept = replace(described(Tree(tmp_path), tmp_path), engines=engines, measured=True)
+    (found,) = engine_findings(kept, ("CPUExecutionProvider",))
+    assert (found.subject, found.state) == ("TensorrtExecutionProvider", State.OK)
+    assert "models.providers does not have it" in found.detail
+
+
+@pytest.mark.parametrize(("limit_c", "told"), [(80.0, False), (99.0, True), (104.0, True)])
+def test_a_limit_at_which_the_kernel_throttles_already_is_too_high(tmp_path: Path, limit_c: float, told: bool) -> None:
+    with board("jetson-orin-nano", tmp_path):
+        tree = Tree(tmp_path)
+        found = limit_findings(thermal_zones(tree), Sensors(tree).read(1.0), limit_c)
+    assert bool(found) is told
+    if found:
+        assert (found[0].state, found[0].advice) == (State.SLOW, "set costs.heat_limit_c = 95, or less")
+
+
+def test_a_zones_own_limit_that_is_passed_all_the_time_means_nothing(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path):
+        tree = Tree(tmp_path)
+        zones = [ThermalZone("cpu-thermal", passive_c=40.0)]
+        assert limit_findings(zones, Sensors(tree).read(1.0), 80.0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("jetson-orin-nano", "9.2503 W"), ("raspberry-pi-5", "[costs] does not state")]
+)
+def test_what_the_device_takes_is_told_or_how_it_may_be_known(tmp_path: Path, name: str, words: str) -> None:
+    with board(name, tmp_path / "root"):
+        found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
+    (power,) = (one for one in found if one.subject == "power")
+    assert (power.state, words in power.detail) == (State.OK, True)

@@ -12,9 +12,16 @@ from support.bundles import variant_bundle
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.workbench.accuracy import accuracies_on
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import figures
+from firstline.workbench.measure import measure
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_edge.__main__ import main as edge_agent
 
+DIGITS = Path(__file__).parents[3] / "models/digits"
 POINTS = Wanted(threads=(1,), batches=(1,), total_s=0.3)
 
 
@@ -93,11 +100,42 @@ def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_p
     assert b"board" not in one and b"board" in both
 
 
+def test_right_answers_are_counted_on_labelled_images_where_the_manifest_says_nothing(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DIGITS / "bundle", bundle)
+    said = json.loads((bundle / "manifest.json").read_text())
+    for model in (*said["edge"], said["full"]):
+        model["measured"] = {}
+    (bundle / "manifest.json").write_text(json.dumps(said))
+    options = ["--threads", "1", "--batches", "1", "--quick", "--variant", "edge-onnx", "--machine", "bench"]
+    counting = ["--data", str(DIGITS / "heldout"), "--limit", "60", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(bundle), *options, *counting])
+    assert found.exit_code == 0, found.output
+    assert "Accuracy is counted on 60 images" in found.stderr
+    evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
+    assert f"{100 * evaluated.variants[0].edge.accuracy:.2f} % +" in found.stdout
+    assert (tmp_path / "front.svg").read_bytes().count(b"<svg") == 1
+
+
+def test_a_model_that_does_not_load_here_has_no_accuracy(tmp_path: Path) -> None:
+    shutil.copytree(DIGITS / "bundle", tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    first = bundle.manifest.edge[0]
+    bundle.file(first.artefact).write_bytes(b"no model")
+    dataset = open_dataset(DIGITS / "heldout", 10)
+    found = accuracies_on(bundle, dataset)
+    assert first.digest not in found and found
+    with pytest.raises(ConfigError, match=r"No model of .* loads here"):
+        accuracies_on(bundle, dataset, (first.id,))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--draw", "front.gif"], "let its name end with .svg or .png"),
-        (["--draw", "front.svg"], "no accuracy of a model"),
+        (["--draw", "front.svg"], "count right answers with --data DIR"),
+        (["--limit", "5"], "--limit counts the images of --data"),
+        (["--data", "missing"], "missing/labels.csv cannot be read"),
         (["--beside", "other.json"], "say --draw FILE too"),
         (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
     ],
