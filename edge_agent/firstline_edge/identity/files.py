@@ -116,7 +116,9 @@ class IdentityFiles:
 
         Args:
             identity: to be kept, with what follows.
-            authorities_pem, key_pem, certificate_pem: as the gateway gave them.
+            authorities_pem: as the gateway gave them.
+            key_pem: of the certificate.
+            certificate_pem: as the gateway gave it.
             over: the writing that this one may take the place of; any that cannot be read it takes the place of, too.
 
         Returns:
