@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,24 +34,44 @@ WARM_RUNS = 5
 WARM_S = 0.001
 
 
-def rows_of(model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None) -> Array:
+def rows_of(
+    model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None, place: Path | None = None
+) -> Array:
     """(n, ...) the images as the model takes them, at most `limit` of them, spread evenly.
+
+    Args:
+        model: whose preprocessing counts.
+        dataset: at least one image.
+        spec: the bundle's input.
+        limit: None for all.
+        place: a file to hold them in instead of memory; the system reads from it what is looked at.
 
     Raises:
         ConfigError: the bundle takes no encoded images, one of these does not fit it, or they become rows of several
             sizes.
     """
     some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
-    prepared: list[Array] = []
-    for sample, tensor in images(spec, some):
+    rows: Array | None = None
+    for position, (sample, tensor) in enumerate(images(spec, some)):
         with fitting(sample, some):
-            prepared.append(model.prepare(tensor))
-        if prepared[-1].shape != prepared[0].shape:
+            (row,) = model.prepare(tensor)
+        if rows is None:
+            rows = _empty((len(some), *row.shape), row.dtype, place)
+        if row.shape != rows.shape[1:]:
             raise ConfigError(
-                f"'{sample.file}' of {some.folder} becomes a row of shape {list(prepared[-1].shape[1:])}, and the "
-                f"first {list(prepared[0].shape[1:])}; give the bundle a preprocessing that resizes."
+                f"'{sample.file}' of {some.folder} becomes a row of shape {list(row.shape)}, and the first "
+                f"{list(rows.shape[1:])}; give the bundle a preprocessing that resizes."
             )
-    return np.concatenate(prepared)
+        rows[position] = row
+    assert rows is not None  # noqa: S101 (the caller's to check)
+    return rows
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: Path | None) -> Array:
+    if place is None:
+        return np.empty(shape, dtype)
+    held: Array = np.lib.format.open_memmap(place, "w+", dtype, shape).view(np.ndarray)
+    return held
 
 
 def gathered(
@@ -96,8 +118,14 @@ def gathered(
     }
 
 
+def right(evidence: Evidence) -> NDArray[np.bool_]:
+    """(n,) whether the model names the class that the data does."""
+    found: NDArray[np.bool_] = evidence.edge == evidence.truth
+    return found
+
+
 def accuracy(evidence: Evidence) -> float:
-    return float((evidence.edge == evidence.truth).mean())
+    return float(right(evidence).mean())
 
 
 def proved(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,58 @@ def test_normalising_changes_nothing_and_folds_away(tmp_path: Path) -> None:
         after = folded(ready)
         assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in after.modules())
         assert torch.allclose(after(rows), ready.eval()(rows), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.train
+@pytest.mark.filterwarnings("default")
+def test_a_training_that_was_ended_goes_on_to_the_same_student(tmp_path: Path) -> None:
+    source, kept, rows = _deep(tmp_path / "m.onnx"), tmp_path / "kept", _images(128)
+    kept.mkdir()
+    lesson = Lesson(depth=0.3, epochs=6, rate=1e-2)
+    said: list[str] = []
+    done: list[int] = []
+
+    def taught(name: str, rows: Any, lesson: Lesson, ends_after: int = 99) -> bytes:
+        def ended(epoch: int, total: int) -> None:
+            if total == lesson.epochs:
+                done.append(epoch)
+                if epoch == ends_after:
+                    raise KeyboardInterrupt
+
+        done.clear()
+        said.clear()
+        checkpoints = None if name == "undisturbed" else kept
+        options = RuntimeOptions()
+        student(
+            source,
+            tmp_path / name,
+            rows,
+            lesson,
+            options=options,
+            checkpoints=checkpoints,
+            say=said.append,
+            progress=ended,
+        )
+        return (tmp_path / name).read_bytes()
+
+    undisturbed = taught("undisturbed", rows, lesson)
+    with pytest.raises(KeyboardInterrupt):
+        taught("ended", rows, lesson, ends_after=4)
+    assert said == []
+    assert taught("resumed", rows, lesson) == undisturbed
+    assert (said, done) == (["The training goes on after epoch 4 of 6"], [5, 6])
+    assert taught("again", rows, lesson) == undisturbed
+    assert done == []  # nothing was left to be learnt
+    # What is not quite the same begins anew.
+    assert taught("other-rows", rows[::-1], lesson) != undisturbed
+    assert taught("other-rate", rows, replace(lesson, rate=2e-2)) != undisturbed
+    assert said == []
+    files = sorted(kept.iterdir())
+    assert len(files) == 3
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"training-\w+\.pt is damaged; remove it, and the training begins anew"):
+        taught("damaged", rows, lesson)
 
 
 @pytest.mark.train
